@@ -11,12 +11,12 @@ from pathlib import Path
 
 from hpctrain.agent.crash import crash_message
 from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, Phase, decide, failures
+from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate
-from hpctrain.agent.hearing import ReachabilityTracker
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.hang_report import WorkerActivity, to_message
 from hpctrain.agent.peers import Announcement, PeerMesh
-from hpctrain.agent.stall import WorkerActivity, to_message
-from hpctrain.agent.store import GenerationStore
+from hpctrain.agent.reachability import ReachabilityTracker
 from hpctrain.agent.worker_events import event_of
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError

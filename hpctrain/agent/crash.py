@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
 from hpctrain.base.errors import HpctrainError
 
 

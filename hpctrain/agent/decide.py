@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpctrain.agent.failure import WorkerFailure
-from hpctrain.agent.stall import WorkerActivity, blocking_workers, describe_hang
+from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang
+from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
-from hpctrain.base.net.silent_pairs import NodePair, vertex_cover
+from hpctrain.base.net.vertex_cover import NodePair, vertex_cover
 from hpctrain.records.history.generation import Generation
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]

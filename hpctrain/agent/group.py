@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.agent.decide import WorkerView
-from hpctrain.agent.failure import WorkerFailure, failure_from_evidence, failure_from_message
-from hpctrain.agent.stall import WorkerActivity
-from hpctrain.agent.traces import KERNEL_LOG, KERNEL_LOG_WINDOW_S, abort_cause, hardware_fault
+from hpctrain.agent.hang_report import WorkerActivity
+from hpctrain.agent.post_mortem import KERNEL_LOG, KERNEL_LOG_WINDOW_S, abort_cause, hardware_fault
+from hpctrain.agent.worker_failure import WorkerFailure, failure_from_evidence, failure_from_message
 from hpctrain.base.activity import ActivityRecord, read_record, shared_record
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel, Message

@@ -18,8 +18,8 @@ import pydantic.dataclasses
 from pydantic import ConfigDict, Field, ValidationError
 
 from hpctrain.agent.decide import PeerView, Phase
-from hpctrain.agent.dialler import PeerConnector, publish_address
-from hpctrain.agent.stall import WorkerActivity, from_message, to_message
+from hpctrain.agent.hang_report import WorkerActivity, from_message, to_message
+from hpctrain.agent.peer_connector import PeerConnector, publish_address
 from hpctrain.base.net.auth_listener import AuthListener
 from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer
 from hpctrain.base.net.watch import Watch, Watchable

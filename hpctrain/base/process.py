@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from hpctrain.base.errors import CommandError, CommandTimeoutError
-from hpctrain.base.program import program
+from hpctrain.base.module_argv import program
 
 WORKER = tuple(program("hpctrain.worker"))
 """The program that loads torch; one of its verbs follows."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.program import outside_current_folder
+from hpctrain.base.module_argv import outside_current_folder
 from hpctrain.bench.comparison import TimeSample
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build

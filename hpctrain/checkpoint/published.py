@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_text
 from hpctrain.base.errors import CheckpointError, FileError, InputError, Superseded, UntrustedError
-from hpctrain.base.owned import OwnedFolder
+from hpctrain.base.owned_files import OwnedFolder
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import FileEntry, Manifest
 

@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.dense_scatter import DenseReduceScatter
+from hpctrain.compress.collectives.dense_reduce_scatter import DenseReduceScatter
 from hpctrain.compress.collectives.feedback import ErrorFeedback, ResidualReset
-from hpctrain.compress.collectives.scatter import ReduceScatter, Residuals, ShardedParameter
-from hpctrain.compress.collectives.scatter_steps import SparseScatterState
+from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, Residuals, ShardedParameter
+from hpctrain.compress.collectives.sparse_scatter_state import SparseScatterState
 from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
-from hpctrain.compress.reducers.low_rank import PowerSgdReducer, PowerSgdSettings
+from hpctrain.compress.reducers.power_sgd import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
-from hpctrain.compress.reducers.quantized_scatter import QuantizedReduceScatter, QuantizedResiduals
+from hpctrain.compress.reducers.quantized_reduce_scatter import QuantizedReduceScatter, QuantizedResiduals
 from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.compress.reducers.sparse import SparseReducer, SparseSettings
-from hpctrain.compress.reducers.sparse_scatter import SparseReduceScatter
+from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter
 from hpctrain.compress.reducers.tagc import TagcReducer, TagcSettings
 from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, AdaptiveSettings, FixedSendCounts, SendCounts

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.atomic import append_line
-from hpctrain.jobs.exit_codes import nodes_of
+from hpctrain.jobs.attempt_outcome import nodes_of
 from hpctrain.records.format.node_set import NODE_NAME
 from hpctrain.records.history.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
 from hpctrain.records.history.event import Event

@@ -9,7 +9,7 @@ from typing import Literal
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import CommandError, HpctrainError, InputError, RefusedError
-from hpctrain.base.owned import read_owned
+from hpctrain.base.owned_files import read_owned
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import find_run, is_trusted_run, job_id, open_jobs

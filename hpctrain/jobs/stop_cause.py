@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hpctrain.jobs.exit_codes import AttemptOutcome, is_out_of_time, is_preempted
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, is_out_of_time, is_preempted
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
 from hpctrain.slurm.job import JobInfo, JobState
 

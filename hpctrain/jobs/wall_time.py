@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.owned import open_owned
+from hpctrain.base.owned_files import open_owned
 from hpctrain.base.units import format_seconds
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
 from hpctrain.records.format.jsonl import LINE_BYTES, parse_json_line

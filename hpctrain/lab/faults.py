@@ -21,7 +21,7 @@ from hpctrain.lab.network import (
     shape_commands,
     uncut_commands,
 )
-from hpctrain.lab.queue import NodeState, node_states, scontrol
+from hpctrain.lab.slurm_state import NodeState, node_states, scontrol
 
 How = Literal["kill", "silent", "hang"]
 

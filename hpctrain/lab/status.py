@@ -16,7 +16,7 @@ from hpctrain.lab.network import (
     parse_links,
     parse_rate,
 )
-from hpctrain.lab.queue import node_states, parse_jobs, squeue
+from hpctrain.lab.slurm_state import node_states, parse_jobs, squeue
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from hpctrain.base.process import Process
 from hpctrain.lab import daemons
 from hpctrain.lab.cpu_share import CpuController, find_cpu_control, share_files, share_folders
 from hpctrain.lab.down import clear, is_ready, leftovers
-from hpctrain.lab.hosts import with_lab, write_hosts
+from hpctrain.lab.etc_hosts import with_lab, write_hosts
 from hpctrain.lab.installation import SlurmInstallation
 from hpctrain.lab.layout import LabLayout, load_layout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Command, build_commands
-from hpctrain.lab.queue import node_states, scontrol
 from hpctrain.lab.requirements import require_namespaces
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
+from hpctrain.lab.slurm_state import node_states, scontrol
 from hpctrain.lab.task_prolog import task_prolog, threads_words
 
 Tell = Callable[[str], None]

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_text
+from hpctrain.base.disk_space import check_disk_space
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
-from hpctrain.base.room import check_disk_space
 from hpctrain.corpus.read.special_tokens import special_tokens
 from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
 from hpctrain.hf.shards import BYTES, assign_to_shards, index_of
 from hpctrain.hf.tensors import tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
-from hpctrain.launch.ask import ask_worker
 from hpctrain.launch.evaluate import checkpoint_of
+from hpctrain.launch.worker_request import ask_worker
 from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run, run_of

@@ -8,12 +8,12 @@ from pathlib import Path
 import jinja2
 
 from hpctrain import __version__
+from hpctrain.base.control_characters import first_control_character
 from hpctrain.base.errors import InputError
-from hpctrain.base.packaged import package_data_path
-from hpctrain.base.printable import first_control_character
-from hpctrain.base.program import program
+from hpctrain.base.module_argv import program
+from hpctrain.base.package_data import package_data_path
 from hpctrain.jobs.dependencies import dependency_option
-from hpctrain.launch.entering import step_options
+from hpctrain.launch.container_command import step_options
 from hpctrain.records.run.cluster import Mail
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import check_path

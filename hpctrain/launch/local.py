@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ClusterShell.NodeSet import NodeSet
 
+from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner
-from hpctrain.base.program import program
-from hpctrain.launch.entering import container_command, python_command
+from hpctrain.launch.container_command import container_command, python_command
 from hpctrain.records.run.run import Run
 
 

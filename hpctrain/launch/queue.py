@@ -24,11 +24,11 @@ from hpctrain.records.run.run import Run
 from hpctrain.runs.file_system import check_shared
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import open_jobs
-from hpctrain.slurm.choose import PartitionChoice, choose_partition
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, pending_job_text
 from hpctrain.slurm.limits import JobRequest, check_request
+from hpctrain.slurm.partition_choice import PartitionChoice, choose_partition
 from hpctrain.slurm.time import parse_time_limit
 from hpctrain.slurm.watch import JobWatcher
 

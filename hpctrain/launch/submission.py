@@ -14,10 +14,10 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CommandError, InputError, StorageError
+from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
-from hpctrain.base.program import program
 from hpctrain.jobs.job_nodes import exclude_options
-from hpctrain.launch.entering import python_command, task_command
+from hpctrain.launch.container_command import python_command, task_command
 from hpctrain.launch.job_script import render_job
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder

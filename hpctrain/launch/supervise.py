@@ -13,7 +13,7 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import EXIT_RESUMABLE
 from hpctrain.base.process import Process, Runner
-from hpctrain.jobs.exit_codes import read_outcome
+from hpctrain.jobs.attempt_outcome import read_outcome
 from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, read_events

@@ -17,11 +17,11 @@ from hpctrain.base.process import Runner
 from hpctrain.corpus.read.index import check_tokenizer
 from hpctrain.corpus.read.mixture import open_training
 from hpctrain.corpus.read.tokens import open_named, open_validation
-from hpctrain.launch.changes import run_with_changes, write_changed_settings
+from hpctrain.launch.changed_settings import run_with_changes, write_changed_settings
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
-from hpctrain.launch.entering import check_container
+from hpctrain.launch.container_command import check_container
 from hpctrain.launch.local import local_nodes
-from hpctrain.launch.own_model import special_tokens_for, with_model_sizes
+from hpctrain.launch.model_sizes import special_tokens_for, with_model_sizes
 from hpctrain.launch.staleness import faults_since, staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.records.model.imported_spec import Spec

@@ -12,7 +12,7 @@ from hpctrain.model.encoder import Encoder
 from hpctrain.model.encoder_decoder import EncoderDecoder
 from hpctrain.model.gpt2 import Gpt2
 from hpctrain.model.imported.model import build_imported
-from hpctrain.model.initial import initialise
+from hpctrain.model.init_weights import initialise
 from hpctrain.model.transformer_part import TransformerPart
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec

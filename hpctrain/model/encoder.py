@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.model.biased import BiasedAttention, GeluLayer, Positions
+from hpctrain.model.biased_layers import BiasedAttention, GeluLayer, Positions
 from hpctrain.model.norm import LayerNorm
 from hpctrain.model.transformer_part import TransformerPart
 from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.model.norm import RMSNorm
-from hpctrain.model.relative import relative_position_bias
+from hpctrain.model.relative_positions import relative_position_bias
 from hpctrain.model.transformer_part import TransformerPart
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hpctrain.model.biased import BiasedAttention, GeluLayer, Positions
+from hpctrain.model.biased_layers import BiasedAttention, GeluLayer, Positions
 from hpctrain.model.norm import LayerNorm
 from hpctrain.model.transformer_part import TransformerPart
 from hpctrain.records.model.gpt2_spec import Gpt2Spec

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 
+from hpctrain.base.control_characters import escaped_output
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 from hpctrain.base.linux import raise_open_file_limit
 from hpctrain.base.loading import load
-from hpctrain.base.printable import escaped_output
-from hpctrain.base.stamp import timestamp_output
+from hpctrain.base.log_timestamps import timestamp_output
 
 VERBS = {
     "probe": ("hpctrain.node.probe", "main"),
@@ -18,7 +18,7 @@ VERBS = {
     "enter": ("hpctrain.node.enter", "main"),
     "begin": ("hpctrain.node.attempt", "begin"),
     "end": ("hpctrain.node.attempt", "end"),
-    "close": ("hpctrain.node.closing", "main"),
+    "close": ("hpctrain.node.close_lost_job", "main"),
 }
 """Verb -> module and function that does it."""
 

@@ -15,17 +15,24 @@ from pathlib import Path
 
 from ClusterShell.NodeSet import NodeSet
 
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
+from hpctrain.jobs.after_attempt import (
+    AttemptHistory,
+    JobVerdict,
+    decide_and_requeue,
+    notification_state,
+    read_attempt_history,
+)
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome
 from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.cancel import is_cancelled
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.jobs.exit_codes import AttemptOutcome, read_outcome
-from hpctrain.jobs.in_use import check_own_folder
-from hpctrain.jobs.step_end import srun_log, with_srun_error
+from hpctrain.jobs.live_job_check import check_own_folder
+from hpctrain.jobs.srun_error import srun_log, with_srun_error
 from hpctrain.jobs.stop_cause import stop_reason_text
 from hpctrain.jobs.successors import (
     cancel_successors,
@@ -34,18 +41,11 @@ from hpctrain.jobs.successors import (
     submit_next,
     waiting_successors,
 )
-from hpctrain.launch.driver import local_driver_version
+from hpctrain.launch.gpu_driver import local_driver_version
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.node.ending import (
-    AttemptHistory,
-    JobVerdict,
-    decide_and_requeue,
-    notification_state,
-    read_attempt_history,
-)
-from hpctrain.node.leaving import EXIT_MARKERS_FOLDER
+from hpctrain.node.attempt_recovery import close_unfinished_attempts, verdict_before_start
+from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
 from hpctrain.node.run import FINISHED_FILE
-from hpctrain.node.taking_over import close_unfinished_attempts, verdict_before_start
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.successor import job_chain, read_successors
 from hpctrain.records.run.run import Run, run_of

@@ -15,8 +15,8 @@ from pathlib import Path
 from hpctrain.base.process import SystemRunner
 from hpctrain.container.run.binds import run_binds
 from hpctrain.container.run.entry import entry_command, entry_environment
-from hpctrain.container.run.keeper import with_surviving_mount
 from hpctrain.container.run.runtime import Host, Which, find_runtime, this_host
+from hpctrain.container.run.surviving_mount import with_surviving_mount
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.trust import check_trusted

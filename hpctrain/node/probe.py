@@ -12,10 +12,10 @@ from pathlib import Path
 from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
-from hpctrain.node.parent import Parent
-from hpctrain.node.place import add_node_arguments, node_address
-from hpctrain.probe.campaign.prior import switches_of
+from hpctrain.node.node_address import add_node_arguments, node_address
+from hpctrain.node.parent_process import Parent
 from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, default_mode, local_settings
+from hpctrain.probe.pair_selection.prior import switches_of
 from hpctrain.probe.protocol.run import probe_nodes
 from hpctrain.records.topology.topology import Topology
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
 from hpctrain.base.clock import Clock
 
 EVERY_S = 2.0

@@ -15,20 +15,20 @@ from pathlib import Path
 from hpctrain.agent.agent import Agent, AgentIdentity
 from hpctrain.agent.crash import log_crash
 from hpctrain.agent.decide import DecisionLimits
+from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, process_incarnation
-from hpctrain.agent.journal import EventLog
 from hpctrain.agent.peers import PeerMesh
-from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner, ForkServerExit
 from hpctrain.base.net.handshake import derive_key
-from hpctrain.base.owned import read_owned
+from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner
-from hpctrain.node.leaving import name_closing_node, write_exit_marker
-from hpctrain.node.parent import Parent
-from hpctrain.node.place import add_node_arguments, node_address
-from hpctrain.node.planning import GenerationMaker
+from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
+from hpctrain.node.generation_maker import GenerationMaker
+from hpctrain.node.node_address import add_node_arguments, node_address
+from hpctrain.node.parent_process import Parent
 from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.node.threads import thread_environment

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes, format_seconds

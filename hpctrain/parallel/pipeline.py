@@ -23,21 +23,21 @@ from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _Computa
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.base.program import set_safe_path
+from hpctrain.base.module_argv import set_safe_path
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.imported.part import blocks_of
-from hpctrain.parallel.clock import Mark, mark, seconds_between
+from hpctrain.parallel.device_time import Mark, mark, seconds_between
+from hpctrain.parallel.fsdp import apply_sharding
 from hpctrain.parallel.loss import make_loss
+from hpctrain.parallel.loss_scaler import LossScaler
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
-from hpctrain.parallel.messages import TrackedReceives
-from hpctrain.parallel.randomness import RandomStream
+from hpctrain.parallel.random_stream import RandomStream
 from hpctrain.parallel.recompute import recompute_blocks
-from hpctrain.parallel.scaling import LossScaler
-from hpctrain.parallel.shard import apply_sharding
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import InstrumentedStage, StageCounters
-from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
-from hpctrain.parallel.tied import TiedWeights, tie_weights
+from hpctrain.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_is_split
+from hpctrain.parallel.tied_weights import TiedWeights, tie_weights
+from hpctrain.parallel.tracked_work import TrackedReceives
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Schedule

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from hpctrain.compress.build import build_reduce_scatters, residuals_of
-from hpctrain.compress.collectives.scatter import Residuals
-from hpctrain.parallel.shard import (
+from hpctrain.compress.collectives.reduce_scatter import Residuals
+from hpctrain.parallel.fsdp import (
     finish_backward,
     flat_gradient_layouts,
     shard_group,

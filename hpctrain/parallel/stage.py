@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.activations import build_activation_codec
-from hpctrain.parallel.clock import Mark, mark, seconds_between
-from hpctrain.parallel.messages import TrackedWork
-from hpctrain.parallel.neighbour import BoundaryCodec
-from hpctrain.parallel.randomness import RandomStream
+from hpctrain.compress.activation_codec import build_activation_codec
+from hpctrain.parallel.boundary_codec import BoundaryCodec
+from hpctrain.parallel.device_time import Mark, mark, seconds_between
+from hpctrain.parallel.random_stream import RandomStream
+from hpctrain.parallel.tracked_work import TrackedWork
 from hpctrain.records.plan.compression import Messages
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.records.history.metric import MetricRow
-from hpctrain.report.gather import RunView
+from hpctrain.report.run_view import RunView
 from hpctrain.report.validation import HELD_OUT, losses_by_set
 
 Trace = dict[str, Any]

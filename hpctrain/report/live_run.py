@@ -11,7 +11,7 @@ from hpctrain.records.history.attempt import ATTEMPTS_FILE
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.follow import FileTail, rows_of
+from hpctrain.report.follow_files import FileTail, rows_of
 from hpctrain.report.status import RunStatus, decide_status, lock_held
 
 ROWS = 2000

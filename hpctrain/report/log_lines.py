@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.owned import open_owned
-from hpctrain.base.stamp import parse_timestamp
+from hpctrain.base.log_timestamps import parse_timestamp
+from hpctrain.base.owned_files import open_owned
 
 BLOCK_BYTES = 32 * 1024
 """Read at once. A longer line counts as several: a file without line breaks must not fill the memory."""

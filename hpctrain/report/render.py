@@ -15,9 +15,9 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.report import charts, tables
 from hpctrain.report.charts import Chart
+from hpctrain.report.event_text import describe_event
 from hpctrain.report.fabric import fabric_charts
-from hpctrain.report.gather import RunView, read_run_view
-from hpctrain.report.words import describe_event
+from hpctrain.report.run_view import RunView, read_run_view
 
 
 def write_report(folder: Path, target: Path, now: float) -> None:

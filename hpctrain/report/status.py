@@ -9,18 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain.base.owned import open_owned
-from hpctrain.base.room import free_bytes
+from hpctrain.base.disk_space import free_bytes
+from hpctrain.base.owned_files import open_owned
 from hpctrain.base.units import format_seconds
 from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.attempt import ATTEMPTS_FILE, last_end_text
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.disk import disk_warning
-from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
+from hpctrain.report.disk_warning import disk_warning
+from hpctrain.report.event_text import describe_event
+from hpctrain.report.recoveries import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
 from hpctrain.report.validation import HELD_OUT, losses_by_set
-from hpctrain.report.words import describe_event
 
 State = Literal["queued", "starting", "running", "recovering", "requeued", "done", "failed", "cancelled", "unknown"]
 

@@ -8,10 +8,10 @@ from hpctrain.base.units import format_bytes, format_count, format_delta, format
 from hpctrain.records.history.event import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Device, Topology
-from hpctrain.report.gather import PlanUse, RunView
-from hpctrain.report.history import FAULTS
+from hpctrain.report.event_text import describe_event
+from hpctrain.report.recoveries import FAULTS
+from hpctrain.report.run_view import PlanUse, RunView
 from hpctrain.report.validation import loss_words
-from hpctrain.report.words import describe_event
 
 ABSENT = "–"
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from hpctrain.base.clock import utc_text
-from hpctrain.base.printable import control
+from hpctrain.base.control_characters import control
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
+from hpctrain.report.event_text import describe_event
 from hpctrain.report.status import RunStatus
 from hpctrain.report.validation import loss_words, losses_by_set
-from hpctrain.report.words import describe_event
 
 _RECENT = 20
 _REWRITE = "\r\x1b[2K"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_json
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.base.owned import read_owned
+from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import Runner
 from hpctrain.base.units import format_bytes
 

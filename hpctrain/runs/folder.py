@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.control_characters import first_control_character
 from hpctrain.base.errors import FieldError, FileError, InputError
-from hpctrain.base.owned import OwnedFolder, open_owned
-from hpctrain.base.printable import first_control_character
+from hpctrain.base.owned_files import OwnedFolder, open_owned
 from hpctrain.base.trust import owner_only
 from hpctrain.checkpoint.published import listed
 from hpctrain.records.format.jsonl import read_jsonl

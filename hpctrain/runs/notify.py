@@ -14,7 +14,7 @@ from pathlib import Path
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, StorageError, UntrustedError
-from hpctrain.base.owned import read_private
+from hpctrain.base.owned_files import read_private
 from hpctrain.records.history.event import Event
 from hpctrain.records.run.run import Notify, NotifyState, run_of
 

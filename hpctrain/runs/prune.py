@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import CheckpointError, CommandError, HpctrainError, StorageError
-from hpctrain.base.owned import OwnedFolder
+from hpctrain.base.owned_files import OwnedFolder
 from hpctrain.base.units import format_seconds
 from hpctrain.checkpoint.published import listed, remove, verify
 from hpctrain.records.run.run import RUN_FILE, run_of

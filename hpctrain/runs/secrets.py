@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.base.owned import read_private
+from hpctrain.base.owned_files import read_private
 from hpctrain.records.run.run import Run
 from hpctrain.runs.notify import notify_url
 from hpctrain.runs.secret_text import find_secret, is_literal, is_secret_name

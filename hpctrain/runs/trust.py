@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.owned import OwnedFolder
+from hpctrain.base.owned_files import OwnedFolder
 
 
 def check_trusted(path: Path) -> None:

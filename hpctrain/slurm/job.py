@@ -10,7 +10,7 @@ from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import CommandError
 from hpctrain.base.units import format_seconds
 from hpctrain.slurm.fields import node_names, number, parse_unsigned, records, required, text_or_none
-from hpctrain.slurm.reasons import is_stuck, pending_reason_text
+from hpctrain.slurm.pending_reasons import is_stuck, pending_reason_text
 from hpctrain.slurm.time import read_duration, read_moment
 
 

@@ -23,20 +23,20 @@ from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAl
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.model.build import Fill
 from hpctrain.model.hf_weights import HfWeights
+from hpctrain.parallel.gradient_reducer import build_plan_reducer, outer_optimizer_of
+from hpctrain.parallel.loss_scaler import LossScaler
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.reduction import build_plan_reducer, outer_optimizer_of
-from hpctrain.parallel.scaling import LossScaler
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import LossScale, Manifest
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.schedule.runnable import check_runnable
+from hpctrain.worker.batch_loader import BatchLoader, open_batch_loaders
 from hpctrain.worker.deterministic import make_deterministic
-from hpctrain.worker.feed import BatchLoader, open_batch_loaders
-from hpctrain.worker.kept import restore_reducer_state
 from hpctrain.worker.memory import peak_memory_bytes
+from hpctrain.worker.reducer_state import restore_reducer_state
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STORE_TIMEOUT_S = 60

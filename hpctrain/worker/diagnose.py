@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.records.run.run import Run
+from hpctrain.worker.batch_loader import SampleBatch
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.feed import SampleBatch
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,16 @@ from hpctrain.checkpoint.state import collect
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import learning_rate
-from hpctrain.worker import room
+from hpctrain.worker import disk_full
+from hpctrain.worker.agent_channel import AgentChannel
+from hpctrain.worker.batch_loader import BatchLoader, SampleBatch
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.collective_counter import CollectiveCounter
 from hpctrain.worker.diagnose import diagnose
-from hpctrain.worker.emit import (
+from hpctrain.worker.disk_full import PendingWrites
+from hpctrain.worker.profile import profiled, trace_path
+from hpctrain.worker.reducer_state import reducer_state_tensors
+from hpctrain.worker.step_metrics import (
     GlobalStepMetrics,
     LocalStepInfo,
     MetricsLog,
@@ -31,12 +37,6 @@ from hpctrain.worker.emit import (
     metric_row,
     rank_placements,
 )
-from hpctrain.worker.feed import BatchLoader, SampleBatch
-from hpctrain.worker.kept import reducer_state_tensors
-from hpctrain.worker.orders import AgentChannel
-from hpctrain.worker.profile import profiled, trace_path
-from hpctrain.worker.room import PendingWrites
-from hpctrain.worker.traffic import CollectiveCounter
 
 
 def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
@@ -141,7 +141,7 @@ class Loop:
         if wait_for_room:
             limit_s = self.trainer.run.checkpoint.wait_for_room_s
             writes = PendingWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
-            self._save_error = room.retry_until_written(writes, self._save_error, limit_s, self.agent_channel)
+            self._save_error = disk_full.retry_until_written(writes, self._save_error, limit_s, self.agent_channel)
         self.trainer.saver.close()
         self._metrics.flush()
         if self._save_error is not None:

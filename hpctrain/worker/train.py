@@ -20,10 +20,10 @@ from hpctrain.base.linux import set_process_name
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
+from hpctrain.worker.agent_channel import AgentChannel
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
-from hpctrain.worker.orders import AgentChannel
 
 
 def main(argv: list[str]) -> int:

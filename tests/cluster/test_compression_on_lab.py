@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.compression.places import lab_site, local_site, measure_site
+from hpctrain.bench.compression.launch_files import LaunchSettings
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
-from hpctrain.bench.compression.scene import LaunchSettings
-from hpctrain.bench.scene import make_corpus
+from hpctrain.bench.compression.step_times import lab_site, local_site, measure_site
+from hpctrain.bench.small_run import make_corpus
 from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
 from hpctrain.records.model.decoder_spec import DecoderSpec

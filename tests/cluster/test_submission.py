@@ -13,7 +13,7 @@ import yaml
 from hostile import lay_traps
 from real_text import prepare_text
 
-from hpctrain.base.program import program
+from hpctrain.base.module_argv import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 

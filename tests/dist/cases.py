@@ -25,10 +25,10 @@ from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.corpus.read.objective import examples
 from hpctrain.corpus.read.special_tokens import SpecialTokens
 from hpctrain.model.build import build_stage
+from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.reduction import build_plan_reducer
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.model.decoder_spec import DecoderSpec

@@ -17,8 +17,8 @@ from processes import largest, launch, process_group
 from torch import Tensor, nn
 
 from hpctrain.compress.collectives.feedback import ErrorFeedback
-from hpctrain.compress.reducers.low_rank import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
+from hpctrain.compress.reducers.power_sgd import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.compress.reducers.tagc import TagcReducer, TagcSettings
 from hpctrain.compress.select.selectors import select, select_with_values

@@ -12,7 +12,7 @@ from processes import largest
 from torch import Tensor
 
 from hpctrain.compress.build import build_reduce_scatters, residuals_of
-from hpctrain.compress.collectives.scatter import ShardedParameter, residual_metrics
+from hpctrain.compress.collectives.reduce_scatter import ShardedParameter, residual_metrics
 from hpctrain.records.plan.codec import CodecSpec
 
 PARTS = [

@@ -29,10 +29,10 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.checkpoint.state import collect, prepare_moments
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.build import build_stage
+from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.reduction import build_plan_reducer
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 

@@ -11,7 +11,7 @@ import pytest
 from hostile import lay_traps
 from train_site import Site, processes_of, wait_for
 
-from hpctrain.base.program import program
+from hpctrain.base.module_argv import program
 
 pytestmark = pytest.mark.slow
 

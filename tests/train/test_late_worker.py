@@ -9,7 +9,7 @@ import psutil
 import pytest
 from train_site import Site, node_process, small_topology, wait_for, wait_for_step, worker_of
 
-from hpctrain.agent.store import GenerationStore
+from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.checkpoint import published
 from hpctrain.records.history.metric import read_metrics
 from hpctrain.records.plan.plan import Plan

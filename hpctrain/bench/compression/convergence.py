@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench.compression.auto import StepWorkload
+from hpctrain.bench.compression.bench_trainer import BenchTrainer
 from hpctrain.bench.compression.methods import METHODS, MethodContext
-from hpctrain.bench.compression.places import make_text
+from hpctrain.bench.compression.planned_codec import StepWorkload
 from hpctrain.bench.compression.row_store import RowStore
-from hpctrain.bench.compression.trainee import BenchTrainer
+from hpctrain.bench.compression.step_times import make_text
 from hpctrain.bench.ranks import run_ranks
 from hpctrain.corpus.input.sample_text import find_sample_text
 from hpctrain.corpus.read.tokens import Corpus

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import CommandError
+from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner
-from hpctrain.base.program import program
-from hpctrain.bench.compression.scene import LaunchResult, LaunchSpec
+from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSpec
 
 PAUSE_S = 0.2
 LAST_LINES = 3

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench.compression.auto import StepWorkload, choose_codec
-from hpctrain.bench.compression.ours import open_chosen, open_local_steps, open_reducer, open_sharded
-from hpctrain.bench.compression.trainee import GradientSync, NoSync, TorchSync
+from hpctrain.bench.compression.bench_trainer import GradientSync, NoSync, TorchSync
+from hpctrain.bench.compression.hpctrain_methods import open_chosen, open_local_steps, open_reducer, open_sharded
+from hpctrain.bench.compression.planned_codec import StepWorkload, choose_codec
 from hpctrain.model.imported.part import blocks_of
 
 AUTO = "auto"

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.bench.compression.scene import LaunchSettings
-from hpctrain.bench.compression.trainee import StepResult
-from hpctrain.bench.scene import make_plan
+from hpctrain.bench.compression.bench_trainer import StepResult
+from hpctrain.bench.compression.launch_files import LaunchSettings
+from hpctrain.bench.small_run import make_plan
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench.compression.auto import StepWorkload
+from hpctrain.bench.compression.bench_trainer import BenchTrainer
+from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSettings, LaunchSpec, Samples
 from hpctrain.bench.compression.methods import METHODS, MethodContext
 from hpctrain.bench.compression.pipelines import PIPELINES, PipelineBenchTrainer, open_pipeline
-from hpctrain.bench.compression.scene import LaunchResult, LaunchSettings, LaunchSpec, Samples
+from hpctrain.bench.compression.planned_codec import StepWorkload
 from hpctrain.bench.compression.traffic import Counter, header_factor
-from hpctrain.bench.compression.trainee import BenchTrainer
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
 from hpctrain.records.plan.codec import CodecSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpctrain import __version__
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hpctrain.bench.planner.scene import PublishedScenario
+from hpctrain.bench.planner.published_scenario import PublishedScenario
 from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants
 
 FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")

@@ -19,7 +19,7 @@ from hpctrain.base.process import Runner
 from hpctrain.bench.planner.fit import held_out, packaged, was_fitted
 from hpctrain.bench.planner.profiles import FOLDER, read_figures
 from hpctrain.bench.planner.published_runs import read_runs
-from hpctrain.bench.planner.scene import PublishedScenario, scenes_of
+from hpctrain.bench.planner.published_scenario import PublishedScenario, scenes_of
 from hpctrain.bench.planner.score import Errors, baseline, by_problem, errors_of, rankings, time_errors
 from hpctrain.bench.planner.search import brute_force_gap_pct, search_figures, seconds_by_size
 from hpctrain.bench.record import make_record

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from hpctrain.bench.planner.published_runs import MeasuredRun
-from hpctrain.bench.planner.scene import PublishedScenario
+from hpctrain.bench.planner.published_scenario import PublishedScenario
 
 LEAST_PLANS = 5
 """Plans that a search has at least for its ranking to count."""

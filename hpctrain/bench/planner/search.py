@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain.base.errors import CommandTimeoutError
+from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
-from hpctrain.base.program import program
 from hpctrain.bench.planner.cases import CASES, published, scene_of_case
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel

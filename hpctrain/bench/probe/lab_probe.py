@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.errors import CommandError
+from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process
-from hpctrain.base.program import program
 from hpctrain.lab.daemons import NETNS
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine

@@ -13,15 +13,15 @@ from typing import Any
 from hpctrain.bench.probe.simulated_fabric import FabricFaults, FabricSpec, SimulatedFabric
 from hpctrain.bench.probe.simulated_transport import Failures, SimulatedClock, SimulatedTransport
 from hpctrain.bench.record import machine_and_versions
-from hpctrain.probe.campaign.contention import oversubscription
-from hpctrain.probe.campaign.measurement_schedule import measurement_schedule, switch_tree
-from hpctrain.probe.campaign.prior import PriorSwitches
 from hpctrain.probe.faults.network_faults import network_faults
 from hpctrain.probe.measure.clusters import pair_f1
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import ContentionRound, PairResult, ProbeOutcome
 from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import Mode, ProbeSettings
+from hpctrain.probe.pair_selection.contention import oversubscription
+from hpctrain.probe.pair_selection.measurement_schedule import measurement_schedule, switch_tree
+from hpctrain.probe.pair_selection.prior import PriorSwitches
 from hpctrain.probe.protocol.coordinator import Coordinator
 from hpctrain.records.topology.link import Latency
 

@@ -18,8 +18,8 @@ from hpctrain.base.net.wire import Message
 from hpctrain.bench.probe.simulated_backend import SimulatedRanks
 from hpctrain.bench.probe.simulated_fabric import Floats, Ints, SimulatedFabric
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.exchange import BLOCK_BYTES, MIN_MESSAGES, PING_BYTES
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
+from hpctrain.probe.protocol.pair_measurement import BLOCK_BYTES, MIN_MESSAGES, PING_BYTES
 from hpctrain.probe.protocol.transport import ConnectionLost
 
 SEND_S = 20e-6

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, CommandError, InputError
-from hpctrain.base.program import program
+from hpctrain.base.module_argv import program
 from hpctrain.bench.probe.lab_probe import PROBE_S, probe_lab_nodes
 from hpctrain.bench.record import make_record
 from hpctrain.lab.layout import LabLayout

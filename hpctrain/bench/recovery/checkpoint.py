@@ -24,7 +24,7 @@ from torch import Tensor
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
 from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from hpctrain.base.errors import HpctrainError
 from hpctrain.bench.ranks import NoAgentChannel, run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.history.manifest import Manifest

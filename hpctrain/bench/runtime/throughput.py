@@ -21,7 +21,7 @@ from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
 from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks, timed
 from hpctrain.bench.record import make_record
 from hpctrain.bench.runtime.baseline import PlainLoop
-from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan

@@ -32,11 +32,11 @@ def steps(
         activations: not ways of summing gradients but pipelines over the nodes.
     """
     from hpctrain.base.process import SystemRunner
+    from hpctrain.bench.compression.launch_files import BENCH_SPEC, LaunchSettings, as_json
     from hpctrain.bench.compression.methods import METHODS
     from hpctrain.bench.compression.pipelines import PIPELINE_SPEC, PIPELINES
-    from hpctrain.bench.compression.places import lab_site, local_site, measure
     from hpctrain.bench.compression.row_store import RowStore
-    from hpctrain.bench.compression.scene import BENCH_SPEC, LaunchSettings, as_json
+    from hpctrain.bench.compression.step_times import lab_site, local_site, measure
     from hpctrain.lab.spec import read_lab_spec
 
     usual = LaunchSettings(spec=PIPELINE_SPEC, rows=2, seq_len=128) if activations else LaunchSettings(spec=BENCH_SPEC)
@@ -164,7 +164,7 @@ def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
 
 
 def _spec(preset: str) -> Any:
-    from hpctrain.bench.scene import BYTES_VOCABULARY
+    from hpctrain.bench.small_run import BYTES_VOCABULARY
     from hpctrain.records.model.decoder_spec import DecoderSpec
     from hpctrain.records.model.presets import PRESETS
 

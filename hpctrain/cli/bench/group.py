@@ -144,8 +144,8 @@ def _placed_plans(people: Console) -> dict[str, Any]:
 def _own_plans(steps: int, people: Console) -> dict[str, Any]:
     from hpctrain.base.clock import SystemClock
     from hpctrain.base.process import SystemRunner
-    from hpctrain.bench.planner.own import OwnRunSettings, measure
-    from hpctrain.cli.bench.own_runs import show
+    from hpctrain.bench.planner.own_runs import OwnRunSettings, measure
+    from hpctrain.cli.bench.plan_own import show
 
     record = measure(SystemRunner(), SystemClock(), OwnRunSettings(steps=steps), _say)
     show(record, people)

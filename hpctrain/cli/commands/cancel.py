@@ -12,7 +12,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.clusters import check_cluster
+from hpctrain.cli.options.other_clusters import check_cluster
 from hpctrain.jobs.cancel import cancel_job
 from hpctrain.launch.allocation import is_in_allocation, stop_in_allocation
 from hpctrain.records.run.run import run_of

@@ -19,7 +19,7 @@ from hpctrain.base.process import WORKER_NAME, SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.base.units import format_delta, format_seconds, format_si
 from hpctrain.cli.views.console import Console
-from hpctrain.cli.views.live import watch
+from hpctrain.cli.views.live_job import watch
 from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.prepare.options import Progress
 from hpctrain.launch.probe.local import probe_local

@@ -17,7 +17,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.views.console import Console
 from hpctrain.doctor.finding import DoctorFinding, exit_code
 from hpctrain.doctor.findings import findings_of
-from hpctrain.doctor.gather import collect_facts
+from hpctrain.doctor.inspect_machine import collect_facts
 from hpctrain.launch.training import runs_folder
 
 INDENT = 11

@@ -11,8 +11,8 @@ import click
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.views.watched import run_status
-from hpctrain.launch.entering import container_command, step_options
+from hpctrain.cli.views.run_status import run_status
+from hpctrain.launch.container_command import container_command, step_options
 from hpctrain.launch.step import (
     choose_node,
     local_step_environment,

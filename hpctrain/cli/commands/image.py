@@ -26,7 +26,7 @@ from hpctrain.container.build.build import build, build_options, build_permissio
 from hpctrain.container.build.labels import PREFIX, labels_of
 from hpctrain.container.build.lock import debian_packages, locked_packages
 from hpctrain.container.build.recipe import BASES, Environment, ImageRecipe, default_environment, definition, parse_base
-from hpctrain.container.check.check import ImageFinding, worst_level
+from hpctrain.container.check.findings import ImageFinding, worst_level
 from hpctrain.container.run.runtime import find_runtime, this_host
 from hpctrain.records.run.run import Container
 from hpctrain.runs.code_copy import git_state

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.cli.views.watched import run_statuses
+from hpctrain.cli.views.run_status import run_statuses
 from hpctrain.report.status import RunStatus
 from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
 

@@ -11,10 +11,10 @@ import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
-from hpctrain.cli.views.watched import WatchedRun
+from hpctrain.cli.views.run_status import WatchedRun
+from hpctrain.report.event_text import log_line_text
 from hpctrain.report.log_files import find_logs
 from hpctrain.report.log_lines import LogLine, follow_lines, last_lines
-from hpctrain.report.words import log_line_text
 from hpctrain.runs.locate import find_run
 
 LINES = 50

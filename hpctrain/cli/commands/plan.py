@@ -12,13 +12,13 @@ import click
 from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
-from hpctrain.cli.options.factors import FiniteNumber, node_names, numbers_by_name
-from hpctrain.cli.options.only_nodes import select_nodes
-from hpctrain.cli.options.stale import warn_if_stale
+from hpctrain.cli.options.named_numbers import FiniteNumber, node_names, numbers_by_name
+from hpctrain.cli.options.node_subset import select_nodes
+from hpctrain.cli.options.recover import recover_option
+from hpctrain.cli.options.stale_topology import warn_if_stale
 from hpctrain.cli.views.console import Console
-from hpctrain.cli.views.explained import explanation
-from hpctrain.cli.views.recover import recover_option
-from hpctrain.launch.own_model import with_model_sizes
+from hpctrain.cli.views.plan_explanation import explanation
+from hpctrain.launch.model_sizes import with_model_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE

@@ -14,11 +14,11 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.clusters import check_cluster
+from hpctrain.cli.options.other_clusters import check_cluster
 from hpctrain.cli.options.own_job import become_job, begin_own_job
 from hpctrain.cli.options.own_job import option as own_job_option
-from hpctrain.cli.options.remembered import add_to_history
-from hpctrain.cli.views.watched import run_status
+from hpctrain.cli.run_history import add_to_history
+from hpctrain.cli.views.run_status import run_status
 from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.jobs.dependencies import (
     record_dependent_run,
@@ -26,12 +26,12 @@ from hpctrain.jobs.dependencies import (
     refresh_dependent_runs,
     without_dependencies,
 )
-from hpctrain.jobs.in_use import check_no_live_job
+from hpctrain.jobs.live_job_check import check_no_live_job
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
-from hpctrain.launch.changes import run_with_changes, write_changed_settings
+from hpctrain.launch.adopted_job import check_is_slurm
+from hpctrain.launch.changed_settings import run_with_changes, write_changed_settings
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.login_node import check_not_queued_here
-from hpctrain.launch.own_job import check_is_slurm
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.training import fewest_nodes

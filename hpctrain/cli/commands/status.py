@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.cli.views.watched import run_status
+from hpctrain.cli.views.run_status import run_status
 from hpctrain.report.terminal import status_lines
 from hpctrain.runs.locate import find_run, job_id
 

@@ -17,23 +17,23 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.options.own_job import become_job, begin_own_job, earlier_run
 from hpctrain.cli.options.own_job import option as own_job_option
-from hpctrain.cli.options.remembered import add_to_history
+from hpctrain.cli.options.profile import option as profile_option
+from hpctrain.cli.options.profile import with_profile
 from hpctrain.cli.options.seeds import option as seeds_option
 from hpctrain.cli.options.seeds import parse_seeds, with_seed
-from hpctrain.cli.options.stale import warn_if_stale
+from hpctrain.cli.options.stale_topology import warn_if_stale
+from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.image_checks import check_before_queueing
-from hpctrain.cli.views.profile import option as profile_option
-from hpctrain.cli.views.profile import with_profile
-from hpctrain.cli.views.provisional import check_provisional
-from hpctrain.hf.start import dropout_warning
+from hpctrain.cli.views.provisional_plan import check_provisional
+from hpctrain.hf.start_from_folder import dropout_warning
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, without_dependencies
 from hpctrain.jobs.job_nodes import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
+from hpctrain.launch.adopted_job import check_is_slurm
 from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.login_node import check_not_queued_here
-from hpctrain.launch.own_job import check_is_slurm
 from hpctrain.launch.queue import CheckedRun, check_queue, wait_for_job
 from hpctrain.launch.site import site_defaults, with_sbatch_variables
 from hpctrain.launch.submission import preview, submit_job, submit_local

@@ -11,7 +11,7 @@ import click
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
-from hpctrain.cli.options.only_nodes import select_nodes
+from hpctrain.cli.options.node_subset import select_nodes
 from hpctrain.cli.views.console import Console
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.format.node_set import expand_node_set

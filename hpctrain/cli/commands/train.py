@@ -13,13 +13,13 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.remembered import add_to_history
-from hpctrain.cli.options.stale import warn_if_stale
-from hpctrain.cli.views.live import watch
-from hpctrain.cli.views.profile import option as profile_option
-from hpctrain.cli.views.profile import traces_line, with_profile
-from hpctrain.hf.start import dropout_warning
-from hpctrain.launch.changes import changes_text
+from hpctrain.cli.options.profile import option as profile_option
+from hpctrain.cli.options.profile import traces_line, with_profile
+from hpctrain.cli.options.stale_topology import warn_if_stale
+from hpctrain.cli.run_history import add_to_history
+from hpctrain.cli.views.live_job import watch
+from hpctrain.hf.start_from_folder import dropout_warning
+from hpctrain.launch.changed_settings import changes_text
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.login_node import login_node_words
 from hpctrain.launch.supervise import LocalJob

@@ -12,7 +12,7 @@ from rich.live import Live
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED
 from hpctrain.cli.views.console import Console
-from hpctrain.cli.views.watched import WatchedRun
+from hpctrain.cli.views.run_status import WatchedRun
 from hpctrain.report.status import RunStatus
 from hpctrain.report.watch_view import PlainView, render_watch_view
 from hpctrain.runs.locate import find_run, job_id

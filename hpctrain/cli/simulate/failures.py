@@ -11,9 +11,9 @@ from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
-from hpctrain.cli.options.factors import FiniteNumber
+from hpctrain.cli.options.named_numbers import FiniteNumber
+from hpctrain.cli.options.recover import recover_option
 from hpctrain.cli.views.console import Console
-from hpctrain.cli.views.recover import recover_option
 from hpctrain.planner.simulate.goodput import (
     RECOVERY_MODES,
     FailureModel,

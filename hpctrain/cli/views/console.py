@@ -9,7 +9,7 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from hpctrain.base.printable import printable
+from hpctrain.base.control_characters import printable
 
 
 class Console(rich.console.Console):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.collectives.gathering import all_gather
+from hpctrain.compress.collectives.all_gather import all_gather
 
 _SIZE_BYTES = 8
 

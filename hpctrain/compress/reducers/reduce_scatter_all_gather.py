@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.collectives.gathering import all_gather
+from hpctrain.compress.collectives.all_gather import all_gather
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
 from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.records.plan.codec import BUCKET_BYTES

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.compress.collectives.gathering import all_gather
+from hpctrain.compress.collectives.all_gather import all_gather
 
 
 def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[Tensor, int]:

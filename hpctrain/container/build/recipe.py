@@ -11,7 +11,7 @@ import jinja2
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.container.build.dockerfile import Dockerfile, read_dockerfile
 from hpctrain.container.build.lock import lock_sha256
 

@@ -19,11 +19,16 @@ import psutil
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import Runner
-from hpctrain.container.check.check import REQUIRED_PACKAGES, SAME_VERSION_PACKAGES, HostEnvironment, ImageExamination
+from hpctrain.container.check.findings import (
+    REQUIRED_PACKAGES,
+    SAME_VERSION_PACKAGES,
+    HostEnvironment,
+    ImageExamination,
+)
 from hpctrain.container.run.binds import LIBRARY, Bind
 from hpctrain.container.run.entry import PYTHON, entry_command, entry_environment
-from hpctrain.container.run.keeper import with_surviving_mount
 from hpctrain.container.run.runtime import Host, Runtime, Which
+from hpctrain.container.run.surviving_mount import with_surviving_mount
 from hpctrain.records.run.run import Container
 
 EXAMINE_TIMEOUT_S = 300.0

@@ -14,9 +14,9 @@ import numpy as np
 
 from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.errors import FileError, HpctrainError
+from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
 from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of
-from hpctrain.corpus.input.reading import ReadOptions, read_file_range
 from hpctrain.corpus.input.work_units import WorkUnit
 from hpctrain.corpus.prepare.check import file_sha256
 from hpctrain.corpus.prepare.clean import Cleaner

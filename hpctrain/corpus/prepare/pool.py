@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpctrain.base.errors import FileError, HpctrainError, InputError
-from hpctrain.base.program import outside_current_folder
+from hpctrain.base.module_argv import outside_current_folder
 
 AHEAD = 2
 """Tasks a worker that may be started before the first of them has its result taken."""

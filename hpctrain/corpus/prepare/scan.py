@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_si
+from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
 from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of, rank_of
-from hpctrain.corpus.input.reading import ReadOptions, read_file_range
 from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, SkippedInput
 from hpctrain.corpus.input.work_units import FileRange, WorkUnit
 from hpctrain.corpus.prepare.split import no_bytes

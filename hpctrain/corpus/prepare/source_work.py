@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError
+from hpctrain.corpus.input.file_reader import ReadOptions
 from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, InputFiles, find_inputs
 from hpctrain.corpus.input.passages import passage_bytes
 from hpctrain.corpus.input.read_columns import row_groups
-from hpctrain.corpus.input.reading import ReadOptions
 from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
 from hpctrain.corpus.input.work_units import WorkUnit, plan_work_units, unit_bytes
 from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask

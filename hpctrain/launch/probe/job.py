@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
+from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
-from hpctrain.base.program import program
 from hpctrain.jobs.partition_checks import candidate_partitions, gpus_per_node_available
 from hpctrain.launch.probe.progress import Progress, no_progress, raise_probe_error, watch_probe
 from hpctrain.records.topology.topology import Topology

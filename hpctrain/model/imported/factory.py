@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.imported.last_words import describe_user_error
+from hpctrain.model.imported.user_error import describe_user_error
 
 
 def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.base.net.silent_pairs import vertex_cover
+from hpctrain.base.net.vertex_cover import vertex_cover
 from hpctrain.planner.devices.constants import COST_CONSTANTS, CostConstants
 from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.planner.devices.links import Links, node_of

@@ -10,8 +10,6 @@ from hpctrain.base.clock import utc_text
 from hpctrain.probe.analyse.classes import fabric_of
 from hpctrain.probe.analyse.clocks import Offset, clock_offsets
 from hpctrain.probe.analyse.verdict import find_faults, node_healths, overall
-from hpctrain.probe.campaign.contention import oversubscription
-from hpctrain.probe.campaign.measurement_schedule import switch_tree
 from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.cpu_time import CONTENDED
 from hpctrain.probe.measure.figures import PairFigures
@@ -19,6 +17,8 @@ from hpctrain.probe.measure.line_fit import AlphaBetaLine
 from hpctrain.probe.measure.outcome import ALL_LINKS_MAX_NODES, JoinedNode, PairResult, ProbeOutcome
 from hpctrain.probe.measure.pair_line import fit_pair_lines
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.contention import oversubscription
+from hpctrain.probe.pair_selection.measurement_schedule import switch_tree
 from hpctrain.records.topology.link import BackendFigures, Link, LinkFigures
 from hpctrain.records.topology.topology import DeviceType, Node, Provenance, Topology
 

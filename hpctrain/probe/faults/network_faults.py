@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from hpctrain.probe.campaign.contention import OVERSUBSCRIBED_FROM
-from hpctrain.probe.campaign.measurement_schedule import retest_candidates
-from hpctrain.probe.campaign.outliers import LATENCY_EXCLUDE, LATENCY_WARN, RelativePerformance, relative_performance
-from hpctrain.probe.campaign.retest_candidates import RetestResult, retested_links, retested_nodes
 from hpctrain.probe.faults.finding import ProbeFinding, Severity, make_finding
 from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.contention import OVERSUBSCRIBED_FROM
+from hpctrain.probe.pair_selection.measurement_schedule import retest_candidates
+from hpctrain.probe.pair_selection.outliers import (
+    LATENCY_EXCLUDE,
+    LATENCY_WARN,
+    RelativePerformance,
+    relative_performance,
+)
+from hpctrain.probe.pair_selection.retests import RetestResult, retested_links, retested_nodes
 
 UNCONFIRMED_RATIO = 0.8
 """Share of the peers' bandwidth below which a node is called slow without having been measured again."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hpctrain.base.clock import Clock
-from hpctrain.probe.campaign.measurement_schedule import measurement_schedule
-from hpctrain.probe.campaign.prior import PriorSwitches
 from hpctrain.probe.measure.backend import BackendReport, backend_lines, choose_backend
 from hpctrain.probe.measure.outcome import ContentionRound, JoinedNode, PairResult, ProbeOutcome
 from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.measurement_schedule import measurement_schedule
+from hpctrain.probe.pair_selection.prior import PriorSwitches
 from hpctrain.probe.protocol.messages import Answer, DevicesAnswer, ExchangeAnswer, PairAnswer, Ready, RendezvousAnswer
 from hpctrain.probe.protocol.transport import ConnectionLost, Transport
 

@@ -16,9 +16,9 @@ from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import Runner
 from hpctrain.probe.measure.devices import MeasuringProcess
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import HANDSHAKE_S, PeerError, ProbeListener, connect, open_listener
-from hpctrain.probe.protocol.exchange import DeadlineSocket, measure_pair
 from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, read_order
+from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
+from hpctrain.probe.protocol.peer_connection import HANDSHAKE_S, PeerError, ProbeListener, connect, open_listener
 from hpctrain.probe.system.address import interface_of, own_address
 from hpctrain.probe.system.host_facts import host_facts
 

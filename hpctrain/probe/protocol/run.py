@@ -15,12 +15,12 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.campaign.prior import PriorSwitches
 from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import open_listener
+from hpctrain.probe.pair_selection.prior import PriorSwitches
 from hpctrain.probe.protocol.coordinator import Coordinator, Progress
 from hpctrain.probe.protocol.member import COORDINATOR_FILE, run_member
+from hpctrain.probe.protocol.peer_connection import open_listener
 from hpctrain.probe.protocol.transport import StarTransport
 from hpctrain.records.topology.topology import Topology
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
-from hpctrain.probe.protocol.authenticated_stream import ProbeListener
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
+from hpctrain.probe.protocol.peer_connection import ProbeListener
 
 
 @dataclass(frozen=True)

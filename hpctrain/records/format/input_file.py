@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hpctrain.base.errors import FieldError, FileError
-from hpctrain.base.owned import read_owned
+from hpctrain.base.owned_files import read_owned
 from hpctrain.base.regular_file import open_regular, read_regular
 
 DOCUMENT_BYTES = 64 * 2**20

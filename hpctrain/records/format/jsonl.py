@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import FieldError, FileError
-from hpctrain.base.owned import open_owned
+from hpctrain.base.owned_files import open_owned
 from hpctrain.base.regular_file import open_regular
 from hpctrain.records.format.json_text import JsonError, parse_json
 

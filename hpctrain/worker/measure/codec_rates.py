@@ -12,7 +12,7 @@ from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
 from hpctrain.compress.codecs.values import ValueCode
 from hpctrain.compress.collectives.feedback import ErrorFeedback
 from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
-from hpctrain.compress.reducers.low_rank import MatrixBatch
+from hpctrain.compress.reducers.power_sgd import MatrixBatch
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
 from hpctrain.compress.select.selectors import select_with_values

@@ -24,9 +24,9 @@ from hpctrain.probe.system.host import cpu_name, usable_memory_bytes
 from hpctrain.probe.system.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
 from hpctrain.probe.system.nvml import open_nvml
 from hpctrain.records.topology.topology import Device, DeviceType
+from hpctrain.worker.measure.backend_messages import BackendMeasurement
 from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.gpu import GpuReader, load_gpus
-from hpctrain.worker.measure.messages import BackendMeasurement
 from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -25,8 +25,8 @@ from hpctrain.parallel.loss import make_loss
 from hpctrain.records.run.objective import lengths
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
+from hpctrain.worker.batch_loader import BatchLoader
 from hpctrain.worker.build import AUTOCAST
-from hpctrain.worker.feed import BatchLoader
 from hpctrain.worker.verbs.json_reply import json_reply
 
 BATCH_TOKENS = 4096

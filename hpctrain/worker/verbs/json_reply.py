@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.model.imported.last_words import describe_user_error
+from hpctrain.model.imported.user_error import describe_user_error
 
 
 def json_reply(make: Callable[[], dict[str, Any]]) -> int:

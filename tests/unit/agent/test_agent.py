@@ -15,9 +15,9 @@ from steps_made import truth, write_generation
 
 from hpctrain.agent.agent import Agent, AgentIdentity, Proposal, ProposedGeneration
 from hpctrain.agent.decide import DecisionLimits, PeerView, WorkerView
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.peers import Announcement
-from hpctrain.agent.store import GenerationStore
 from hpctrain.base.errors import RefusedError
 from hpctrain.planner import make_plan
 from hpctrain.records.history.event import Event, read_events

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
-from hpctrain.agent.dialler import CONNECT_TIMEOUT_S, publish_address, published_address
+from hpctrain.agent.peer_connector import CONNECT_TIMEOUT_S, publish_address, published_address
 
 
 @contextlib.contextmanager

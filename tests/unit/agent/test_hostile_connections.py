@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
-from hpctrain.agent.dialler import publish_address, published_address
+from hpctrain.agent.hang_report import WorkerActivity, to_message
+from hpctrain.agent.peer_connector import publish_address, published_address
 from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, Announcement, parse_announcement
-from hpctrain.agent.stall import WorkerActivity, to_message
 from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import MalformedMessage
 

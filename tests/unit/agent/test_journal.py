@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fake_clock import FakeClock
 
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
 from hpctrain.records.history.event import read_events
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from loopback_agents import Cluster, heartbeat
 
 from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, WorkerView, decide
-from hpctrain.agent.hearing import ReachabilityTracker, unreachable_pairs
 from hpctrain.agent.peers import parse_announcement
-from hpctrain.base.net.silent_pairs import NodePair
+from hpctrain.agent.reachability import ReachabilityTracker, unreachable_pairs
+from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 

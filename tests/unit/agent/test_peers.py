@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from loopback_agents import KEY, NODES, Cluster, RawPeer, heartbeat
 
-from hpctrain.agent.dialler import publish_address, published_address
+from hpctrain.agent.peer_connector import publish_address, published_address
 from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, REASON_CHARS
 from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
 from hpctrain.base.net.handshake import HandshakeClient

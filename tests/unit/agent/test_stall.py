@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.agent.stall import WorkerActivity, blocking_workers, describe_hang, from_message, to_message
+from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang, from_message, to_message
 
 DOING = st.builds(
     WorkerActivity, st.integers(0, 2000), st.text(max_size=20), st.integers(0, 10**6), st.text(max_size=40),

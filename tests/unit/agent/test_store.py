@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hpctrain.agent.store import GenerationStore
+from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 

@@ -12,7 +12,7 @@ import pytest
 from hpctrain.base import errors
 from hpctrain.base.clock import SystemClock, utc_text
 from hpctrain.base.errors import CommandError, FieldError, FileError, InputError
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
 

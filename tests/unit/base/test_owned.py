@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from two_users import ME, OTHER, PROJECT, as_user, give, shared_space
 
 from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.base.owned import OwnedFolder, open_owned, read_owned, read_private
+from hpctrain.base.owned_files import OwnedFolder, open_owned, read_owned, read_private
 from hpctrain.base.trust import TRUSTED_GROUPS_VARIABLE, is_private_group
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hostile import lay_traps
 
+from hpctrain.base.module_argv import PACKAGE, outside_current_folder, program, set_safe_path, without_implied_folder
 from hpctrain.base.process import WORKER
-from hpctrain.base.program import PACKAGE, outside_current_folder, program, set_safe_path, without_implied_folder
 from hpctrain.corpus.prepare.pool import WorkerPool
 from hpctrain.launch.local import start_local_node
 

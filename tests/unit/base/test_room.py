@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.base.disk_space import check_disk_space, free_bytes
 from hpctrain.base.errors import StorageError
-from hpctrain.base.room import check_disk_space, free_bytes
 
 
 def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_parent(tmp_path: Path) -> None:
@@ -36,15 +36,15 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from hpctrain.base import room
+from hpctrain.base import disk_space
 from hpctrain.base.errors import StorageError
 disk = Path(sys.argv[1])
 Path(disk, "half").write_bytes(bytes(4 << 20))
-room.check_disk_space(disk, 2 << 20, "small", files=4)
+disk_space.check_disk_space(disk, 2 << 20, "small", files=4)
 # A quota is not in what the file system says is free: here that says too much.
-room.free_bytes = lambda path: 1 << 50
+disk_space.free_bytes = lambda path: 1 << 50
 try:
-    room.check_disk_space(disk, 6 << 20, "large", files=4)
+    disk_space.check_disk_space(disk, 6 << 20, "large", files=4)
 except StorageError as error:
     print(error)
 print(sorted(path.name for path in disk.iterdir()))

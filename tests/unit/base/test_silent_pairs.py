@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.net.silent_pairs import EXACT_MAX_NODES, NodePair, vertex_cover
+from hpctrain.base.net.vertex_cover import EXACT_MAX_NODES, NodePair, vertex_cover
 
 NODES = tuple(f"n{place}" for place in range(7))
 ALL_PAIRS = list(combinations(NODES, 2))

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import SystemRunner
 from hpctrain.bench.compression.launch import run_scene
-from hpctrain.bench.compression.places import local_site, measure_site
+from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSettings, LaunchSpec, Samples
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
-from hpctrain.bench.compression.scene import LaunchResult, LaunchSettings, LaunchSpec, Samples
+from hpctrain.bench.compression.step_times import local_site, measure_site
 from hpctrain.bench.compression.traffic import sent_bytes
-from hpctrain.bench.scene import make_corpus
+from hpctrain.bench.small_run import make_corpus
 from hpctrain.cli.bench.group import command
 from hpctrain.records.model.decoder_spec import DecoderSpec
 

@@ -13,8 +13,8 @@ from hpctrain.base.errors import InputError
 from hpctrain.bench.compression.convergence import ConvergenceSettings, train_all, train_jobs, what_rows_share
 from hpctrain.bench.compression.convergence_page import write_page
 from hpctrain.bench.compression.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
-from hpctrain.bench.compression.places import make_text
 from hpctrain.bench.compression.row_store import RowStore
+from hpctrain.bench.compression.step_times import make_text
 from hpctrain.corpus.input.sample_text import SampleText
 from hpctrain.records.model.decoder_spec import DecoderSpec
 

@@ -20,7 +20,7 @@ from hpctrain.bench.planner.model import GptSpec
 from hpctrain.bench.planner.placement import measure as measure_placement
 from hpctrain.bench.planner.profiles import SailorFigures, read_figures
 from hpctrain.bench.planner.published_runs import COLUMNS, read_runs
-from hpctrain.bench.planner.scene import scene_of
+from hpctrain.bench.planner.published_scenario import scene_of
 from hpctrain.bench.planner.score import baseline, errors_of, rankings
 from hpctrain.bench.planner.search import brute_force_gap_pct, figures_of
 from hpctrain.cli.main import cli

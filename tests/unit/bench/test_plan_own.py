@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from rich.console import Console
 from steps_made import rows_made, truth
 
-from hpctrain.bench.planner.own import FITTED, PLANS, OwnRunSettings, Trained, compare
+from hpctrain.bench.planner.own_runs import FITTED, PLANS, OwnRunSettings, Trained, compare
 from hpctrain.cli.bench.group import command
-from hpctrain.cli.bench.own_runs import show
+from hpctrain.cli.bench.plan_own import show
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass

@@ -8,10 +8,10 @@ import pytest
 from hpctrain.bench.probe.simulated import node_names, simulated_probe
 from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.campaign.measurement_schedule import switch_tree
-from hpctrain.probe.campaign.prior import switches_of
 from hpctrain.probe.measure.clusters import pair_f1
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.measurement_schedule import switch_tree
+from hpctrain.probe.pair_selection.prior import switches_of
 
 SPEC = FabricSpec(192, per_leaf=16, noise=0.05, oversubscription=(2.0, 1.0))
 SETTINGS = ProbeSettings(mode="sampled", device="none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.bench.probe.times import time_row
 from hpctrain.cli.main import cli
 from hpctrain.records.topology.topology import Topology

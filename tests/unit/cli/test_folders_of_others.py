@@ -15,7 +15,7 @@ from run_folders import RUN, event, submitted_run
 from two_users import OTHER, PROJECT, give
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.runs.locate import record_job
 from hpctrain.runs.prune import removable, remove_all

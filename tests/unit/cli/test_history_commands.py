@@ -10,7 +10,7 @@ import pytest
 from run_folders import event, submitted_run
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.cli.options.remembered import add_to_history
+from hpctrain.cli.run_history import add_to_history
 from hpctrain.records.history.past_runs import PastRun, append_past_run, history_file
 from hpctrain.slurm.commands import Slurm
 

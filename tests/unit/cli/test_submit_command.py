@@ -13,7 +13,7 @@ from run_folders import RUN, submitted_run
 
 from hpctrain.base.errors import CommandError, RefusedError, StorageError
 from hpctrain.cli.commands import submit as hpctrain_submit
-from hpctrain.cli.views.provisional import check_provisional, last_known
+from hpctrain.cli.views.provisional_plan import check_provisional, last_known
 from hpctrain.launch import submission
 from hpctrain.launch.training import PreparedRun
 from hpctrain.records.history.bad_node import read_bad_nodes

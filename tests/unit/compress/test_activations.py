@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.compress.activations import build_activation_codec
+from hpctrain.compress.activation_codec import build_activation_codec
 from hpctrain.records.plan.codec import message_bytes_per_element
 from hpctrain.records.plan.compression import Messages
 

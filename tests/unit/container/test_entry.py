@@ -10,8 +10,8 @@ import pytest
 from hpctrain.base.errors import InputError
 from hpctrain.container.run.binds import ENVIRONMENT, LIBRARY, Bind, check_binds, parse_bind, run_binds
 from hpctrain.container.run.entry import entry_command, entry_environment, pyxis_command, pyxis_options
-from hpctrain.container.run.keeper import PROGRAM, with_surviving_mount
 from hpctrain.container.run.runtime import Host, Runtime, find_runtime, this_host
+from hpctrain.container.run.surviving_mount import PROGRAM, with_surviving_mount
 from hpctrain.records.run.run import Container, Run
 
 USER = Host(is_root=False, may_raise_limits=False, has_nvidia=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.container.check.check import (
+from hpctrain.container.check.findings import (
     REQUIRED_PACKAGES,
     HostEnvironment,
     ImageExamination,

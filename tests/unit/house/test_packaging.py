@@ -14,7 +14,7 @@ import pytest
 
 import hpctrain
 from hpctrain.base.errors import InputError
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 
 FOLDERS = ("containers", "slurm", "topology")
 NOT_COPIED = (
@@ -23,7 +23,7 @@ NOT_COPIED = (
 
 ASK = """
 import hpctrain, json
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 places = [str(package_data_path(folder, "README.md")) for folder in ("containers", "slurm", "topology")]
 print(json.dumps([hpctrain.__file__, *places]))
 """

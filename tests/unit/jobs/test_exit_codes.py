@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.jobs.exit_codes import AttemptOutcome, read_outcome, with_no_progress_check, with_slurm_state
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, with_no_progress_check, with_slurm_state
 from hpctrain.records.history.attempt import attempts_without_checkpoint, failures_since_checkpoint
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.slurm.commands import Slurm

@@ -10,7 +10,7 @@ from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import CommandResult
 from hpctrain.lab.faults import cut, heal, kill_nodes, shape
 from hpctrain.lab.layout import LabLayout
-from hpctrain.lab.queue import parse_jobs, parse_nodes
+from hpctrain.lab.slurm_state import parse_jobs, parse_nodes
 from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.status import read_lab_status
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError, StorageError
-from hpctrain.lab import hosts
+from hpctrain.lab import etc_hosts
 from hpctrain.lab.cpu_share import CpuController, find_cpu_control, share_files, share_folders
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
@@ -60,20 +60,20 @@ LINES = st.lists(st.sampled_from(["127.0.0.1 localhost", "", "# a comment", "10.
 @given(LINES, st.integers(1, 20), st.integers(1, 20))
 def test_the_hosts_file_comes_back_as_it_was(lines, first, second):
     before = "".join(line + "\n" for line in lines)
-    once = hosts.with_lab(before, layout(nodes=first))
-    again = hosts.with_lab(once, layout(nodes=second))
+    once = etc_hosts.with_lab(before, layout(nodes=first))
+    again = etc_hosts.with_lab(once, layout(nodes=second))
     assert again.count("# hpctrain-lab") == second
     assert f"198.18.7.{9 + second} node{second - 1} # hpctrain-lab\n" in again
-    assert hosts.without_lab(again) == before
+    assert etc_hosts.without_lab(again) == before
 
 
 def test_a_hosts_file_without_a_last_line_end_keeps_its_last_line():
-    assert hosts.with_lab("127.0.0.1 localhost", layout(nodes=1)).splitlines()[0] == "127.0.0.1 localhost"
+    assert etc_hosts.with_lab("127.0.0.1 localhost", layout(nodes=1)).splitlines()[0] == "127.0.0.1 localhost"
 
 
 def test_another_hosts_name_is_not_taken():
     with pytest.raises(InputError, match="found 'node1', which /etc/hosts gives to another host"):
-        hosts.with_lab("10.0.0.7 head node1 # ours\n", layout(nodes=2))
+        etc_hosts.with_lab("10.0.0.7 head node1 # ours\n", layout(nodes=2))
 
 
 def test_a_mounted_hosts_file_is_written_into(tmp_path, monkeypatch):
@@ -83,14 +83,14 @@ def test_a_mounted_hosts_file_is_written_into(tmp_path, monkeypatch):
     def busy(path: Path, text: str) -> None:
         raise StorageError("busy") from OSError(errno.EBUSY, "busy")
 
-    monkeypatch.setattr(hosts, "rewrite_text", busy)
-    hosts.write_hosts(path, "new\n")
+    monkeypatch.setattr(etc_hosts, "rewrite_text", busy)
+    etc_hosts.write_hosts(path, "new\n")
     assert path.read_text() == "new\n"
 
 
 def test_any_other_error_of_the_hosts_file_is_told(tmp_path):
     with pytest.raises(StorageError, match="make the folder first"):
-        hosts.write_hosts(tmp_path / "nowhere" / "hosts", "new\n")
+        etc_hosts.write_hosts(tmp_path / "nowhere" / "hosts", "new\n")
 
 
 SHARED = {"nodes": [{"name": "a", "cpu_share": 0.5}, {"name": "b"}]}
@@ -143,7 +143,7 @@ def test_everybody_may_still_read_the_hosts_file(tmp_path, linked):
         os.chown(target, 1234, 5678)
     before = os.umask(0o077)
     try:
-        hosts.write_hosts(path, "new\n")
+        etc_hosts.write_hosts(path, "new\n")
     finally:
         os.umask(before)
     status = path.stat()

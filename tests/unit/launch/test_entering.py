@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.program import program
+from hpctrain.base.module_argv import program
 from hpctrain.container.run.binds import LIBRARY
 from hpctrain.container.run.runtime import Host
-from hpctrain.launch.entering import check_container, container_command
+from hpctrain.launch.container_command import check_container, container_command
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node.enter import IMAGE_TOOLS_FOLDER, command_in_container
 from hpctrain.records.run.run import Container, Run

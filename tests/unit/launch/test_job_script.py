@@ -13,8 +13,8 @@ import pytest
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
+from hpctrain.base.module_argv import PACKAGE
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.program import PACKAGE
 from hpctrain.launch.job_script import directives, render_job
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node import run as node_run

@@ -11,8 +11,8 @@ import pytest
 from hpctrain.base.errors import CommandTimeoutError, HpctrainError, InputError
 from hpctrain.base.process import CommandResult, Process
 from hpctrain.corpus.read.special_tokens import SpecialTokens
-from hpctrain.launch import own_model
-from hpctrain.launch.own_model import with_model_sizes
+from hpctrain.launch import model_sizes
+from hpctrain.launch.model_sizes import with_model_sizes
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
 from hpctrain.records.run.run import Run
 
@@ -61,7 +61,7 @@ def run(**model: object) -> Run:
 @pytest.fixture(autouse=True)
 def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = SpecialTokens(TOKENS, TOKENS, 0)
-    monkeypatch.setattr(own_model, "special_tokens", lambda folders, objective, seq_len: tokens)
+    monkeypatch.setattr(model_sizes, "special_tokens", lambda folders, objective, seq_len: tokens)
 
 
 def test_the_answer_becomes_part_of_the_run(tmp_path: Path) -> None:

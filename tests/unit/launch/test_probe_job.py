@@ -9,12 +9,12 @@ import pytest
 from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Process
 from hpctrain.launch.probe import job as module
 from hpctrain.launch.probe.job import ProbeJob, probe_job, srun_command
 from hpctrain.launch.probe.progress import STALL_S
-from hpctrain.node.place import add_node_arguments, node_address
+from hpctrain.node.node_address import add_node_arguments, node_address
 
 
 class Hanging:

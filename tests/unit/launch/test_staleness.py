@@ -9,7 +9,7 @@ import pytest
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FileError
-from hpctrain.launch.driver import local_driver_version, parse_driver_version
+from hpctrain.launch.gpu_driver import local_driver_version, parse_driver_version
 from hpctrain.launch.staleness import staleness
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.records.history.event import Event

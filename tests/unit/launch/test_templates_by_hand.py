@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.launch.job_script import directives
 from hpctrain.records.run.run import Run
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.model.imported.last_words import describe_user_error
+from hpctrain.model.imported.user_error import describe_user_error
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from run_folders import RUN, event, submitted_run
 
 from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
 from hpctrain.node import attempt
-from hpctrain.node.closing import close
-from hpctrain.node.leaving import is_job_script_alive, name_closing_node
+from hpctrain.node.close_lost_job import close
+from hpctrain.node.exit_markers import is_job_script_alive, name_closing_node
 from hpctrain.runs.folder import RunFolder
 
 

@@ -18,11 +18,7 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
-from hpctrain.jobs.cancel import CANCELLED_FILE
-from hpctrain.jobs.exit_codes import AttemptOutcome
-from hpctrain.jobs.step_end import srun_log
-from hpctrain.node import attempt, run
-from hpctrain.node.ending import (
+from hpctrain.jobs.after_attempt import (
     AttemptHistory,
     JobVerdict,
     decide_after_attempt,
@@ -30,6 +26,10 @@ from hpctrain.node.ending import (
     notification_state,
     read_attempt_history,
 )
+from hpctrain.jobs.attempt_outcome import AttemptOutcome
+from hpctrain.jobs.cancel import CANCELLED_FILE
+from hpctrain.jobs.srun_error import srun_log
+from hpctrain.node import attempt, run
 from hpctrain.records.history.attempt import failures_since_checkpoint
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.successor import read_successors

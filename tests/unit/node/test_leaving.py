@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.node.leaving import too_few_left, write_exit_marker
+from hpctrain.node.exit_markers import too_few_left, write_exit_marker
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
 from hpctrain.agent.agent import Proposal
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
 from hpctrain.base.errors import FileError, RefusedError
-from hpctrain.node import planning
-from hpctrain.node.planning import GenerationMaker
+from hpctrain.node import generation_maker
+from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.planner import make_plan
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
@@ -125,8 +125,8 @@ def test_a_planned_plan_passes_the_check_of_plans_by_hand(tmp_path: Path, monkey
     def wrong(*args: Any) -> Plan:
         return made(*args).model_copy(update={"stages": [Stage(layers=(0, 3))]})
 
-    made = planning.make_plan
-    monkeypatch.setattr(planning, "make_plan", wrong)
+    made = generation_maker.make_plan
+    monkeypatch.setattr(generation_maker, "make_plan", wrong)
     with pytest.raises(FileError, match="stages: they hold 3 blocks, the model has 4"):
         plan_on(tmp_path, run_of(), "a")
 

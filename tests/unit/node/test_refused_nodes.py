@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.agent.agent import AgentIdentity
-from hpctrain.agent.journal import EventLog
+from hpctrain.agent.event_log import EventLog
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.jobs.bad_nodes import nodes_to_blame

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from hpctrain.parallel import pipeline
-from hpctrain.parallel.clock import Mark, mark, seconds_between
-from hpctrain.parallel.messages import TrackedWork
+from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.pipeline import PipelineInputs
 from hpctrain.parallel.stage import _Stopwatch
+from hpctrain.parallel.tracked_work import TrackedWork
 
 CUDA = torch.device("cuda", 0)
 

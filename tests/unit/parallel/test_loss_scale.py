@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.parallel.scaling import LossScaler
+from hpctrain.parallel.loss_scaler import LossScaler
 from hpctrain.records.history.manifest import GROWTH_INTERVAL, LARGEST_SCALE, LossScale, Manifest
 
 norms = st.one_of(st.just(math.inf), st.just(math.nan), st.floats(0, 1e6))

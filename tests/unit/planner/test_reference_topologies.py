@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.planner import make_plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link_cost import LinkCost

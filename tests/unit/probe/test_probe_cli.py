@@ -11,7 +11,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.commands import probe as probe_command
 from hpctrain.records.topology.topology import Topology, Verdict
 

@@ -29,11 +29,11 @@ from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import PeerError, ProbeListener, connect, open_listener
 from hpctrain.probe.protocol.coordinator import Coordinator
-from hpctrain.probe.protocol.exchange import DeadlineSocket, measure_pair
 from hpctrain.probe.protocol.member import ProbeMember
 from hpctrain.probe.protocol.messages import Answer, read_answer, read_join, read_order
+from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
+from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect, open_listener
 from hpctrain.probe.protocol.transport import ConnectionLost, StarTransport
 
 CLOCK = SystemClock()

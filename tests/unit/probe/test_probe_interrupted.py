@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.commands import probe as probe_command
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.figures import PairFigures

@@ -9,7 +9,7 @@ from fake_clock import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.stamp import stamp
+from hpctrain.base.log_timestamps import stamp
 from hpctrain.report import log_lines
 from hpctrain.report.log_lines import LogFile, LogReader, follow_lines, last_lines
 

@@ -15,8 +15,8 @@ from hpctrain.cli.main import cli
 from hpctrain.report import render as render_module
 from hpctrain.report.charts import MOST_POINTS, thinned
 from hpctrain.report.fabric import QUANTITIES, matrix
-from hpctrain.report.gather import read_run_view
 from hpctrain.report.render import plotly_script, render, write_report
+from hpctrain.report.run_view import read_run_view
 
 SCRIPT = "/* charts */"
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from hpctrain.records.history.event import EventKind
-from hpctrain.report.words import describe_event, signal_name
+from hpctrain.report.event_text import describe_event, signal_name
 
 
 @pytest.mark.parametrize(

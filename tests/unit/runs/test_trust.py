@@ -12,7 +12,7 @@ from run_folders import RUN
 from two_users import ME, OTHER, PROJECT, as_user, shared_space
 
 from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.base.owned import read_owned
+from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.records.run.run import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.slurm.reasons import is_stuck, pending_reason_text
+from hpctrain.slurm.pending_reasons import is_stuck, pending_reason_text
 
 
 @pytest.mark.parametrize(

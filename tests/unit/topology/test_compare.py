@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.records.topology.topology import Health, Topology
 from hpctrain.topology.compare import differences
 from hpctrain.topology.difference_view import render_differences, summary

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from rich.console import Console
 
-from hpctrain.base.packaged import package_data_path
+from hpctrain.base.package_data import package_data_path
 from hpctrain.records.topology.link import Latency, Link, LinkClass, LinkFigures
 from hpctrain.records.topology.topology import (  # fmt: skip
     Device,

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from hpctrain.worker import disk_full
-from hpctrain.worker.room import PendingWrites, is_disk_full, retry_until_written
+from hpctrain.worker.disk_full import PendingWrites, is_disk_full, retry_until_written
 
 FULL = "/runs/x/checkpoints: no room for a checkpoint of step 32: 1.0 MiB are free, 3.0 MiB are needed; free some space"
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.base.errors import EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.worker.orders import AgentChannel
+from hpctrain.worker.agent_channel import AgentChannel
 
 START = {"type": "start", "rank": 0}
 
@@ -31,7 +31,7 @@ class Ended:
 @pytest.fixture
 def agent_and_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LineChannel, AgentChannel, Ended]]:
     ended = Ended()
-    monkeypatch.setattr("hpctrain.worker.orders.os._exit", ended)
+    monkeypatch.setattr("hpctrain.worker.agent_channel.os._exit", ended)
     ours, theirs = map(LineChannel, socket.socketpair())
     orders = AgentChannel(theirs)
     yield ours, orders, ended

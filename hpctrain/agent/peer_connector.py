@@ -1,0 +1,154 @@
+"""Connecting to the agents that are missing, without ever waiting for one of them.
+
+An agent publishes its address in a file; a new address is dialled at once, one that does not answer ever more seldom.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import select
+import selectors
+import socket
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import InputError
+from hpctrain.base.net.watch import Watch
+from hpctrain.base.owned_files import read_owned
+from hpctrain.records.format.json_text import parse_json
+
+ADDRESS_POLL_S = 0.2
+ADDRESS_READS_PER_CALL = 8
+"""Address files read in one call: each is a round trip on a shared file system."""
+INITIAL_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 5.0
+ADDRESS_BYTES_MAX = 4096
+"""Largest address file that is read."""
+CONNECT_TIMEOUT_S = 3.0
+"""The kernel repeats a lost connection request after 1 s; a second one gets its chance."""
+
+Address = tuple[str, int]
+
+
+@dataclass
+class ConnectionAttempt:
+    """A node to connect to: where it is said to be, and how the dialling goes."""
+
+    address: Address | None = None
+    backoff_s: float = INITIAL_BACKOFF_S
+    not_before: float = float("-inf")
+    connecting: socket.socket | None = None
+    give_up: float = 0.0
+
+
+class PeerConnector:
+    """Connections under way to nodes that publish their address in `folder`."""
+
+    def __init__(self, folder: Path, watch: Watch) -> None:
+        self._folder = folder
+        self._watch = watch
+        self._targets: dict[str, ConnectionAttempt] = {}
+        self._to_look: deque[str] = deque()
+        self._last_look = float("-inf")
+
+    def dial(self, now: float, missing: Collection[str]) -> list[tuple[str, socket.socket]]:
+        """Begin what is due and return the connections made since the last call. Never waits."""
+        if not self._to_look and now - self._last_look >= ADDRESS_POLL_S:
+            self._last_look = now
+            self._to_look.extend(missing)
+        for _ in range(min(ADDRESS_READS_PER_CALL, len(self._to_look))):
+            node = self._to_look.popleft()
+            if node in missing:
+                self._look(now, node)
+        return self._made(now)
+
+    def reset_backoff(self, node: str) -> None:
+        """The node answers: should it get lost, it is dialled at once."""
+        target = self._targets.get(node)
+        if target is not None:
+            target.backoff_s, target.not_before = INITIAL_BACKOFF_S, float("-inf")
+
+    def close(self) -> None:
+        """Give up every connection under way."""
+        for target in self._targets.values():
+            self._abandon(target)
+
+    def _look(self, now: float, node: str) -> None:
+        target = self._targets.setdefault(node, ConnectionAttempt())
+        address = published_address(self._folder, node)
+        if address != target.address:
+            self._abandon(target)
+            target = self._targets[node] = ConnectionAttempt(address)
+        if address is not None and target.connecting is None and now >= target.not_before:
+            self._connect(now, target, address)
+
+    def _connect(self, now: float, target: ConnectionAttempt, address: Address) -> None:
+        target.not_before = now + target.backoff_s
+        target.backoff_s = min(2 * target.backoff_s, MAX_BACKOFF_S)
+        try:
+            sock = socket.socket(_family(address[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            return  # too many open files: one may be closed by the next time
+        try:
+            refused = sock.connect_ex(address) not in (0, errno.EINPROGRESS)
+        except OSError:
+            refused = True  # an address of an interface that this machine does not have
+        if refused:
+            sock.close()
+            return
+        target.connecting, target.give_up = sock, now + CONNECT_TIMEOUT_S
+        self._watch.add(sock, selectors.EVENT_WRITE)
+
+    def _made(self, now: float) -> list[tuple[str, socket.socket]]:
+        poll = select.poll()
+        for target in self._targets.values():
+            if target.connecting is not None:
+                poll.register(target.connecting, select.POLLOUT)
+        ended = {number for number, _ in poll.poll(0)}
+        made = []
+        for node, target in self._targets.items():
+            sock = target.connecting
+            if sock is None:
+                continue
+            if sock.fileno() in ended and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                self._watch.remove(sock)
+                target.connecting = None
+                made.append((node, sock))
+            elif sock.fileno() in ended or now >= target.give_up:
+                self._abandon(target)
+        return made
+
+    def _abandon(self, target: ConnectionAttempt) -> None:
+        if target.connecting is not None:
+            self._watch.remove(target.connecting)
+            target.connecting.close()
+            target.connecting = None
+
+
+def publish_address(folder: Path, node: str, address: Address) -> None:
+    """Write down where a node listens.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    addr, port = address
+    write_text(folder / f"{node}.json", json.dumps({"addr": addr, "port": port}) + "\n")
+
+
+def published_address(folder: Path, node: str) -> Address | None:
+    """Where a node says it listens; None when it does not say, or nothing that can be dialled without a look-up."""
+    try:
+        said = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
+        addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
+    except (OSError, InputError, ValueError, KeyError, TypeError):
+        return None
+    return (addr, port) if type(port) is int and 0 < port < 1 << 16 else None
+
+
+def _family(addr: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in addr else socket.AF_INET

@@ -1,0 +1,183 @@
+"""`hpctrain bench compression`: what summing gradients costs in time, processor and bytes, method beside method."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.base.process import Runner
+from hpctrain.bench.compression.launch import run_scene
+from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSettings, LaunchSpec, Samples, as_json
+from hpctrain.bench.compression.rank import CORPUS_FOLDER
+from hpctrain.bench.compression.row_store import RowStore
+from hpctrain.bench.compression.traffic import LOOPBACK
+from hpctrain.bench.record import machine_and_versions
+from hpctrain.corpus.input.sample_text import find_sample_text
+from hpctrain.corpus.prepare.options import PrepareOptions
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.lab.faults import shape
+from hpctrain.lab.layout import NODE_INTERFACE, LabLayout
+from hpctrain.lab.machine import Machine
+from hpctrain.lab.spec import rate_bits_per_s
+
+TEXT_BYTES = 4_000_000
+VALID_FRACTION = 0.02
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method on one link."""
+
+    method: str
+    link: str
+    """The rate its links were shaped to, or 'loopback'."""
+    nodes: int
+    step_time_s: float
+    """Median of the measured steps, the slowest process of each."""
+    step_time_low_s: float
+    step_time_high_s: float
+    """Quartiles."""
+    step_time_mean_s: float
+    """The mean as well, for methods whose steps are not alike."""
+    cpu_s: float
+    """Processor seconds of a step and process, mean."""
+    bytes_per_parameter: float
+    """Sent by a node in a step, as the interface counts it, headers taken off; mean."""
+    counted_bytes_per_parameter: float | None
+    """The same by the method's own count."""
+    header_factor: float
+    """Bytes at the interface for each byte of payload, measured on this link."""
+    own_core_s: float | None
+    """`cpu_s`, and then the time that the interface's bytes take at the link's rate: a step of nodes that share no
+    processor and overlap nothing. Absent on a loopback, which has no rate."""
+    loss: float | None
+    """On validation text after the last step; absent where it is no finite number."""
+    steps: int
+    choice: str | None
+    """The mode that method auto came to."""
+    planned_step_s: dict[str, float] | None
+    """What it expected of a step with each mode, the most exact first."""
+
+
+@dataclass(frozen=True)
+class LaunchSite:
+    """Where a scene's processes run."""
+
+    link: str
+    interface: str
+    prefixes: tuple[tuple[str, ...], ...]
+    """Of each process: the words before its command."""
+    bits_per_s: float | None
+
+
+@contextlib.contextmanager
+def local_site(nodes: int) -> Iterator[LaunchSite]:
+    """So many processes of this machine, on its loopback."""
+    yield LaunchSite("loopback", LOOPBACK, ((),) * nodes, None)
+
+
+@contextlib.contextmanager
+def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iterator[LaunchSite]:
+    """The first nodes of a lab, their links shaped to a rate meanwhile.
+
+    Raises:
+        CommandError: a link cannot be shaped.
+    """
+    names = layout.names[:nodes]
+    prefixes = tuple(("ip", "netns", "exec", layout.namespace(name)) for name in names)
+    try:
+        shape(machine, layout, names, rate)
+        yield LaunchSite(rate, NODE_INTERFACE, prefixes, rate_bits_per_s(rate))
+    finally:
+        for name in names:
+            shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
+
+
+def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
+    """A corpus of real text, as `hpctrain init` finds it, whose tokens are bytes.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = find_sample_text(limit_bytes)
+    prepare(list(found.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
+
+
+def measure(
+    runner: Runner,
+    places: Iterable[contextlib.AbstractContextManager[LaunchSite]],
+    methods: Sequence[str],
+    settings: LaunchSettings,
+    store: RowStore,
+    progress: Callable[[str], None],
+    together: int | None = None,
+) -> dict[str, Any]:
+    """Each place with all methods that the store has no row of yet; a place that has all is passed over.
+
+    Args:
+        together: methods that take turns in one launch, whose rows are kept when it ends; None: all of them.
+
+    Raises:
+        InputError: there is no text on this machine.
+        CommandError: a process failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        make_text(folder / CORPUS_FOLDER)
+        for opened in places:
+            with opened as place:
+                nodes = len(place.prefixes)
+                missing = [name for name in methods if store.find(method=name, link=place.link, nodes=nodes) is None]
+                size = together or max(1, len(missing))
+                for launched in (missing[first : first + size] for first in range(0, len(missing), size)):
+                    progress(f"{', '.join(launched)} on {nodes} nodes, {place.link}")
+                    for row in measure_site(runner, place, launched, settings, folder):
+                        store.add({key: value for key, value in asdict(row).items() if value is not None})
+    return machine_and_versions("compression", as_json(settings)) | {"rows": store.rows}
+
+
+def measure_site(
+    runner: Runner, place: LaunchSite, methods: Sequence[str], settings: LaunchSettings, folder: Path
+) -> list[MethodRow]:
+    """All methods in turns in one launch; a row for each.
+
+    Args:
+        folder: holds the corpus.
+
+    Raises:
+        CommandError: a process failed.
+    """
+    scene = LaunchSpec(len(place.prefixes), place.interface, tuple(methods), settings)
+    outcome = run_scene(runner, scene, folder, place.prefixes)
+    return [_row(name, place, outcome, outcome.samples[name]) for name in methods]
+
+
+def _row(name: str, place: LaunchSite, outcome: LaunchResult, samples: Samples) -> MethodRow:
+    low, middle, high = np.percentile(samples.wall_s, [25, 50, 75])
+    cpu_s, sent = float(np.mean(samples.cpu_s)), float(np.mean(samples.interface_bytes))
+    return MethodRow(
+        method=name,
+        link=place.link,
+        nodes=len(place.prefixes),
+        step_time_s=float(middle),
+        step_time_low_s=float(low),
+        step_time_high_s=float(high),
+        step_time_mean_s=float(np.mean(samples.wall_s)),
+        cpu_s=cpu_s,
+        bytes_per_parameter=sent / outcome.header_factor / outcome.parameters,
+        counted_bytes_per_parameter=(
+            None if samples.counted_bytes is None else samples.counted_bytes / outcome.parameters
+        ),
+        header_factor=outcome.header_factor,
+        own_core_s=None if place.bits_per_s is None else cpu_s + 8 * sent / place.bits_per_s,
+        loss=samples.loss,
+        steps=len(samples.wall_s),
+        choice=samples.choice,
+        planned_step_s=samples.planned_step_s,
+    )

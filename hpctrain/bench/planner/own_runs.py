@@ -1,0 +1,200 @@
+"""`hpctrain bench plan --own`: the planner's predictions against runs of our own workers on this machine.
+
+The machine is probed, then a few small plans of two workers each are trained by the very code that workers run. A
+profile is fitted to some of them; all others are predicted without it and with it. Those it was fitted to are in the
+rows, too, but count in no mean.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch.distributed as dist
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.process import Runner
+from hpctrain.bench.planner.score import errors_of
+from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
+from hpctrain.bench.record import machine_and_versions
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.launch.probe.local import probe_local
+from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.metric import MetricRow, read_metrics
+from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.worker.loop import Loop
+
+WORLD = 2
+SMALL = DecoderSpec(layers=4, dim=256, heads=4, vocab=BYTES_VOCABULARY)
+LARGE = DecoderSpec(layers=4, dim=384, heads=6, vocab=BYTES_VOCABULARY)
+
+
+@dataclass(frozen=True)
+class OwnRunSettings:
+    """How long and on what."""
+
+    steps: int = 40
+    rows: int = 8
+    """Sequences in a step; a multiple of 4."""
+    seq_len: int = 128
+    specs: tuple[DecoderSpec, ...] = (SMALL, LARGE)
+    """The profile is fitted to the first one's runs."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One plan, trained."""
+
+    case: str
+    spec: DecoderSpec
+    run: Run
+    plan: Plan
+    rows: list[MetricRow]
+    load_1min: float
+    """Load of the machine when it began."""
+
+    @property
+    def step_time_s(self) -> float:
+        return median(row.step_time_s for row in self.rows[WARMUP_STEPS:])
+
+    @property
+    def peak_bytes(self) -> float:
+        return max(row.memory_bytes_max or 0.0 for row in self.rows)
+
+
+@dataclass(frozen=True)
+class OwnRunRow:
+    """A plan's measured and predicted step."""
+
+    case: str
+    model: str
+    fitted: bool
+    """Whether the profile was fitted to it."""
+    step_time_s: float
+    predicted_s: float
+    """By the package's constants."""
+    profiled_s: float
+    """With the profile."""
+    peak_bytes: float
+    """Largest resident memory of a worker."""
+    predicted_bytes: float
+    profiled_bytes: float
+    load_1min: float
+
+
+PLANS: dict[str, Callable[[int, int], Plan]] = {
+    "dp2": lambda layers, rows: make_plan(1, 2, layers, rows // 2, 1),
+    "pp2": lambda layers, rows: make_plan(2, 1, layers, rows, 1),
+    "tp2": lambda layers, rows: make_plan(1, 1, layers, rows, 1, tp=2),
+    "pp2, 4 micro-batches": lambda layers, rows: make_plan(2, 1, layers, rows // 4, 4),
+    "dp2, zero 1": lambda layers, rows: make_plan(1, 2, layers, rows // 2, 1, zero=1),
+}
+"""Case -> its plan for a model of so many blocks and a batch of so many sequences."""
+FITTED = ("dp2", "pp2", "tp2")
+"""Cases of the first model that the profile is fitted to."""
+
+
+def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Probe, train, fit and compare.
+
+    Raises:
+        HpctrainError: the probe or a process of the bench failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        progress("a probe of two workers")
+        (folder / "probe").mkdir()
+        topology = probe_local(WORLD, folder / "probe", runner, clock, device="cpu")
+        make_corpus(folder / "corpus")
+        trained: list[Trained] = []
+        for number, spec in enumerate(settings.specs):
+            for case, plan in PLANS.items():
+                progress(f"{case}, {_name(spec)}")
+                place = folder / f"{number}-{len(trained)}"
+                trained.append(_train(place, folder / "corpus", case, spec, plan(spec.layers, settings.rows), settings))
+    return compare(topology, trained, settings)
+
+
+def _train(folder: Path, corpus: Path, case: str, spec: DecoderSpec, plan: Plan, settings: OwnRunSettings) -> Trained:
+    load = os.getloadavg()[0]
+    run = make_run(folder, corpus, spec, settings.rows, settings.seq_len)
+    run_ranks(_steps, WORLD, folder, plan, settings.steps)
+    return Trained(case, spec, run, plan, read_metrics(folder / "metrics.jsonl"), round(load, 2))
+
+
+def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
+    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
+    loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+    for _ in range(steps):
+        loop.one_step()
+    leave_process_group()
+
+
+def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
+    """Fit the profile to the chosen runs and predict all of them; the record of the bench."""
+    first = settings.specs[0]
+    chosen = [each for each in trained if each.spec == first and each.case in FITTED]
+    profile = merge_profiles(
+        [fit_profile(each.plan, each.run, each.spec, topology, each.rows, each.case) for each in chosen]
+    )
+    rows = [_row(each, each in chosen, topology, profile) for each in trained]
+    others = [row for row in rows if not row.fitted]
+    took, peaks = [row.step_time_s for row in others], [row.peak_bytes for row in others]
+    record = machine_and_versions("plan --own", asdict(settings))
+    record["settings"]["specs"] = [spec.model_dump(exclude_none=True) for spec in settings.specs]
+    return record | {
+        "rows": [asdict(row) | _errors_pct(row) for row in rows],
+        "error_pct": {
+            "before": asdict(errors_of([row.predicted_s for row in others], took)),
+            "after": asdict(errors_of([row.profiled_s for row in others], took)),
+        },
+        "memory_error_pct": {
+            "before": asdict(errors_of([row.predicted_bytes for row in others], peaks)),
+            "after": asdict(errors_of([row.profiled_bytes for row in others], peaks)),
+        },
+        "profile": profile.to_json(),
+    }
+
+
+def _errors_pct(row: OwnRunRow) -> dict[str, float]:
+    """Errors in percent of the measured figure; above 0, predicted too slow or too large."""
+    return {
+        "error_pct": 100 * (row.predicted_s / row.step_time_s - 1),
+        "profiled_error_pct": 100 * (row.profiled_s / row.step_time_s - 1),
+        "memory_error_pct": 100 * (row.predicted_bytes / row.peak_bytes - 1),
+        "profiled_memory_error_pct": 100 * (row.profiled_bytes / row.peak_bytes - 1),
+    }
+
+
+def _row(each: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> OwnRunRow:
+    usual_s, usual_bytes = _predicted(each, topology, None)
+    profiled_s, profiled_bytes = _predicted(each, topology, profile)
+    return OwnRunRow(
+        case=each.case, model=_name(each.spec), fitted=fitted, step_time_s=each.step_time_s,
+        predicted_s=usual_s, profiled_s=profiled_s, peak_bytes=each.peak_bytes, predicted_bytes=usual_bytes,
+        profiled_bytes=profiled_bytes, load_1min=each.load_1min,
+    )  # fmt: skip
+
+
+def _predicted(each: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
+    """Seconds of a step and peak bytes of the fullest worker."""
+    plan = each.plan.model_copy(update={"profile": profile})
+    scene = layout_of_plan(each.run, each.spec, plan, topology)
+    seconds = predict(scene.cost, scene.layout, whole=True).total
+    return seconds, max(scene.layout.memory(scene.cost.memory).values())
+
+
+def _name(spec: DecoderSpec) -> str:
+    """'4 × 256'."""
+    return f"{spec.layers} × {spec.dim}"

@@ -1,0 +1,24 @@
+"""The option that says how long a recovery takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from hpctrain.cli.options.named_numbers import FiniteNumber
+from hpctrain.planner.simulate.goodput import DEFAULT_RECOVERY_S
+
+
+def recover_option(purpose: str = "") -> Callable[..., Any]:
+    """`--recover SECONDS`, with what it is for where that is not everything."""
+    return click.option(
+        "--recover",
+        type=FiniteNumber(0),
+        default=DEFAULT_RECOVERY_S,
+        show_default=True,
+        metavar="SECONDS",
+        help=f"From a failure to the next step, in place{purpose} (default: 5 s until a silent node is missed, and "
+        "what four local nodes took).",
+    )

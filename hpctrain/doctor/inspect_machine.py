@@ -1,0 +1,170 @@
+"""The facts of this machine and its cluster, asked for part by part; a part that is missing is a fact too."""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.process import WORKER, Runner
+from hpctrain.doctor.facts import (
+    ContainerRuntime,
+    Driver,
+    Interface,
+    MachineFacts,
+    NetworkFacts,
+    SlurmFacts,
+    SlurmUnavailable,
+    TorchFacts,
+    TorchUnavailable,
+)
+from hpctrain.doctor.inspect_folder import inspect_local_disks, inspect_runs_folder
+from hpctrain.launch.local import local_environment
+from hpctrain.probe.system.address import interface_of, routed_address
+from hpctrain.slurm.cluster import NodeInfo
+from hpctrain.slurm.commands import NotConfiguredError, Slurm
+
+TORCH_TIMEOUT_S = 180.0
+"""Importing torch from a shared file system that is busy takes minutes."""
+PROGRAM_TIMEOUT_S = 30.0
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_INFINIBAND = "32"
+"""ARPHRD_INFINIBAND, what /sys/class/net/<name>/type has for IP over InfiniBand."""
+
+Which = Callable[[str], str | None]
+"""shutil.which, or what a test puts in its place."""
+
+
+def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> MachineFacts:
+    """Everything the doctor looks at; nothing is changed and nothing is left behind."""
+    host = platform.node().partition(".")[0]
+    slurm = inspect_slurm(runner, environ, which)
+    nodes = slurm.nodes if isinstance(slurm, SlurmFacts) else ()
+    return MachineFacts(
+        host=host,
+        slurm=slurm,
+        containers=inspect_containers(runner, which),
+        torch=inspect_torch(runner),
+        driver=inspect_driver(runner, which),
+        network=inspect_network(nodes, host, environ),
+        runs=inspect_runs_folder(runs, environ),
+        local_disks=inspect_local_disks(environ),
+    )
+
+
+def inspect_slurm(runner: Runner, environ: Mapping[str, str], which: Which) -> SlurmFacts | SlurmUnavailable:
+    """The cluster, or why there is none to ask."""
+    if which("scontrol") is None:
+        return SlurmUnavailable(installed=False, configured=False)
+    slurm = Slurm(runner, environ)
+    try:
+        config = slurm.config()
+        nodes = slurm.nodes()
+        return SlurmFacts(config, tuple(slurm.partitions(nodes)), tuple(nodes), _has_pyxis(slurm))
+    except CommandError as error:
+        return SlurmUnavailable(installed=True, configured=not isinstance(error, NotConfiguredError), reason=str(error))
+
+
+def _has_pyxis(slurm: Slurm) -> bool:
+    try:
+        return slurm.srun_has("--container-image")
+    except CommandError:
+        return False  # no srun here: nobody can start a step, with pyxis or without
+
+
+def inspect_containers(runner: Runner, which: Which) -> tuple[ContainerRuntime, ...]:
+    """Apptainer and Singularity, where they are on the path."""
+    return tuple(
+        ContainerRuntime(name, _first_line(runner, [name, "--version"]))
+        for name in ("apptainer", "singularity")
+        if which(name) is not None
+    )
+
+
+def _first_line(runner: Runner, argv: Sequence[str]) -> str | None:
+    try:
+        done = runner.run(argv, timeout_s=PROGRAM_TIMEOUT_S)
+    except CommandError:
+        return None
+    lines = done.stdout.strip().splitlines()
+    return lines[0].strip() if done.code == 0 and lines else None
+
+
+def inspect_torch(runner: Runner) -> TorchFacts | TorchUnavailable:
+    """torch, looked at by a process of its own: importing it takes seconds and may crash on a broken driver."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return TorchUnavailable("it is not installed beside hpctrain", installed=False)
+    try:
+        done = runner.run([*WORKER, "torch"], timeout_s=TORCH_TIMEOUT_S)
+    except CommandError as error:
+        return TorchUnavailable(f"{version} could not be asked: {error}", installed=True)
+    if done.code != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.code} and no message"]
+        return TorchUnavailable(f"{version} cannot be imported: {lines[-1].strip()}", installed=True)
+    # What a library prints while it is imported comes first.
+    state = json.loads(done.stdout.strip().splitlines()[-1])
+    return TorchFacts(**{**state, "devices": tuple(state["devices"])})
+
+
+def inspect_driver(runner: Runner, which: Which) -> Driver | None:
+    """NVIDIA's driver; None where there is no nvidia-smi."""
+    if which("nvidia-smi") is None:
+        return None
+    argv = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = runner.run(argv, timeout_s=PROGRAM_TIMEOUT_S)
+    except CommandError as error:
+        return Driver((), None, str(error))
+    if done.code != 0:
+        said = (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.code} and no message"]
+        return Driver((), None, said[0])
+    rows = [line.rpartition(",") for line in done.stdout.splitlines() if "," in line]
+    return Driver(tuple(name.strip() for name, _, _ in rows), rows[0][2].strip() if rows else None)
+
+
+def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, str]) -> NetworkFacts:
+    """The interfaces, and the one that leads to the nodes, found in the way that each node's agent finds its own."""
+    peer = next((node for node in nodes if node.accepts_jobs and node.name != host), None)
+    exported = {name: environ[name] for name in VARIABLES if environ.get(name)}
+    interfaces, known = _interfaces(), tuple(psutil.net_if_addrs())
+    if peer is None:
+        chosen = local_environment(1, {})["GLOO_SOCKET_IFNAME"]
+        return NetworkFacts(interfaces, None, chosen, exported=exported, known=known)
+    try:
+        found, reason = interface_of(routed_address(peer.addr)), ""
+    except InputError as error:
+        # Its remedy is an option of the probe.
+        found, reason = None, str(error).partition(";")[0]
+    return NetworkFacts(interfaces, peer.name, found, reason, exported, known)
+
+
+def _interfaces(sysfs: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
+    stats, found = psutil.net_if_stats(), []
+    for name, entries in psutil.net_if_addrs().items():
+        state = stats.get(name)
+        addresses = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        addresses = [address for address in addresses if not address.startswith("fe80:")]
+        if state is None or not state.isup or not addresses or all(_is_loopback(address) for address in addresses):
+            continue
+        speed = state.speed * 10**6 if state.speed > 0 else None
+        found.append(Interface(name, addresses[0], speed, _type_of(sysfs / name / "type") == _INFINIBAND))
+    return tuple(found)
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
+
+def _type_of(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

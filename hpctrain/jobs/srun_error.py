@@ -1,0 +1,53 @@
+"""The end of a step as srun tells it: the job script keeps srun's words beside the workers' logs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpctrain.base.errors import UntrustedError
+from hpctrain.base.owned_files import open_owned
+from hpctrain.jobs.attempt_outcome import AttemptOutcome
+from hpctrain.slurm.srun_errors import StepFailure, read_step_failure
+
+SRUN_LOG_NAME = "srun.txt"
+"""File in logs/<attempt> with srun's stderr; the job's log has the same lines."""
+SRUN_LOG_BYTES_MAX = 2**18
+"""As much of it is read: the first error is the cause, and srun names each task that it ends after that."""
+
+
+def srun_log(folder: Path, attempt: int) -> Path:
+    """The file with what srun said of an attempt's step."""
+    return folder / "logs" / str(attempt) / SRUN_LOG_NAME
+
+
+def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
+    """The outcome, where srun ended the step by itself: a failure of the cluster, with srun's words as the reason.
+
+    What the agents said for themselves stands, as does a run that is finished.
+
+    Args:
+        nodes: those of the step, in Slurm's order.
+    """
+    if outcome.exit_class == "done" or (outcome.reason is not None and not outcome.crashed):
+        return outcome
+    try:
+        with os.fdopen(open_owned(srun_log(folder, attempt)), "rb") as file:
+            failure = read_step_failure(file.read(SRUN_LOG_BYTES_MAX).decode(errors="replace"))
+    except (OSError, UntrustedError):
+        return outcome
+    if failure is None:
+        return outcome
+    return replace(outcome, exit_class="infrastructure", reason=step_failure_text(failure, nodes), not_retryable=False)
+
+
+def step_failure_text(failure: StepFailure, nodes: Sequence[str]) -> str:
+    """What happened, with the name of the node in place of its number."""
+    if not failure.started:
+        return f"Slurm could not start the step (srun: {failure.words})"
+    index = failure.node_index
+    node = nodes[index] if index is not None and index < len(nodes) else "a lost node"
+    why = "came back without its part of the step, and" if "missing" in failure.words else "cannot be reached any more:"
+    return f"{node} {why} Slurm ended the step on all nodes (srun: {failure.words})"

@@ -1,0 +1,167 @@
+"""Changing the settings of a run that goes on: what its checkpoint allows, with the old settings kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.errors import CheckpointError, InputError
+from hpctrain.base.owned_files import read_owned
+from hpctrain.checkpoint.published import listed, verify
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.folder import RunFolder, render_run
+
+ALLOWED = (
+    "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",
+)  # fmt: skip
+"""Keys of run.yaml that a run may go on with in another form."""
+
+_KEPT = {
+    "cluster.kind": "a run in a queue stays one; `hpctrain train --resume` goes on with it here",
+    "optimizer.steps_changed": "hpctrain writes it when the number of steps changes",
+    "optimizer.name": "the checkpoint holds this optimizer's state",
+    "name": "it names the run folder",
+    "seed": "it decides the weights and the order of samples that the run began with",
+    "code": "the copy in the run folder is what runs",
+    "model": "the checkpoint holds this model's weights",
+    "data": "the checkpoint says how far this data was read",
+    "objective": "the checkpoint's model has learned this so far",
+    "batch": "the checkpoint counts samples in batches of this size",
+    "precision": "the checkpoint holds what this precision needs, the loss scale for one",
+}
+"""Key -> why it stays as it is; other keys that are not allowed have no reason but that nobody needs them changed."""
+
+
+def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
+    """The run with other settings, for whichever command goes on with it; nothing is written.
+
+    With another number of steps the warm-up stays that of the first one, and the learning rate goes on from where the
+    newest checkpoint left it.
+
+    Args:
+        from_seed: the run begins again, so nothing is done that the settings must fit.
+
+    Raises:
+        FileError: an override is wrong.
+        InputError: it changes what the run has to keep, or asks for fewer steps than are done.
+    """
+    before, after = run_of(folder), run_of(folder, overrides)
+    refused = [text for key in _changed(before.to_json(), after.to_json()) if (text := _refusal(key)) is not None]
+    if refused:
+        raise InputError("\n".join([*refused, f"--set: allowed are the keys {', '.join(ALLOWED)}"]))
+    done = 0 if from_seed else _steps_saved(folder)
+    if after.steps != before.steps and after.steps <= done:
+        raise InputError(f"--set steps={after.steps}: the newest checkpoint is of step {done}; ask for more steps")
+    if after.steps == before.steps and not from_seed:
+        return after
+    optimizer = after.optimizer.with_steps_changed(done, before.steps)
+    return after.model_copy(update={"optimizer": optimizer})
+
+
+def changes_text(folder: Path, run: Run) -> list[str]:
+    """What another form of its settings changes in a run folder, a line each; [] where it is none."""
+    before = run_of(folder)
+    old, new = before.to_json(), run.to_json()
+    keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]
+    words = [f"{key}: {_value(old, key)} -> {_value(new, key)}" for key in keys]
+    if words:
+        words.append(f"the settings of before are kept as {_backup_name(folder).name}")
+    if _plan_inputs(run) != _plan_inputs(before):
+        words += [f"{plan.name} is put aside; another plan is made" for plan in _plans(folder)]
+    return words
+
+
+@contextlib.contextmanager
+def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
+    """Make `run` the settings in the run folder; the old ones stay beside them as run-<n>.yaml, and the plans that were
+    made for them are put aside. When the block fails, all is as it was.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    path = folder.path / "run.yaml"
+    before, text = run_of(folder.path), read_owned(path).decode("utf-8")
+    if run == before:
+        yield
+        return
+    kept = _backup_name(folder.path)
+    write_text(kept, text)
+    moved: list[tuple[Path, Path]] = []
+    try:
+        write_text(path, render_run(run))
+        with storage_errors(folder.path):
+            moved += put_stale_plans_aside(folder, before, run)
+        yield
+    except BaseException:
+        for plan, aside in moved:
+            aside.rename(plan)
+        write_text(path, text)
+        kept.unlink()
+        raise
+
+
+def _plan_inputs(run: Run) -> list[object]:
+    """What a plan was made for; with any of it changed, another plan is needed."""
+    recovery, cluster = run.recovery, run.cluster
+    return [
+        run.batch, run.data.seq_len, run.objective, run.precision, run.compile, run.parallel, run.compression,
+        recovery.spares, cluster.device, cluster.devices_per_node,
+    ]  # fmt: skip
+
+
+def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
+    """Rename the plans in a run folder if they were made for settings that have changed; the old and the new name of
+    each come back."""
+    if _plan_inputs(after) == _plan_inputs(before):
+        return []
+    attempt = len(folder.attempts())
+    plans = [(plan, folder.path / f"before-{attempt}-{plan.name}") for plan in _plans(folder.path)]
+    for plan, aside in plans:
+        plan.rename(aside)
+    return plans
+
+
+def _plans(folder: Path) -> list[Path]:
+    return [*folder.glob("plan.json"), *folder.glob("plan-*.json")]
+
+
+def _value(settings: Mapping[str, Any], key: str) -> object:
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The key paths whose values differ, as deep as both sides are mappings."""
+    for key in dict.fromkeys([*before, *after]):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changed(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key}"
+
+
+def _refusal(key: str) -> str | None:
+    """Why a key keeps its value; None when it may change."""
+    first = key.partition(".")[0]
+    reason = _KEPT.get(key) or _KEPT.get(first)
+    if reason is None and first in ALLOWED:
+        return None
+    return f"--set {key}: a run that goes on keeps it{f': {reason}' if reason else ''}; start a new run to change it"
+
+
+def _steps_saved(folder: Path) -> int:
+    """Steps of the newest checkpoint that is whole by the sizes of its files; their hashes are for whoever loads it."""
+    for path in reversed(listed(folder / "checkpoints")):
+        with contextlib.suppress(CheckpointError):
+            return verify(path, hashes=False).step
+    return 0
+
+
+def _backup_name(folder: Path) -> Path:
+    numbers = (int(path.stem[4:]) for path in folder.glob("run-*.yaml") if path.stem[4:].isdigit())
+    return folder / f"run-{max(numbers, default=0) + 1}.yaml"

@@ -1,0 +1,69 @@
+"""Commands of a run, inside its image where it has one; what of that can be checked before anything starts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.module_argv import PACKAGE, program
+from hpctrain.container.run.binds import LIBRARY, check_binds, run_binds
+from hpctrain.container.run.entry import PYTHON, pyxis_command, pyxis_options
+from hpctrain.container.run.runtime import Which, find_runtime
+from hpctrain.records.run.run import Container, Run
+
+
+def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
+    """The argv that begins a process of the run with a module: in this Python, or in the image's."""
+    if run.container is None:
+        return program(module, flags=flags)
+    return program(module, PYTHON, f"{LIBRARY}/{PACKAGE.name}", flags)
+
+
+def container_command(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
+    """The argv that runs `command` where the run's processes run; under pyxis Slurm has seen to that."""
+    if run.container is None or run.container.runtime == "pyxis":
+        return list(command)
+    more = ["--with-code"] if with_code else []
+    return [*program("hpctrain.node"), "enter", "--folder", str(folder), *more, "--", *command]
+
+
+def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:
+    """The same as a step's task, for a shell."""
+    if run.container is not None and run.container.runtime == "pyxis":
+        return pyxis_command(run.container, command)
+    return shlex.join(container_command(run, folder, command))
+
+
+def step_options(run: Run, folder: Path) -> str:
+    """srun's options for a step in the image, with a space behind; empty where srun need not know of it."""
+    if run.container is None or run.container.runtime != "pyxis":
+        return ""
+    binds = run_binds(run, folder, {})
+    return shlex.join(pyxis_options(run.container, binds)) + " "
+
+
+def check_container(container: Container | None, local: bool, which: Which) -> None:
+    """The image and what it is to see are there.
+
+    Args:
+        local: the run's processes start on this machine.
+
+    Raises:
+        InputError: the image, a bind or, for a local run, the program that starts it, is not there.
+    """
+    if container is None:
+        return
+    check_binds(container.binds)
+    if container.runtime == "pyxis":
+        if local:
+            raise InputError("container.runtime: found pyxis; it is Slurm's: a local run takes auto")
+        return
+    image = Path(container.image)
+    if not image.exists():
+        raise InputError(
+            f"container.image: {image}: there is no such file; build one with `hpctrain image build -o {image.name}`"
+        )
+    if local:  # a job may load the module that brings it
+        find_runtime(container.runtime, which)

@@ -1,0 +1,63 @@
+"""`python -m hpctrain.node close`: a node that is left ends the job of a finished run, whose script was lost.
+
+It runs outside any image, on the first node of the last generation, when the batch node was no member of it. Until
+Slurm gives such a node up, minutes on most clusters, nobody else would free the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from hpctrain.base.clock import Clock, SystemClock
+from hpctrain.base.process import Runner, SystemRunner
+from hpctrain.jobs.dependencies import refresh_dependent_runs
+from hpctrain.node import attempt
+from hpctrain.node.exit_markers import is_job_script_alive
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.trust import check_trusted
+from hpctrain.slurm.commands import Slurm
+
+SCRIPT_WAIT_S = 5.0
+"""How long a script that is there after all has to see that the run is finished; it looks each second."""
+POLL_S = 0.25
+
+
+def main(argv: list[str]) -> int:
+    """Close the attempt as its script would, and end the job.
+
+    Raises:
+        InputError: others can write to the run folder.
+        CommandError: Slurm refuses; the job then ends when Slurm gives the lost node up.
+    """
+    parser = argparse.ArgumentParser(prog="hpctrain.node close")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--again", required=True, help="as of `end`")
+    options = parser.parse_args(argv)
+    check_trusted(options.folder)
+    if not close(options.folder, options.attempt, options.again, SystemRunner(), SystemClock()):
+        print("hpctrain node: the job's script is there and ends the job", file=sys.stderr)
+    return 0
+
+
+def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -> bool:
+    """Whether the job was ended here; its script may be there after all, or have done so already."""
+    deadline = clock.now() + SCRIPT_WAIT_S
+    while clock.now() < deadline:
+        if is_job_script_alive(folder, number):
+            return False
+        clock.sleep(POLL_S)
+    if number not in {line["attempt"] for line in RunFolder(folder).open_attempts()}:
+        return False
+    attempt.end(["--folder", str(folder), "--attempt", str(number), "--code", "0", "--again", again])
+    slurm = Slurm(runner, os.environ)
+    # A job that is cancelled is no good end to Slurm: runs that wait for one are told that this one is done.
+    for line in refresh_dependent_runs(folder, slurm, os.environ):
+        print(f"hpctrain node: {line}", file=sys.stderr)
+    job = os.environ["SLURM_JOB_ID"]
+    print(f"hpctrain node: the run is finished and its script lost: job {job} is cancelled", file=sys.stderr)
+    slurm.cancel(job)
+    return True

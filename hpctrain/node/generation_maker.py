@@ -1,0 +1,184 @@
+"""From who is left to the record of the next generation: the plan it runs, the checkpoint it starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.agent.agent import Proposal, ProposedGeneration
+from hpctrain.agent.event_log import EventLog
+from hpctrain.base.errors import HpctrainError, RefusedError
+from hpctrain.checkpoint import published
+from hpctrain.launch.checks import check_devices, check_plan
+from hpctrain.planner import make_plan
+from hpctrain.planner.replan.replan import replan, with_fewer_spares
+from hpctrain.planner.replan.run_profile import learned_profile
+from hpctrain.records.history.event import EventKind, read_events
+from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.folder import newest_plan
+from hpctrain.runs.lost_checkpoints import lost_checkpoints_error, saved_step
+from hpctrain.schedule.resolve import schedule_of
+
+
+@dataclass
+class _PendingEvents:
+    """What is told, and written for people, once the record is decided: a losing proposal leaves no trace."""
+
+    events: list[tuple[EventKind, str, dict[str, Any]]] = field(default_factory=list)
+    files: dict[str, Plan] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GenerationMaker:
+    """Makes the record that an agent proposes."""
+
+    folder: Path
+    run: Run
+    nodes: tuple[str, ...]
+    """Nodes that the attempt began with."""
+    event_log: EventLog
+
+    def __call__(self, proposal: Proposal) -> ProposedGeneration:
+        """The next generation, and what to tell when it is decided.
+
+        Raises:
+            RefusedError: the model does not fit on what is left, or the plan given is of other devices.
+            FileError, InputError: topology or plan cannot be used.
+        """
+        pending = _PendingEvents()
+        plan = self._plan(proposal, pending)
+        # The copy that runs is never written again; the public one may be edited for the next attempt.
+        name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"
+        (self.folder / "generations").mkdir(exist_ok=True)
+        plan.write(self.folder / name)
+        first = plan.ranks[0].partition(":")[0]
+        host = next(member for member in proposal.members if member.node == first)
+        record = Generation(
+            number=proposal.number,
+            attempt=proposal.attempt,
+            members=list(proposal.members),
+            plan=name,
+            store=StoreAddress(addr=host.addr, port=host.store_port, node=first),
+            restore=self._checkpoint(proposal.number, pending),
+            first_weights=self.run.first_weights,
+            reason=proposal.reason,
+            proposer=proposal.proposer,
+            failures=proposal.failures,
+        )
+        return ProposedGeneration(record, plan, lambda: self._publish(proposal.number, pending))
+
+    def newest_checkpoint(self) -> str | None:
+        """Name of the newest published checkpoint, within the run folder."""
+        found = published.listed(self.folder / "checkpoints")
+        return f"checkpoints/{found[-1].name}" if found else None
+
+    def _publish(self, number: int, pending: _PendingEvents) -> None:
+        for name, plan in pending.files.items():
+            plan.write(self.folder / name)
+        for kind, reason, data in pending.events:
+            self.event_log.write(kind, number, reason, **data)
+
+    def _plan(self, proposal: Proposal, pending: _PendingEvents) -> Plan:
+        """The plan in use if all its nodes are there, else a new one for those that are."""
+        nodes = [member.node for member in proposal.members]
+        previous = proposal.previous
+        if previous is not None and previous.attempt == proposal.attempt:
+            plan = Plan.read(self.folder / previous.plan, owned=True)
+            return plan if set(plan.nodes) <= set(nodes) else self._new_plan(proposal, nodes, pending, plan)
+        given = newest_plan(self.folder)
+        if given is None or (previous is not None and self._is_outdated(given, previous, nodes)):
+            return self._new_plan(proposal, nodes, pending)
+        away = set(self.nodes) - set(nodes)
+        if away and away & set((plan := Plan.read(given, owned=True)).nodes):
+            return self._new_plan(proposal, nodes, pending, plan)
+        return self._plan_from_folder(given, nodes, pending)
+
+    def _is_outdated(self, given: Path, previous: Generation, nodes: list[str]) -> bool:
+        """Whether a new attempt got other nodes than the last one, so that all of them are worth planning for, or its
+        probe excludes a node that the plan uses."""
+        if {member.node for member in previous.members} != set(nodes):
+            return True
+        excluded = Topology.read(self.folder / "topology.json", owned=True).verdict.exclude
+        return not set(excluded).isdisjoint(Plan.read(given, owned=True).nodes)
+
+    def _plan_from_folder(self, path: Path, nodes: list[str], pending: _PendingEvents) -> Plan:
+        """A plan that lies in the run folder, as a person left it."""
+        plan = Plan.read(path, owned=True)
+        check_plan(plan, self.run, self.run.spec(), nodes, str(path))
+        check_devices(plan, Topology.read(self.folder / "topology.json", owned=True), str(path))
+        notes = [note for replica in range(plan.dp) if (note := schedule_of(plan, replica)[1])]
+        text = f"{path.name} as given: pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes"
+        pending.events.append(("planned", " ".join([text, *notes]), {"plan": path.name, "notes": notes}))
+        return plan
+
+    def _new_plan(
+        self, proposal: Proposal, nodes: list[str], pending: _PendingEvents, replaced: Plan | None = None
+    ) -> Plan:
+        """The planner's plan for these nodes, checked as one by hand is: no worker has to refuse it."""
+        run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
+        left = Topology.read(self.folder / "topology.json", owned=True).only(nodes)
+        first = proposal.previous is None and replaced is None
+        if first:
+            public, remark = "plan.json", ""
+            plan = make_plan(with_fewer_spares(run, lost), spec, left)
+        else:
+            public = f"plan-{proposal.number}.json"
+            plan, remark = replan(run, spec, left, lost, replaced, self._profile())
+        check_plan(plan, run, spec, nodes, public)
+        pending.files[public] = plan
+        predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
+        degrees = {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}
+        text = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes" + f" ({remark})" * bool(remark)
+        data = {"plan": public, **degrees, "predicted_step_time_s": predicted, "moves": len(plan.moves)}
+        pending.events.append(("planned" if first else "replanned", text, data))
+        return plan
+
+    def _profile(self) -> CalibrationProfile | None:
+        """What the run's own steps have taught; a run goes on without."""
+        try:
+            return learned_profile(self.folder, self.run, self.run.spec())
+        except (HpctrainError, OSError):
+            return None
+
+    def _checkpoint(self, number: int, pending: _PendingEvents) -> str | None:
+        """The newest checkpoint that verifies. Each one passed over is an event, and is put aside: it must neither be
+        taken for progress nor for one of the checkpoints that are kept.
+
+        Raises:
+            RefusedError: the run had saved its state, and none of it can be used.
+        """
+        checkpoints = self.folder / "checkpoints"
+        with contextlib.suppress(OSError):
+            published.discard_unfinished(checkpoints)
+        found, skipped = published.newest(checkpoints, self.run.spec().sha256())
+        if found is None:
+            self._check_no_checkpoint_lost(number, skipped)
+        for item in skipped:
+            aside = published.quarantine(item.path)
+            reason = f"{item.path.name}: {item.reason}"
+            pending.events.append(("checkpoint_skipped", reason, {"path": item.path.name, "now": aside}))
+        return f"checkpoints/{found.path.name}" if found else None
+
+    def _check_no_checkpoint_lost(self, number: int, skipped: list[published.SkippedCheckpoint]) -> None:
+        """A run begins from the seed only where it had saved nothing. What was refused stays where it is: a file system
+        may come back.
+
+        Raises:
+            RefusedError: it had saved a step.
+        """
+        step = saved_step(read_events(self.folder / "events.jsonl"))
+        if step is None:
+            return
+        refused = [f"{item.path.name}: {item.reason}" for item in skipped]
+        for item, words in zip(skipped, refused, strict=True):
+            self.event_log.write("checkpoint_skipped", number, words, path=item.path.name)
+        words = lost_checkpoints_error(self.folder, step, refused)
+        self.event_log.write("checkpoints_lost", number, words)
+        raise RefusedError(words)

@@ -1,0 +1,206 @@
+"""A stage's state sharded over replicas with torch's `fully_shard`: ZeRO 1 to 3 (Rajbhandari et al. 2020), and hybrid
+sharding, where several groups of replicas each hold all of it (Zhao et al. 2023).
+
+This is the one file that touches private names of torch's FSDP: the default collectives, which are counted here, and
+the callback that ends a backward pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, ShardedParameter
+from hpctrain.model.imported.part import blocks_of
+
+CountBytes = Callable[[int], None]
+"""Takes the bytes that this rank sends for a collective."""
+
+
+def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torch.dtype | None) -> None:
+    """Shard the parameters of a plain or tensor-parallel stage in place: each block by itself, the rest together.
+
+    The gradients are then sums over the replicas, never means, and their sharded parts stand in the parameters.
+
+    Args:
+        mesh: [shard] or [replicate, shard], of the same root mesh as that of tensor parallelism.
+        zero: 1 or 2 keep the weights whole between forward and backward, 3 gathers them for each.
+        compute: precision in which weights are gathered and used, and gradients come out of the backward pass; they are
+            summed in fp32 and the weights that the optimizer sees are fp32. The stream between blocks stays fp32. Next
+            to autocast alone, the embedding and the norms' weights are rounded too. None: fp32 throughout.
+    """
+    policy = (
+        MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False) if compute else MixedPrecisionPolicy()
+    )
+    if compute and module.embedding is not None:
+        module.embedding.register_forward_hook(_cast_to_fp32)  # type: ignore[union-attr]
+    blocks = list(blocks_of(module).values())
+    parts = [fully_shard(part, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy) for part in blocks]
+    root = fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+    for part in [*parts, root]:
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    # Split logits are a view of a DTensor; nothing here writes into a stage's output, which is what torch warns of.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
+    # By itself FSDP fetches what ran before in any micro-batch: for the first block that may be the last one, whose
+    # weights would then lie there unused until the next micro-batch.
+    for before, later in pairwise([root, *parts, root]):
+        later.set_modules_to_backward_prefetch([before])
+
+
+def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
+    """The stage itself and its blocks."""
+    return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def flat_gradient_layouts(module: nn.Module) -> list[list[ShardedParameter]]:
+    """For each part in turn, the parameters in its flat gradient, in their order there; those of blocks are not the
+    stage's own, which may have none."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    return [
+        [
+            ShardedParameter(names[member.sharded_param], member._orig_size, member.padded_sharded_param_size.numel())
+            for gathered in _fsdp_param_groups_of(part)
+            for member in gathered.fsdp_params
+            if member.sharded_param.requires_grad
+        ]
+        for part in sharded_parts(module)
+    ]
+
+
+def shard_group(module: nn.Module) -> dist.ProcessGroup:
+    """The ranks that share the state of this stage."""
+    group: dist.ProcessGroup = next(
+        gathered._reduce_scatter_process_group
+        for part in sharded_parts(module)
+        for gathered in _fsdp_param_groups_of(part)
+    )
+    return group
+
+
+def _fsdp_param_groups_of(part: FSDPModule) -> list[Any]:
+    """torch's own record of the parameters that a part gathers together, where it has any of its own."""
+    groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
+    return groups
+
+
+def finish_backward(module: nn.Module) -> None:
+    """What FSDP does at the end of a backward pass, for one that ran outside of its hooks: sums over the replicas, or
+    adds to the gradients of earlier micro-batches where those are summed later."""
+    fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
+
+
+def track_collectives(
+    module: nn.Module,
+    index: int,
+    count: CountBytes,
+    replicate_degree: int,
+    sums_replicate_axis: Callable[[], bool],
+    scatters: Sequence[ReduceScatter | None],
+) -> None:
+    """Tell `count` of every all-gather, reduce-scatter and all-reduce between copies of the stage from now on, and note
+    in the record of what this process does that it waits there for the other replicas.
+
+    The bytes of an all-gather, an all-reduce, and of torch's own reduce-scatter are those of the ring form, the least
+    that any form sends.
+
+    Args:
+        index: the stage's number.
+        replicate_degree: groups of replicas that each hold the whole state.
+        sums_replicate_axis: whether an all-reduce between copies follows a reduce-scatter at this moment.
+        scatters: what sums the gradients within a group, for each part in turn; None: torch's own.
+    """
+    for part, scatter in zip(sharded_parts(module), scatters, strict=True):
+        part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
+        operation = f"sum gradients of stage {index} over replicas"
+        summing = _ReduceScatter(count, sums_replicate_axis, replicate_degree, scatter, operation)
+        part.set_custom_reduce_scatter(summing)
+        if replicate_degree > 1:
+            part.set_all_reduce_hook(summing.finish_all_reduce)
+
+
+def _cast_to_fp32(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    return output.float()
+
+
+class _AllGather(DefaultAllGather):
+    def __init__(self, count: CountBytes, operation: str) -> None:
+        self._count = count
+        self._operation = operation
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._count(_bytes(output_tensor) - _bytes(input_tensor))
+        with ACTIVITY.doing(self._operation, waits=True):
+            work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
+        return None if work is None else _TrackedAllGather(work, self._operation)
+
+
+class _TrackedAllGather(dist.Work):
+    """An all-gather under way: a `Work`, because torch waits for nothing else."""
+
+    def __init__(self, work: dist.Work, operation: str) -> None:
+        super().__init__()
+        self._work = work
+        self._operation = operation
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        with ACTIVITY.doing(self._operation, waits=True):
+            return self._work.wait() if timeout is None else self._work.wait(timeout)
+
+
+class _ReduceScatter(DefaultReduceScatter):
+    """The sum within a group of replicas; torch's all-reduce between the groups follows it at once."""
+
+    def __init__(
+        self,
+        count: CountBytes,
+        sums_replicate_axis: Callable[[], bool],
+        replicate_degree: int,
+        scatter: ReduceScatter | None,
+        operation: str,
+    ) -> None:
+        self._count = count
+        self._sums_replicate_axis = sums_replicate_axis
+        self._replicate_degree = replicate_degree
+        self._scatter = scatter
+        self._operation = operation
+        self._replicate_activity = ACTIVITY.doing(operation, waits=True)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        part, work = _bytes(output_tensor), None
+        with ACTIVITY.doing(self._operation, waits=True):
+            if self._scatter is None:
+                self._count(_bytes(input_tensor) - part)
+                work = super().__call__(output_tensor, input_tensor, group, op, async_op)
+            else:
+                self._count(self._scatter(output_tensor, input_tensor, group))
+        if self._replicate_degree > 1 and self._sums_replicate_axis():
+            self._count(2 * (self._replicate_degree - 1) * part // self._replicate_degree)
+            self._replicate_activity.__enter__()
+        return work
+
+    def finish_all_reduce(self, _sums: Tensor) -> None:
+        """torch's hook behind the all-reduce between groups."""
+        self._replicate_activity.__exit__(None)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,149 @@
+"""What sums the gradients of a rank over the replicas of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from hpctrain.compress.build import build_reducer
+from hpctrain.compress.collectives.reduce_scatter import residual_metrics
+from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
+from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.parallel.sharded_stage import ShardedStage
+from hpctrain.parallel.stage import InstrumentedStage
+from hpctrain.records.plan.compression import LocalSteps
+from hpctrain.records.plan.plan import Plan
+
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
+
+
+def build_plan_reducer(
+    plan: Plan, mesh: DeviceMesh, stages: Sequence[InstrumentedStage], parameters: NamedParameters
+) -> Reducer:
+    """What sums the gradients of these stages over replicas.
+
+    Args:
+        parameters: name and parameter for each gradient that it is going to get, in that order.
+    """
+    if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
+        return ShardedReducer(stages)
+    axis = "replicate" if plan.codec_reduces_replicate_axis else "dp"
+    names = [name for name, _ in parameters]
+    local = [_local(parameter) for _, parameter in parameters]
+    reducer: Reducer
+    if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
+        first = mesh.get_local_rank(axis) * plan.shards
+        rows = sum(replica.rows for replica in plan.replicas[first : first + plan.shards])
+        reducer = LocalSgdReducer(_build_outer_optimizer(mesh.get_group(axis), local, plan.codec), plan.rows / rows)
+    else:
+        reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
+    return HybridShardReducer(ShardedReducer(stages), reducer) if plan.codec_reduces_replicate_axis else reducer
+
+
+class ShardedReducer:
+    """The reducer of sharded stages: the sums were taken in the backward pass, so it tells of their bytes, and has what
+    was not sent of them."""
+
+    def __init__(self, stages: Sequence[InstrumentedStage]) -> None:
+        self._stages = stages
+        self._residuals = {
+            f"stage{stage.stage_index}.": residuals
+            for stage in stages
+            if isinstance(stage, ShardedStage) and (residuals := stage.residuals) is not None
+        }
+
+    def reduce(self, gradients: list[Tensor]) -> int:
+        """Bytes that this rank sent since the counters were last taken: weights gathered and gradients summed."""
+        for residuals in self._residuals.values():
+            residuals.end_step(gradients[0].device)
+        return sum(stage.counters.sharding_bytes for stage in self._stages)
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            prefix + key: kept
+            for prefix, residuals in self._residuals.items()
+            for key, kept in residuals.state().items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for prefix, residuals in self._residuals.items():
+            mine = {key.removeprefix(prefix): kept for key, kept in state.items() if key.startswith(prefix)}
+            residuals.load_state(mine)
+
+    def drop_state(self) -> None:
+        self.load_state({})
+
+    def metrics(self) -> dict[str, float]:
+        return residual_metrics(list(self._residuals.values())) if self._residuals else {}
+
+
+class LocalSgdReducer:
+    """The reducer of replicas that train on their own: nothing is summed, and a replica's gradient is the mean over its
+    own tokens. Their meetings, which come after the optimizer's step, are the other part of it."""
+
+    def __init__(self, outer_optimizer: OuterOptimizer, share: float) -> None:
+        """
+        Args:
+            outer_optimizer: of the replicas.
+            share: tokens of the job for each token of this replica, by which its loss was divided too much.
+        """
+        self.outer_optimizer = outer_optimizer
+        self._share = share
+
+    def reduce(self, gradients: list[Tensor]) -> int:
+        torch._foreach_mul_(gradients, self._share)
+        return 0
+
+    def state(self) -> dict[str, Tensor]:
+        return self.outer_optimizer.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.outer_optimizer.load_state(state)
+
+    def drop_state(self) -> None:
+        self.outer_optimizer.drop_state()
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class HybridShardReducer:
+    """Sums the gradients of the copies of a sharded state, once they are sums within each copy."""
+
+    def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
+        self._shard_reducer = shard_reducer
+        self.replicate_reducer = replicate_reducer
+
+    def reduce(self, gradients: list[Tensor]) -> int:
+        return self._shard_reducer.reduce(gradients) + self.replicate_reducer.reduce(gradients)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.replicate_reducer.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.replicate_reducer.load_state(state)
+
+    def drop_state(self) -> None:
+        self.replicate_reducer.drop_state()
+
+    def metrics(self) -> dict[str, float]:
+        return self.replicate_reducer.metrics()
+
+
+def outer_optimizer_of(reducer: Reducer) -> OuterOptimizer | None:
+    """The meetings of replicas that train on their own, where they do."""
+    inner = reducer.replicate_reducer if isinstance(reducer, HybridShardReducer) else reducer
+    return inner.outer_optimizer if isinstance(inner, LocalSgdReducer) else None
+
+
+def _build_outer_optimizer(group: dist.ProcessGroup, weights: list[Tensor], codec: LocalSteps) -> OuterOptimizer:
+    return OuterOptimizer(group, weights, codec.every, codec.outer_lr, codec.outer_momentum)
+
+
+def _local(parameter: nn.Parameter) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

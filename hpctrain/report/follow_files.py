@@ -1,0 +1,74 @@
+"""Watching a run's files while they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import FileError
+from hpctrain.base.owned_files import open_owned
+from hpctrain.records.format.document import Document
+from hpctrain.records.format.jsonl import parse_json_line
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.metric import MetricRow
+
+POLL_S = 0.2
+
+RecordT = TypeVar("RecordT", bound=Document)
+
+
+class FileTail:
+    """The whole lines that were appended to a file since the last look; a line still being written waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def values(self) -> list[Any]:
+        """The JSON object of each new line. A line of a killed writer, cut short, is left out.
+
+        Raises:
+            UntrustedError: the file or its folder is somebody else's, or others can write to it.
+        """
+        try:
+            with os.fdopen(open_owned(self._path), "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [value for line in lines if (value := parse_json_line(line)) is not None]
+
+
+def follow(
+    folder: Path, clock: Clock, until: Callable[[], bool], poll_s: float = POLL_S
+) -> Iterator[MetricRow | Event]:
+    """Rows and events of a run in the order in which they happened, from the first one on, as they are written.
+
+    Args:
+        until: asked before each look; once it says yes, what is left is given out and the iteration ends.
+
+    A line that this version cannot read is left out: a view must not stop the run that it shows.
+    """
+    events, metrics = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
+    over = False
+    while not over:
+        over = until()
+        items: list[MetricRow | Event] = [*rows_of(Event, events.values()), *rows_of(MetricRow, metrics.values())]
+        yield from sorted(items, key=lambda item: item.time_s)
+        if not over and not items:
+            clock.sleep(poll_s)
+
+
+def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
+    """The records among the values; what this version cannot read is left out."""
+    for value in values:
+        try:
+            yield kind.from_json(value)
+        except FileError:
+            continue

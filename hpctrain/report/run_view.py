@@ -1,0 +1,200 @@
+"""Everything a report shows, read from a run folder. Parts that are not there yet are None or empty."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from hpctrain.base.errors import FileError
+from hpctrain.base.owned_files import read_owned
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.metric import MetricRow, RankPlacement, last_row_of_each_step, read_metrics
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.records.topology.topology import Topology
+from hpctrain.report.recoveries import (
+    FaultRecovery,
+    lost_steps,
+    recoveries,
+    robustness,
+    steady_step_time,
+    steady_tokens_per_s,
+)
+from hpctrain.report.status import RunStatus, decide_status, lock_held
+
+_PLAN = re.compile(r"^plan(?:-(\d+))?\.json$")
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class PlanUse:
+    """A plan and what was measured while it was in force."""
+
+    file: str
+    plan: Plan
+    generations: list[int]
+    """Generations that ran it, as far as the events tell."""
+    rows: list[MetricRow]
+    """Steps done under it."""
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Median measured time of a step, without the first of each generation."""
+        return steady_step_time(self.rows)
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Largest measured memory of a worker."""
+        return max((row.memory_bytes_max for row in self.rows if row.memory_bytes_max is not None), default=None)
+
+    @property
+    def placement(self) -> list[RankPlacement]:
+        """What each rank really held and ran, read back from what was built."""
+        return next((row.placement for row in self.rows if row.placement), [])
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The figures at the top."""
+
+    tokens: int
+    """Tokens of all steps that count."""
+    tokens_per_s: float | None
+    """Median over steady steps."""
+    step_time_s: float | None
+    elapsed_s: float | None
+    """From the first line of the run's files to the last, waiting between attempts included."""
+    lost_steps: int
+    robustness: tuple[float, int] | None
+    """Score and the number of steps behind it."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as a report shows it."""
+
+    folder: str
+    written_s: float
+    """When the report was made, seconds since 1970."""
+    run: Run
+    run_text: str
+    """run.yaml as it stands in the folder."""
+    status: RunStatus
+    headline: Headline
+    events: list[Event]
+    recoveries: list[FaultRecovery]
+    rows: list[MetricRow]
+    """Every line of metrics.jsonl, steps that were done again included."""
+    history: list[MetricRow]
+    """One row a step: the way to the final model."""
+    topology: Topology | None = None
+    plans: list[PlanUse] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """Files that could not be read, with the reason."""
+
+    @property
+    def start_s(self) -> float | None:
+        """Time of the first line in the run's files; times in the report count from here."""
+        times = [event.time_s for event in self.events[:1]] + [row.time_s - row.step_time_s for row in self.rows[:1]]
+        return min(times, default=None)
+
+
+def read_run_view(folder: Path, now: float) -> RunView:
+    """Read a run folder, of a finished run or of one in progress.
+
+    Args:
+        now: wall clock, seconds since 1970.
+
+    Raises:
+        FileError: run.yaml is missing or wrong. Any other damaged file is named in the report instead.
+    """
+    damaged: list[str] = []
+    run = run_of(folder)
+    held = lock_held(folder)
+    events = _or_damaged(read_events, folder / "events.jsonl", damaged) or []
+    rows = _or_damaged(read_metrics, folder / "metrics.jsonl", damaged) or []
+    return RunView(
+        folder=folder.name,
+        written_s=now,
+        run=run,
+        run_text=read_owned(folder / "run.yaml").decode("utf-8"),
+        status=decide_status(run, events, rows, now, held),
+        headline=_headline(events, rows),
+        events=events,
+        recoveries=recoveries(events),
+        rows=rows,
+        history=last_row_of_each_step(rows),
+        topology=_topology(folder, damaged),
+        plans=_plans(folder, events, rows, damaged),
+        damaged=damaged,
+    )
+
+
+def _headline(events: list[Event], rows: list[MetricRow]) -> Headline:
+    times = [event.time_s for event in events] + [row.time_s for row in rows]
+    times += [row.time_s - row.step_time_s for row in rows[:1]]
+    return Headline(
+        tokens=sum(row.tokens for row in last_row_of_each_step(rows)),
+        tokens_per_s=steady_tokens_per_s(rows),
+        step_time_s=steady_step_time(rows),
+        elapsed_s=max(times) - min(times) if times else None,
+        lost_steps=lost_steps(rows),
+        robustness=robustness(rows),
+    )
+
+
+def _topology(folder: Path, damaged: list[str]) -> Topology | None:
+    path = folder / "topology.json"
+    return _or_damaged(partial(Topology.read, owned=True), path, damaged) if path.exists() else None
+
+
+def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:
+    """The first plan, then those that replaced it, with the generations that ran each."""
+    used = _generations_by_plan(events)
+    uses = []
+    for path in _plan_files(folder):
+        plan = _or_damaged(partial(Plan.read, owned=True), path, damaged)
+        if plan is not None:
+            generations = used.get(path.name, [])
+            own = [row for row in rows if row.generation in generations]
+            uses.append(PlanUse(path.name, plan, generations, own))
+    return uses
+
+
+def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
+    """Generations that ran each plan file.
+
+    A generation may name a copy of its plan beside its own record; the (re)planned event before tells the file that
+    copy is of, and later generations that keep the plan name the same copy.
+    """
+    used: dict[str, list[int]] = {}
+    newest = "plan.json"
+    copies: dict[str, str] = {}
+    for event in events:
+        named = str(event.data.get("plan", newest))
+        if event.kind in ("planned", "replanned"):
+            newest = named
+        elif event.kind == "generation_started":
+            file = named if _PLAN.match(named) else copies.setdefault(named, newest)
+            used.setdefault(file, []).append(event.generation)
+    return used
+
+
+def _plan_files(folder: Path) -> list[Path]:
+    """plan.json, then plan-<generation>.json in order."""
+    found = [(int(match[1] or -1), path) for path in folder.iterdir() if (match := _PLAN.match(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _or_damaged(read: Callable[[Path], Value], path: Path, damaged: list[str]) -> Value | None:
+    """What the file holds; None, with a line added to `damaged`, when it cannot be read."""
+    try:
+        return read(path)
+    except FileError as error:
+        damaged += str(error).splitlines()
+        return None
