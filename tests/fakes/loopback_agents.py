@@ -52,8 +52,8 @@ class Cluster:
         """Nothing that these two send each other arrives any more, until they are healed."""
         for me, other in ((a, b), (b, a)):
             peers = self.agents[me].peers
-            hear = peers._hear
-            peers._hear = (  # type: ignore[method-assign]
+            hear = peers._receive
+            peers._receive = (  # type: ignore[method-assign]
                 lambda now, node, channel, hear=hear, other=other: (
                     channel.receive() and None if node == other else hear(now, node, channel)
                 )
@@ -101,10 +101,10 @@ class RawPeer:
     def meet(self, cluster: Cluster) -> None:
         """Prove to know the key to an agent that was called; the cluster takes its turns meanwhile."""
         channel = LineChannel(self.sock)
-        hello = self._proof.take_challenge(self._next(cluster, channel))
+        hello = self._proof.answer_challenge(self._next(cluster, channel))
         assert hello is not None
         channel.send(hello)
-        session = self._proof.take_welcome(self._next(cluster, channel))
+        session = self._proof.verify_welcome(self._next(cluster, channel))
         assert session is not None
         self._seal = LineMac(session.send_key)
 
@@ -112,7 +112,7 @@ class RawPeer:
         """Prove to know the key to an agent that called."""
         channel, proof = LineChannel(self.sock), HandshakeServer(KEY.encode(), {"node": node})
         channel.send(proof.challenge())
-        taken = proof.take_hello(self._next(cluster, channel))
+        taken = proof.answer_hello(self._next(cluster, channel))
         assert taken is not None
         channel.send(taken[0])
         self._seal = LineMac(taken[1].send_key)

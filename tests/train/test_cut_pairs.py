@@ -21,14 +21,14 @@ import os, sys
 if "hpctrain.node" in " ".join(sys.orig_argv):
     from pathlib import Path
     from hpctrain.agent import peers
-    hear = peers.PeerMesh._hear
+    hear = peers.PeerMesh._receive
     def deaf(self, now, node, channel):
         cut = Path(os.environ["CUT"])
         if {self._me, node} == set(cut.read_text().split() if cut.exists() else ()):
             channel.receive()
             return None
         return hear(self, now, node, channel)
-    peers.PeerMesh._hear = deaf
+    peers.PeerMesh._receive = deaf
 """
 QUICK = ("--set", "recovery.heartbeat_timeout_s=3", "--set", "validation.batches=0", "--set", "recovery.retries=99")
 

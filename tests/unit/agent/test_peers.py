@@ -142,7 +142,7 @@ def test_who_knows_the_key_but_is_no_other_node_of_the_run_is_shown_the_door(clu
     with call(cluster) as stranger:
         proof, channel = HandshakeClient(KEY.encode(), {"node": node, "to": "n0"}), LineChannel(stranger)
         cluster.turn()
-        hello = proof.take_challenge(channel.wait_message(1.0) or {})
+        hello = proof.answer_challenge(channel.wait_message(1.0) or {})
         assert hello is not None
         channel.send(hello)
         cluster.until(lambda: is_shut(stranger), moves_s=0.001)
@@ -159,7 +159,7 @@ def test_a_call_that_was_meant_for_another_node_puts_no_living_connection_away(c
     with call(cluster) as relay:
         proof, channel = HandshakeClient(KEY.encode(), {"node": "n1", "to": to}), LineChannel(relay)
         cluster.turn()
-        hello = proof.take_challenge(channel.wait_message(1.0) or {})
+        hello = proof.answer_challenge(channel.wait_message(1.0) or {})
         assert hello is not None
         channel.send(hello)
         lost: list[str] = []

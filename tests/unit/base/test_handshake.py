@@ -19,12 +19,12 @@ CLAIMS = st.dictionaries(st.text(), st.none() | st.integers() | st.text())
 def meet(answerer: HandshakeServer, caller: HandshakeClient) -> tuple[Session, Session, list[Message]]:
     """The sessions of both sides, and all lines that went over the wire."""
     challenge = answerer.challenge()
-    hello = caller.take_challenge(challenge)
+    hello = caller.answer_challenge(challenge)
     assert hello is not None
-    taken = answerer.take_hello(hello)
+    taken = answerer.answer_hello(hello)
     assert taken is not None
     welcome, below = taken
-    above = caller.take_welcome(welcome)
+    above = caller.verify_welcome(welcome)
     assert above is not None
     return below, above, [challenge, hello, welcome]
 
@@ -55,11 +55,11 @@ def test_every_meeting_has_its_own_seals() -> None:
 
 def test_another_key_is_found_out_by_either_side() -> None:
     answerer, caller = HandshakeServer(KEY, {}), HandshakeClient(b"another", {})
-    hello = caller.take_challenge(answerer.challenge())
+    hello = caller.answer_challenge(answerer.challenge())
     assert hello is not None
-    assert answerer.take_hello(hello) is None
-    own = HandshakeServer(b"another", {}).take_hello(
-        HandshakeClient(b"another", {}).take_challenge(answerer.challenge()) or {}
+    assert answerer.answer_hello(hello) is None
+    own = HandshakeServer(b"another", {}).answer_hello(
+        HandshakeClient(b"another", {}).answer_challenge(answerer.challenge()) or {}
     )
     assert own is None
 
@@ -67,26 +67,26 @@ def test_another_key_is_found_out_by_either_side() -> None:
 @given(st.sampled_from(["nonce", "claims", "proof"]), st.none() | st.text() | st.integers() | CLAIMS)
 def test_a_hello_that_was_changed_is_refused(field: str, value: object) -> None:
     answerer, caller = HandshakeServer(KEY, {}), HandshakeClient(KEY, {"node": "a"})
-    hello = caller.take_challenge(answerer.challenge())
+    hello = caller.answer_challenge(answerer.challenge())
     assert hello is not None
     if hello[field] != value:
-        assert answerer.take_hello({**hello, field: value}) is None
+        assert answerer.answer_hello({**hello, field: value}) is None
 
 
 def test_a_hello_that_was_seen_is_of_no_use_to_another_challenge() -> None:
     caller = HandshakeClient(KEY, {})
-    hello = caller.take_challenge(HandshakeServer(KEY, {}).challenge())
+    hello = caller.answer_challenge(HandshakeServer(KEY, {}).challenge())
     assert hello is not None
-    assert HandshakeServer(KEY, {}).take_hello(hello) is None
+    assert HandshakeServer(KEY, {}).answer_hello(hello) is None
 
 
 def test_a_proof_sent_back_is_no_proof() -> None:
     """Somebody without the key calls two sides, or mirrors what it is told."""
     answerer, caller = HandshakeServer(KEY, {}), HandshakeClient(KEY, {})
-    hello = caller.take_challenge(answerer.challenge())
+    hello = caller.answer_challenge(answerer.challenge())
     assert hello is not None
-    assert caller.take_welcome({"type": "welcome", "claims": {}, "proof": hello["proof"]}) is None
-    assert caller.take_challenge(answerer.challenge()) is None
+    assert caller.verify_welcome({"type": "welcome", "claims": {}, "proof": hello["proof"]}) is None
+    assert caller.answer_challenge(answerer.challenge()) is None
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_proof_sent_back_is_no_proof() -> None:
 )
 def test_nonsense_is_neither_challenge_nor_hello_nor_welcome(message: Message) -> None:
     caller = HandshakeClient(KEY, {})
-    assert caller.take_welcome(message) is None
-    assert caller.take_challenge(message) is None
-    assert HandshakeServer(KEY, {}).take_hello(message) is None
+    assert caller.verify_welcome(message) is None
+    assert caller.answer_challenge(message) is None
+    assert HandshakeServer(KEY, {}).answer_hello(message) is None
 
 
 def test_a_derived_secret_tells_nothing_of_another() -> None:
@@ -160,8 +160,8 @@ LINES = st.fixed_dictionaries(
 
 @given(LINES, LINES, LINES)
 def test_no_line_of_a_stranger_makes_a_session(challenge: Message, hello: Message, welcome: Message) -> None:
-    assert HandshakeServer(KEY, {}).take_hello(hello) is None
+    assert HandshakeServer(KEY, {}).answer_hello(hello) is None
     caller = HandshakeClient(KEY, {})
-    said = caller.take_challenge(challenge)
+    said = caller.answer_challenge(challenge)
     assert said is None or KEY.decode() not in json.dumps(said)
-    assert caller.take_welcome(welcome) is None
+    assert caller.verify_welcome(welcome) is None

@@ -13,7 +13,7 @@ from rich.text import Text
 from run_folders import event, submitted_run
 
 from hpctrain.base.control_characters import EscapedStream
-from hpctrain.base.log_timestamps import stamp
+from hpctrain.base.log_timestamps import format_timestamp
 from hpctrain.cli import main
 from hpctrain.cli.views.console import Console
 from hpctrain.report.status import read_status
@@ -51,7 +51,7 @@ def folder(fake, runs: Path) -> Path:
     """A run that failed, with everything in it that somebody could write."""
     folder = submitted_run(runs, "1", event("failed", reason=f"no node left {ATTACK}"))
     (folder / "logs" / "0").mkdir()
-    (folder / "logs" / "0" / "gpu1.0.log").write_text(f"{stamp(1.0)}loss {ATTACK}\n")
+    (folder / "logs" / "0" / "gpu1.0.log").write_text(f"{format_timestamp(1.0)}loss {ATTACK}\n")
     return folder
 
 

@@ -12,7 +12,7 @@ import pytest
 from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.log_timestamps import stamp
+from hpctrain.base.log_timestamps import format_timestamp
 from hpctrain.runs.folder import lock_run_folder
 from hpctrain.runs.locate import record_job
 
@@ -155,7 +155,7 @@ def test_an_event_in_a_log_is_told_in_words_and_json_of_others_as_it_is(runs, hp
     folder = submitted_run(runs, "7")
     said = [event("checkpoint_saved", step=20, seconds=0.13, size_bytes=2048).to_json(), {"schema": "other/v1"}]
     texts = [*map(json.dumps, said), json.dumps(said[0])[:80]]
-    (folder / "logs" / "7.n1.agent.log").write_text("".join(f"{stamp(8.0)}{text}\n" for text in texts))
+    (folder / "logs" / "7.n1.agent.log").write_text("".join(f"{format_timestamp(8.0)}{text}\n" for text in texts))
     shown = [line.partition(" | ")[2] for line in hpctrain("logs", "7").stdout.splitlines()]
     assert shown == ["checkpoint of step 20 saved in 130 ms (2.0 KiB)", *texts[1:]]
 
@@ -190,7 +190,7 @@ def test_the_log_of_a_rank_is_that_of_the_worker_which_it_was(runs, hpctrain):
         )
     (folder / "logs" / "0").mkdir()
     for name, lines in {"n1.0": [(101, "a")], "n2.0": [(102, "b"), (201, "c")], "n2.1": [(202, "d")]}.items():
-        text = "".join(f"{stamp(time_s)}{word}\n" for time_s, word in lines)
+        text = "".join(f"{format_timestamp(time_s)}{word}\n" for time_s, word in lines)
         (folder / "logs" / "0" / f"{name}.log").write_text(text)
 
     def printed(rank: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from fake_clock import FakeClock
 from run_folders import event, submitted_run
 
-from hpctrain.base.log_timestamps import stamp
+from hpctrain.base.log_timestamps import format_timestamp
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import BytesSent, MetricRow
 
@@ -30,7 +30,7 @@ def clock(fake, monkeypatch) -> Callable[[Iterator[None]], list[float]]:
 
         made = FakeClock(wall=fake.now, on_sleep=slept)
         for name in ("watch", "logs", "watched"):
-            monkeypatch.setattr(f"hpctrain.cli.{name}.SystemClock", lambda: made)
+            monkeypatch.setattr(f"hpctrain.cli.commands.{name}.SystemClock", lambda: made)
         return asked
 
     return told_by
@@ -160,7 +160,7 @@ def test_logs_are_followed_into_the_next_attempt(fake, runs, hpctrain, clock):
         path = folder / "logs" / name
         path.parent.mkdir(exist_ok=True)
         with path.open("a") as file:
-            file.write(f"{stamp(begin + at)}{text}\n")
+            file.write(f"{format_timestamp(begin + at)}{text}\n")
 
     log("0/n1.0.log", 1, "first words")
 

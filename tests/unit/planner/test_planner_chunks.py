@@ -14,7 +14,7 @@ from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
 
 
 @pytest.mark.parametrize(
-    "order",
+    "schedule_spec",
     [schedule_spec for schedule_spec in SCHEDULE_SPECS if schedule_spec.name not in V_SHAPED_SCHEDULES],
     ids=str,
 )
@@ -24,7 +24,7 @@ def test_no_stage_keeps_fewer_micro_batches_than_with_1f1b(schedule_spec):
         stages = pp * schedule_spec.virtual_stages
         if why_no_schedule(schedule_spec.name, pp, stages, count):
             continue
-        least = live_micro_batches(FEWEST_ACTIVATIONS.schedule, pp, pp, count)
+        least = live_micro_batches(FEWEST_ACTIVATIONS.name, pp, pp, count)
         for rank, moments in enumerate(live_micro_batches(schedule_spec.name, pp, stages, count)):
             ((fewest,),) = least[rank]
             assert any(min(moment) >= fewest for moment in moments), (pp, count, rank, moments)

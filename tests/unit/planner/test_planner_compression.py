@@ -204,7 +204,7 @@ def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
     assert not search.with_memory_options(MemoryOptions(zero=1)).can_shard(placement)
     assert search.with_memory_options(MemoryOptions(zero=1, shard="node")).can_shard(placement)
     for codec in (Bf16(mode="bf16"), Quantized(mode="int8")):
-        assert search.with_codec(codec).memory_options(MemoryOptions(zero=1)).can_shard(placement)
+        assert search.with_codec(codec).with_memory_options(MemoryOptions(zero=1)).can_shard(placement)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

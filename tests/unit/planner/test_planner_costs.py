@@ -13,7 +13,7 @@ from hpctrain.planner.cost.memory import PROCESS_BYTES, MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.roofline import PassTime
 from hpctrain.planner.cost.workload import ModelPart, workload_of
-from hpctrain.planner.devices.constants import CPU, CUDA
+from hpctrain.planner.devices.constants import CPU_CONSTANTS, CUDA_CONSTANTS
 from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
@@ -26,8 +26,8 @@ seconds = st.floats(0, 100)
 @given(seconds, seconds)
 def test_a_host_that_runs_ahead_hides_behind_the_device_or_the_other_way_round(device, host):
     effort = PassTime(device, host, 1.0)
-    assert effort.seconds(CPU) == pytest.approx(device + host + 1.0)
-    ahead = effort.seconds(CUDA) - 1.0
+    assert effort.seconds(CPU_CONSTANTS) == pytest.approx(device + host + 1.0)
+    ahead = effort.seconds(CUDA_CONSTANTS) - 1.0
     assert max(device, host) - 1e-9 <= ahead <= device + host + 1e-9
 
 
@@ -61,7 +61,7 @@ def test_measured_layers_take_the_place_of_the_roofline_where_there_are_any(topo
 
 def test_narrow_blocks_cost_more_per_flop_on_a_gpu_only(topology, run):
     wide = {"layers": 4, "dim": 2048, "heads": 8, "vocab": 512}
-    for kind, constants in (("cpu", CPU), ("cuda", CUDA)):
+    for kind, constants in (("cpu", CPU_CONSTANTS), ("cuda", CUDA_CONSTANTS)):
         cost, unit = model(topology, run, kind=kind, dims=wide)
         even = CostModel(cost.work, cost.links, {kind: replace(constants, half_width=0.0)})
         assert (cost.module_times(unit, 8).block > even.module_times(unit, 8).block) == (kind == "cuda")

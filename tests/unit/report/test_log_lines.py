@@ -9,14 +9,14 @@ from fake_clock import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.log_timestamps import stamp
+from hpctrain.base.log_timestamps import format_timestamp
 from hpctrain.report import log_lines
 from hpctrain.report.log_lines import LogFile, LogReader, follow_lines, last_lines
 
 
 def log(path: Path, *lines: tuple[float, str] | str, end: str = "\n") -> LogFile:
     """A log of stamped lines and of lines as libraries print them."""
-    text = "\n".join(line if isinstance(line, str) else stamp(line[0]) + line[1] for line in lines)
+    text = "\n".join(line if isinstance(line, str) else format_timestamp(line[0]) + line[1] for line in lines)
     path.write_text(text + end)
     return LogFile(path, path.stem)
 
@@ -90,7 +90,7 @@ def test_only_lines_of_the_times_asked_for(tmp_path):
 
 
 def test_following_goes_on_in_new_files_and_ends_with_the_run(tmp_path):
-    first = log(tmp_path / "a.log", (1.0, "a1"), stamp(2.0), end="")
+    first = log(tmp_path / "a.log", (1.0, "a1"), format_timestamp(2.0), end="")
     rounds = 0
 
     def slept(_seconds: float) -> None:
