@@ -60,7 +60,7 @@ HOUR, DAY = 3600.0, 86400.0
     default=0.046,
     show_default=True,
     metavar="SECONDS",
-    help="How long training stands still for a checkpoint (default: 220 MB a rank, docs/measurements.md).",
+    help="How long training stands still for a checkpoint (default: 220 MB a rank, docs/results/runtime.md).",
 )
 @click.option(
     "--save",

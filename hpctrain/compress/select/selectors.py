@@ -1,7 +1,7 @@
 """Which numbers of a gradient are sent: the largest ones, found in several ways, or agreed random ones.
 
 `sampled` estimates a threshold from a random sample, because an exact `torch.topk` over a gradient takes about ten
-times as long (docs/compression-figures.md). k is therefore not exact and differs between ranks: each exchange sends
+times as long (docs/results/compression.md). k is therefore not exact and differs between ranks: each exchange sends
 sizes first.
 """
 

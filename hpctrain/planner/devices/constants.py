@@ -141,7 +141,7 @@ CUDA_CONSTANTS = CostConstants(
 )
 
 DEFAULT_CODEC_S = {
-    # Whole reductions of four gloo processes on loopback (docs/compression-figures.md, single measurements), and the
+    # Whole reductions of four gloo processes on loopback (docs/results/compression.md, single measurements), and the
     # pieces of bf16 and of integers of 4 bits, torch 2.13.
     "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9),
     # An assumption: as many passes over memory at 50 times the bandwidth; nobody has measured them.

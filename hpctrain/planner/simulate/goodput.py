@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 DEFAULT_RECOVERY_S = 7.0
 """From a failure to the next step, in place: a node that falls silent is missed after 5 s (heartbeat_timeout_s), and
-four local nodes trained on 1.6 s after the loss of one was seen (docs/measurements.md)."""
+four local nodes trained on 1.6 s after the loss of one was seen (docs/results/runtime.md)."""
 
 RecoveryMode = Literal["requeue", "in_place", "spares"]
 RECOVERY_MODES: tuple[RecoveryMode, ...] = ("requeue", "in_place", "spares")

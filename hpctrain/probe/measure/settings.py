@@ -35,7 +35,7 @@ class ProbeSettings:
     mode: Mode = "full"
     """health: a few rounds, enough to judge each node. full: every pair. sampled: enough pairs to know the switches."""
     health_rounds: int = 15
-    """Rounds of the mode health: fewer call good nodes slow by chance, more change nothing (docs/probe.md)."""
+    """Rounds of the mode health: fewer call good nodes slow by chance, more change nothing (docs/results/probe.md)."""
     sampled_rounds: int = 32
     """Random rounds that the mode sampled begins with."""
     slow_ratio: float = 0.95

@@ -193,7 +193,7 @@ class AutoCompression(_Compression):
     the plan says why."""
     lossy: bool = False
     """Whether modes may be chosen that leave out most of each gradient. They are faster on slow links, and a model that
-    is trained for as many steps with them may have a higher loss (docs/compression-figures.md)."""
+    is trained for as many steps with them may have a higher loss (docs/results/compression.md)."""
 
     @property
     def messages(self) -> Messages | Literal["auto"]:

@@ -78,7 +78,7 @@ def test_what_costs_loss_is_chosen_only_where_that_is_allowed(plan, topology):
 
 @pytest.mark.parametrize(("bits_per_s", "expected"), [(1e8, "int4"), (1e9, "int4"), (4e10, "none")])
 def test_what_was_the_fastest_on_a_lab_is_chosen_there(plan, topology, bits_per_s, expected):
-    """The model, links and processors of docs/compression-figures.md: 4 nodes of one core."""
+    """The model, links and processors of docs/results/compression.md: 4 nodes of one core."""
     made = plan(
         topology((1.0,) * 4, default=(1e-4, 8 / bits_per_s), flops=3.5e10, launch_s=2e-6),
         compression={"mode": "auto"},
