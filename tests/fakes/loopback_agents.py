@@ -62,7 +62,7 @@ class Cluster:
     def heal(self) -> None:
         """End every cut."""
         for agent in self.agents.values():
-            agent.peers.__dict__.pop("_hear", None)
+            agent.peers.__dict__.pop("_receive", None)
 
     def stop(self, node: str) -> None:
         self.agents.pop(node).peers.close()

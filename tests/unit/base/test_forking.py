@@ -223,7 +223,7 @@ def test_a_server_that_is_killed_is_replaced_and_told_of(
 def test_a_server_that_hangs_is_replaced_when_its_order_is_withdrawn(
     make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "ANSWER_S", 0.2)
+    monkeypatch.setattr(forking, "REPLY_TIMEOUT_S", 0.2)
     losses: list[ForkServerExit] = []
     runner = make(losses)
     assert runner.start([*program, "exit", "3"], ENV, tmp_path / "log").wait() == 3

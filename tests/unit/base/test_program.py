@@ -71,9 +71,9 @@ def test_arguments_exit_code_and_name_are_those_of_python_m(tmp_path: Path) -> N
 
 def test_modules_of_base_are_not_found_by_their_short_names() -> None:
     """A script's own folder is the first that Python searches."""
-    done = said_by([*program("timeit"), "-n", "1", "-r", "1", "import handshake"])
-    assert "No module named 'handshake'" in done.stderr
-    assert (PACKAGE / "base" / "handshake.py").exists()
+    done = said_by([*program("timeit"), "-n", "1", "-r", "1", "import atomic"])
+    assert "No module named 'atomic'" in done.stderr
+    assert (PACKAGE / "base" / "atomic.py").exists()
 
 
 def test_a_virtual_node_is_started_so(tmp_path: Path) -> None:
