@@ -50,7 +50,7 @@ def make_plan(
     cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
     replicas = [
         Replica(
-            rows=micro_batch * micro_batches,
+            sequences=micro_batch * micro_batches,
             micro_batch=micro_batch,
             micro_batches=micro_batches,
             devices=[devices[(stage * dp + replica) * tp :][:tp] for stage in range(pp)],

@@ -76,8 +76,8 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
             "make a plan for these with `hpctrain plan`"
         )
     mistakes = []
-    if plan.rows != run.batch.global_:
-        text = f"their rows add up to {plan.rows}, the run's batch.global is {run.batch.global_}"
+    if plan.sequences != run.batch.global_:
+        text = f"their sequences add up to {plan.sequences}, the run's batch.global is {run.batch.global_}"
         mistakes.append(FieldError("replicas", text))
     if plan.layers != spec.layers:
         mistakes.append(FieldError("stages", f"they hold {plan.layers} blocks, the model has {spec.layers}"))

@@ -38,8 +38,10 @@ def build_plan_reducer(
     reducer: Reducer
     if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
         first = mesh.get_local_rank(axis) * plan.shards
-        rows = sum(replica.rows for replica in plan.replicas[first : first + plan.shards])
-        reducer = LocalSgdReducer(_build_outer_optimizer(mesh.get_group(axis), local, plan.codec), plan.rows / rows)
+        shard_sequences = sum(replica.sequences for replica in plan.replicas[first : first + plan.shards])
+        reducer = LocalSgdReducer(
+            _build_outer_optimizer(mesh.get_group(axis), local, plan.codec), plan.sequences / shard_sequences
+        )
     else:
         reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
     return HybridShardReducer(ShardedReducer(stages), reducer) if plan.codec_reduces_replicate_axis else reducer

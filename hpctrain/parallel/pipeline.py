@@ -227,7 +227,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     for stage in stages:
         stage.random = random
     split_loss = vocabulary_is_split(spec, plan.tp)
-    loss = make_loss(plan.rows * inputs.lengths.targets, mesh["tp"] if split_loss else None)
+    loss = make_loss(plan.sequences * inputs.lengths.targets, mesh["tp"] if split_loss else None)
     if inputs.scaler is not None:
         loss = inputs.scaler.scaled(loss)
     if stages[-1].is_last:
@@ -241,7 +241,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     runtime.bwd_recv_ops = TrackedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
     evaluation = _forward_only(runtime.pipeline_order_with_comms)
     tied = _tied(inputs, coordinate, stages)
-    return Pipeline(stages, runtime, evaluation, replica.rows, split_loss, random, tied, inputs.scaler)
+    return Pipeline(stages, runtime, evaluation, replica.sequences, split_loss, random, tied, inputs.scaler)
 
 
 def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> InstrumentedStage:

@@ -311,7 +311,7 @@ def _messages(cost: CostModel, layout: Layout, stage: int) -> Messages:
 def _replica(layout: Layout, replica: int) -> Replica:
     count = layout.micro_batches[replica]
     return Replica(
-        rows=layout.micro_batch * count,
+        sequences=layout.micro_batch * count,
         micro_batch=layout.micro_batch,
         micro_batches=count,
         devices=[list(layout.unit(replica, stage).device_ids) for stage in range(len(layout.blocks))],

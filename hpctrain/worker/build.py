@@ -111,7 +111,7 @@ class Trainer:
     @property
     def rows(self) -> tuple[int, int]:
         """Where this replica's rows start within a global batch, and how many they are."""
-        start = sum(replica.rows for replica in self.plan.replicas[: self.coordinate.dp])
+        start = sum(replica.sequences for replica in self.plan.replicas[: self.coordinate.dp])
         return start, self.pipeline.rows
 
 

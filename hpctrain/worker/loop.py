@@ -168,7 +168,7 @@ class Loop:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
         self.trainer.pipeline.random.step = step
         with ACTIVITY.doing("read the batch"):
-            batch = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
+            batch = self._batch(self.trainer.train, step * self.trainer.plan.sequences, self.trainer.run.seed)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
         with counter or contextlib.nullcontext():
             share = self.trainer.pipeline.step(*batch)
@@ -215,7 +215,7 @@ class Loop:
         trainer = self.trainer
         self._tell_saved(trainer.saver.finished(wait=True))  # the worker leaves at once; a good checkpoint must not go
         self._tell_compiling()  # with hooks in them, blocks are compiled anew
-        batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
+        batch = self._batch(trainer.train, (step - 1) * trainer.plan.sequences, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, batch, norm, training=True))
 
     def _validate_and_tell(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
@@ -243,7 +243,7 @@ class Loop:
         if self._first_validation:
             self._first_validation = False
             self._tell_compiling()  # once more: what is compiled for training keeps what a backward pass needs
-        starts = [index * trainer.plan.rows for index in range(trainer.run.validation.batches)]
+        starts = [index * trainer.plan.sequences for index in range(trainer.run.validation.batches)]
         parts = [(loader, start) for loader in trainer.valid.values() for start in starts]
         shares = [trainer.pipeline.evaluate(*self._batch(loader, start, 0)) for loader, start in parts]
         losses = torch.tensor(shares, dtype=torch.float64)
@@ -297,7 +297,7 @@ def manifest_of(trainer: Trainer) -> Manifest:
     return Manifest(
         step=trainer.step,
         generation=trainer.generation,
-        samples=trainer.step * trainer.plan.rows,
+        samples=trainer.step * trainer.plan.sequences,
         seed=run.seed,
         run_sha256=run.sha256(),
         model_sha256=run.spec().sha256(),

@@ -187,7 +187,7 @@ class MetricsLog:
 def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) -> MetricRow:
     """The row of the step that was just done."""
     run, plan = trainer.run, trainer.plan
-    tokens = plan.rows * run.data.seq_len
+    tokens = plan.sequences * run.data.seq_len
     return MetricRow(
         step=trainer.step,
         generation=trainer.generation,
@@ -201,8 +201,8 @@ def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) ->
         loss_scale=info.loss_scale,
         skipped=None if info.loss_scale is None else not math.isfinite(info.grad_norm),
         tokens=tokens,
-        samples=trainer.step * plan.rows,
-        source_samples=trainer.train.taken(trainer.step * plan.rows),
+        samples=trainer.step * plan.sequences,
+        source_samples=trainer.train.taken(trainer.step * plan.sequences),
         tokens_per_s=tokens / info.seconds,
         bytes_sent=job.bytes_sent,
         compression=job.compression,

@@ -71,7 +71,7 @@ def make_plan(
 
     replicas = [
         Replica(
-            rows=size * count,
+            sequences=size * count,
             micro_batch=size,
             micro_batches=count,
             devices=[row(stage, index) for stage in range(len(cuts))],
@@ -319,8 +319,8 @@ def my_rows(plan: Plan, coordinate: Coordinate, tokens: torch.Tensor) -> tuple[t
 
 def my_part(plan: Plan, coordinate: Coordinate) -> slice:
     """This replica's rows of a global batch."""
-    start = sum(replica.rows for replica in plan.replicas[: coordinate.dp])
-    return slice(start, start + plan.replicas[coordinate.dp].rows)
+    start = sum(replica.sequences for replica in plan.replicas[: coordinate.dp])
+    return slice(start, start + plan.replicas[coordinate.dp].sequences)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

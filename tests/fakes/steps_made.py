@@ -42,11 +42,11 @@ def rows_made(
         )
         for rank, device in enumerate(plan.ranks)
     ]
-    tokens, took_s = plan.rows * run.data.seq_len, predict(scene.cost, layout, whole=True).total
+    tokens, took_s = plan.sequences * run.data.seq_len, predict(scene.cost, layout, whole=True).total
     return [
         MetricRow(
             step=step, generation=generation, time_s=1e9 + step, step_time_s=took_s, loss=2.0, lr=1e-3, tokens=tokens,
-            samples=step * plan.rows, tokens_per_s=tokens / took_s, bytes_sent=BytesSent(), stage_time_s=stages,
+            samples=step * plan.sequences, tokens_per_s=tokens / took_s, bytes_sent=BytesSent(), stage_time_s=stages,
             micro_batches=[replica.micro_batches for replica in plan.replicas],
             memory_bytes_max=max(layout.memory(scene.cost.memory).values()),
             placement=placed if step == 1 else None,

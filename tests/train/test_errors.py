@@ -63,7 +63,7 @@ def test_a_plan_that_is_not_of_this_run_is_told_whole(site: Site) -> None:
         site, "run.yaml", "--local", "4", "-p", "plan4.json", "--set", "batch.global=9", "--set", "model.dims.layers=5"
     )
     assert code == 2
-    assert "replicas: their rows add up to 8, the run's batch.global is 9" in said
+    assert "replicas: their sequences add up to 8, the run's batch.global is 9" in said
     assert "stages: they hold 4 blocks, the model has 5" in said
 
 

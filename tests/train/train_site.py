@@ -115,8 +115,8 @@ def four_node_plan() -> Plan:
         schedule="1f1b",
         stages=[Stage(layers=(0, 3)), Stage(layers=(3, 4))],
         replicas=[
-            Replica(rows=6, micro_batch=2, micro_batches=3, devices=[["local3:cpu0"], ["local0:cpu0"]]),
-            Replica(rows=2, micro_batch=1, micro_batches=2, devices=[["local1:cpu0"], ["local2:cpu0"]]),
+            Replica(sequences=6, micro_batch=2, micro_batches=3, devices=[["local3:cpu0"], ["local0:cpu0"]]),
+            Replica(sequences=2, micro_batch=1, micro_batches=2, devices=[["local1:cpu0"], ["local2:cpu0"]]),
         ],
         ranks=["local2:cpu0", "local3:cpu0", "local0:cpu0", "local1:cpu0"],
     )

@@ -47,7 +47,7 @@ class PipelineBenchTrainer:
 
     def validate(self, rows: Tensor) -> float:
         """Mean loss of as many of the rows as fill whole steps. Collective."""
-        whole = [part for part in rows.split(self._plan.rows) if len(part) == self._plan.rows]
+        whole = [part for part in rows.split(self._plan.sequences) if len(part) == self._plan.sequences]
         loss = torch.tensor([self._pipeline.evaluate(part[:, :-1], part[:, 1:]) for part in whole], dtype=torch.float64)
         dist.all_reduce(loss)
         return float(loss.mean())

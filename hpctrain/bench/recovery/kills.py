@@ -70,7 +70,7 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
         make_corpus(folder / "corpus")
         plan = make_plan(WORLD, 1, SPEC.layers, 2, 4)
         checkpoint = Checkpoint(every=1, keep=2)
-        make_run(folder / "run", folder / "corpus", SPEC, plan.rows, 32, checkpoint=checkpoint, seed=seed)
+        make_run(folder / "run", folder / "corpus", SPEC, plan.sequences, 32, checkpoint=checkpoint, seed=seed)
         plan.write(folder / "run" / "plan.json")
         found = run_ranks(_all_lives, 1, folder / "run", count, seed)
     settings = {"seed": seed, "spec": SPEC.model_dump(exclude_none=True)}

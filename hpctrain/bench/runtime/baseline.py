@@ -35,7 +35,7 @@ class PlainLoop:
         """One optimizer step on this process's share of the batch; its mean loss."""
         trainer = self._trainer
         first, count = trainer.rows
-        start = self._step * trainer.plan.rows + first
+        start = self._step * trainer.plan.sequences + first
         batch = trainer.train.batch(trainer.run.seed, start, count)
         loss = F.cross_entropy(self._model(batch.inputs).flatten(0, 1), batch.targets.flatten())
         loss.backward()

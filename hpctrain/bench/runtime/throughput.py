@@ -61,7 +61,7 @@ def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Call
             progress(case)
             world, plan, body = CASES[case]
             made = plan(settings)
-            make_run(folder / case, folder / "corpus", settings.spec, made.rows, settings.seq_len)
+            make_run(folder / case, folder / "corpus", settings.spec, made.sequences, settings.seq_len)
             rows.append(run_ranks(body, world, case, folder / case, made, settings))
     return make_record("runtime", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)})
 

@@ -59,10 +59,10 @@ def _constants(profile: CalibrationProfile | None) -> list[str]:
 
 
 def _where(plan: Plan) -> Table:
-    table = Table("replica", "rows", "micro-batches", "stage", "blocks", "devices", title="What goes where")
+    table = Table("replica", "sequences", "micro-batches", "stage", "blocks", "devices", title="What goes where")
     for number, replica in enumerate(plan.replicas):
         for index, stage in enumerate(plan.stages):
-            head = (str(number), str(replica.rows), f"{replica.micro_batches} of {replica.micro_batch}")
+            head = (str(number), str(replica.sequences), f"{replica.micro_batches} of {replica.micro_batch}")
             start, stop = stage.layers
             ends = " + embedding" * (index == 0) + " + head" * (index == len(plan.stages) - 1)
             blocks = (f"{start}–{stop - 1}" if stop > start else "none") + ends

@@ -70,8 +70,11 @@ def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
     """What of the plan the cost model has no word for, as one clause."""
     if plan.layers != spec.layers:
         return f"stages: found {plan.layers} blocks, the run's model has {spec.layers}; give the run file with --run"
-    if plan.rows != run.batch.global_:
-        return f"replicas: found {plan.rows} rows, batch.global is {run.batch.global_}; give the run file with --run"
+    if plan.sequences != run.batch.global_:
+        return (
+            f"replicas: found {plan.sequences} sequences, batch.global is {run.batch.global_}; "
+            "give the run file with --run"
+        )
     if len({replica.micro_batch for replica in plan.replicas}) > 1:
         return "replicas: their micro-batches differ in size, which cannot be simulated; give them one size"
     if len({stage.recompute for stage in plan.stages}) > 1:

@@ -98,10 +98,10 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
                 f"{source}: metrics.jsonl: step {row.step} has {len(row.stage_time_s)} stages, its plan "
                 f"{len(plan.stages)}; they are not of one plan"
             )
-        if row.tokens != plan.rows * run.data.seq_len or row.micro_batches != stated:
+        if row.tokens != plan.sequences * run.data.seq_len or row.micro_batches != stated:
             raise InputError(
                 f"{source}: metrics.jsonl: step {row.step} has {row.tokens} tokens in {row.micro_batches} micro-batches"
-                f", its plan {plan.rows * run.data.seq_len} in {stated}; they are not of one run file and plan"
+                f", its plan {plan.sequences * run.data.seq_len} in {stated}; they are not of one run file and plan"
             )
 
 

@@ -88,7 +88,7 @@ def _same_cut(search: Search, previous: Plan, placement: Placement) -> Layout | 
         fit_layout(search.cost, placement, schedule_spec, size),
         blocks=tuple(stage.layers[1] - stage.layers[0] for stage in stages),
     )
-    counts = tuple(replica.rows // size for replica in previous.replicas)
+    counts = tuple(replica.sequences // size for replica in previous.replicas)
     nothing_lost = [[unit.device_ids for unit in row] for row in placement] == _device_ids(previous)
     if nothing_lost and all(counts) and sum(counts) == sum(layout.micro_batches):
         layout = replace(layout, micro_batches=counts)

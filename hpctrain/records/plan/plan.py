@@ -7,7 +7,7 @@ import json
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
 from hpctrain.records.format.document import Document, Part
@@ -38,8 +38,8 @@ class Stage(Part):
 class Replica(Part):
     """One copy of the model, over all stages, and its share of each batch."""
 
-    rows: int = Field(ge=1, le=BATCH_MAX)
-    """Sequences of each global batch: micro_batch × micro_batches."""
+    sequences: int = Field(ge=1, le=BATCH_MAX, validation_alias=AliasChoices("sequences", "rows"))
+    """Sequences of each global batch: micro_batch × micro_batches. `rows` in files of earlier versions."""
     micro_batch: int = Field(ge=1, le=BATCH_MAX)
     """Sequences in a micro-batch."""
     micro_batches: int = Field(ge=1, le=BATCH_MAX)
@@ -218,10 +218,10 @@ class Plan(Document):
         used: list[str] = []
         for index, replica in enumerate(self.replicas):
             where = f"replicas[{index}]"
-            if replica.rows != replica.micro_batch * replica.micro_batches:
+            if replica.sequences != replica.micro_batch * replica.micro_batches:
                 raise ValueError(
-                    f"{where}.rows: found {replica.rows}, but micro_batch {replica.micro_batch} × micro_batches "
-                    f"{replica.micro_batches} is {replica.micro_batch * replica.micro_batches}"
+                    f"{where}.sequences: found {replica.sequences}, but micro_batch {replica.micro_batch} × "
+                    f"micro_batches {replica.micro_batches} is {replica.micro_batch * replica.micro_batches}"
                 )
             if len(replica.devices) != len(self.stages):
                 raise ValueError(
@@ -301,9 +301,9 @@ class Plan(Document):
         return said
 
     @property
-    def rows(self) -> int:
+    def sequences(self) -> int:
         """Sequences in a step, over all replicas."""
-        return sum(replica.rows for replica in self.replicas)
+        return sum(replica.sequences for replica in self.replicas)
 
     @property
     def layers(self) -> int:

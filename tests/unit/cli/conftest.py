@@ -12,7 +12,10 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.cli.main import cli
 
-USES_SLURM = ("cancel", "exec", "list", "own_job", "prune", "resubmit", "submit", "watched")
+USES_SLURM = (
+    *(f"commands.{name}" for name in ("cancel", "exec", "list", "prune", "resubmit", "submit")),
+    "options.own_job", "views.run_status",
+)  # fmt: skip
 
 
 @pytest.fixture

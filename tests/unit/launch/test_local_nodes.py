@@ -40,7 +40,7 @@ def topology(*names: str, created: str = "2026-01-01T00:00:00Z") -> Topology:
 def plan(**changes: object) -> Plan:
     values: dict[str, object] = {
         "pp": 1, "dp": 1, "tp": 1, "stages": [Stage(layers=(0, 4))],
-        "replicas": [Replica(rows=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0"]])],
+        "replicas": [Replica(sequences=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0"]])],
         "ranks": ["local0:cpu0"],
     }  # fmt: skip
     return Plan.model_validate({**values, **changes})
@@ -54,7 +54,7 @@ def test_each_virtual_node_gets_an_even_share_of_the_cores() -> None:
 
 
 def test_a_plan_by_hand_uses_at_most_one_end_of_a_broken_link() -> None:
-    replica = Replica(rows=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0"], ["local2:cpu0"]])
+    replica = Replica(sequences=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0"], ["local2:cpu0"]])
     both = plan(
         pp=2,
         stages=[Stage(layers=(0, 2)), Stage(layers=(2, 4))],
@@ -87,7 +87,7 @@ def test_a_plan_must_be_of_this_run() -> None:
         check_plan(plan(provisional=True), RUN, SPEC, ["local0"], "plan.json")
     two = [["local0:cpu0", "local0:cpu1", "local0:cpu2"]]
     wide = plan(
-        tp=3, ranks=two[0], replicas=[Replica(rows=8, micro_batch=4, micro_batches=2, devices=two)]
+        tp=3, ranks=two[0], replicas=[Replica(sequences=8, micro_batch=4, micro_batches=2, devices=two)]
     )  # fmt: skip
     with pytest.raises(FileError) as caught:
         check_plan(wide, RUN, SPEC, ["local0"], "plan.json")

@@ -22,7 +22,7 @@ RUN = Run.model_validate(
 )  # fmt: skip
 PLAN = Plan(
     pp=1, dp=1, tp=2, stages=[Stage(layers=(0, 4))], ranks=["local0:cpu0", "local0:cpu1"],
-    replicas=[Replica(rows=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0", "local0:cpu1"]])],
+    replicas=[Replica(sequences=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0", "local0:cpu1"]])],
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def test_the_norm_of_large_matrices_is_exact() -> None:
     """fp32 sums over a whole matrix of this size are 1e-4 off."""
     plan = Plan(
         pp=1, dp=1, tp=1, stages=[Stage(layers=(0, 1))], ranks=["a:cpu0"],
-        replicas=[Replica(rows=1, micro_batch=1, micro_batches=1, devices=[["a:cpu0"]])],
+        replicas=[Replica(sequences=1, micro_batch=1, micro_batches=1, devices=[["a:cpu0"]])],
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.zeros(3000, 1024)), torch.nn.Parameter(torch.zeros(1000))]

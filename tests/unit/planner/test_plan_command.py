@@ -88,7 +88,7 @@ def test_the_explanation_says_what_where_and_why(call):
 def test_overrides_and_nodes_and_solver(call):
     call("--set", "batch.global=8", "--nodes", "local[0-1]", "--solver", "paper")
     made = Plan.read(call.folder / "plan.json")
-    assert (made.rows, made.solver) == (8, "paper")
+    assert (made.sequences, made.solver) == (8, "paper")
     assert set(made.nodes) == {"local0", "local1"}
 
 

@@ -49,7 +49,7 @@ def run(**parallel: object) -> Run:
 def test_it_is_cut_into_its_blocks(degrees: dict[str, int]) -> None:
     plan = make_plan(run(**degrees), SPEC, topology(2))
     assert plan.layers == 6
-    assert plan.rows == 8
+    assert plan.sequences == 8
     assert plan.predicted is not None
     assert plan.predicted.bound_s is not None
     assert 0 < plan.predicted.bound_s <= plan.predicted.step_time_s["total"]

@@ -32,7 +32,7 @@ def nodes_of(row):
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 def test_a_plan_is_whole_and_its_terms_add_up(plan, topology, nodes):
     made = plan(topology([1.0] * nodes))
-    assert made.rows == 16
+    assert made.sequences == 16
     assert made.layers == 6
     for replica in range(made.dp):
         table, note = schedule_of(made, replica)
@@ -67,7 +67,7 @@ def test_the_slow_device_gets_fewer_blocks(plan, topology):
 
 def test_the_slow_device_gets_fewer_rows(plan, topology):
     made = plan(topology((0.25, 1.0)), parallel=REPLICAS)
-    rows = {nodes_of(replica.devices)[0]: replica.rows for replica in made.replicas}
+    rows = {nodes_of(replica.devices)[0]: replica.sequences for replica in made.replicas}
     assert rows["local1"] > 2 * rows["local0"]
     assert sum(rows.values()) == 16
 
@@ -270,4 +270,4 @@ def test_nothing_beats_the_bounds(topology, run, speeds, devices, link, rows, la
     total = made.predicted.step_time_s["total"]
     assert made.predicted.bound_s <= total
     assert all(entry.delta_s is None or entry.delta_s >= 0 for entry in made.rejected)
-    assert made.rows == rows
+    assert made.sequences == rows

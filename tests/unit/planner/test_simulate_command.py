@@ -93,7 +93,7 @@ def test_the_page_holds_every_action_and_no_address(folder):
         (["--slow", "local1=1", "--slow", "local1=0.5"], 2, "found local1 twice"),
         (["--link", "local1=0.5"], 2, "a link is between two nodes: a:b=0.25"),
         (["--lose", "local[0-2]", "--set", "recovery.min_nodes=1"], 4, "0 nodes would be left"),
-        (["--set", "batch.global=8"], 2, "replicas: found 16 rows, batch.global is 8"),
+        (["--set", "batch.global=8"], 2, "replicas: found 16 sequences, batch.global is 8"),
         (["-t", "nowhere.json"], 2, "no such file"),
     ],
 )

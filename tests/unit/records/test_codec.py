@@ -42,7 +42,7 @@ def test_bytes_on_the_wire(settings: dict[str, Any], share: float) -> None:
 def test_what_ranks_keep_is_of_mesh_and_codec_not_of_devices() -> None:
     def plan(node: str, **changes: Any) -> Plan:
         devices = [f"{node}{index}:cpu0" for index in range(2)]
-        replicas = [{"rows": 2, "micro_batch": 2, "micro_batches": 1, "devices": [[device]]} for device in devices]
+        replicas = [{"sequences": 2, "micro_batch": 2, "micro_batches": 1, "devices": [[device]]} for device in devices]
         return Plan.model_validate({
             "pp": 1, "dp": 2, "tp": 1, "stages": [{"layers": [0, 2]}], "replicas": replicas, "ranks": devices,
             **changes,

@@ -41,7 +41,7 @@ TOPOLOGY = json.loads((REPOSITORY / "topology" / "lab-4-nodes.json").read_text()
 SHARD = {"file": "train-00000.bin", "split": "train", "tokens": 300, "sha256": "0" * 64}
 PLAN = {
     "pp": 2, "dp": 1, "tp": 1, "stages": [{"layers": [0, 3]}, {"layers": [3, 6]}],
-    "replicas": [{"rows": 8, "micro_batch": 2, "micro_batches": 4, "devices": [["a:cpu0"], ["b:cpu0"]]}],
+    "replicas": [{"sequences": 8, "micro_batch": 2, "micro_batches": 4, "devices": [["a:cpu0"], ["b:cpu0"]]}],
     "ranks": ["a:cpu0", "b:cpu0"], "actions": {"0": {"0": ["0F0", "0B0"]}},
     "predicted": {"step_time_s": {"total": 1.0}, "memory_bytes": {"a:cpu0": 1e9}}, "compression": [{}],
 }  # fmt: skip

@@ -22,8 +22,8 @@ PLAN: dict[str, Any] = {
     "tp": 1,
     "stages": [{"layers": [0, 3]}, {"layers": [3, 6]}],
     "replicas": [
-        {"rows": 8, "micro_batch": 2, "micro_batches": 4, "devices": [["a:cpu0"], ["b:cpu0"]]},
-        {"rows": 3, "micro_batch": 1, "micro_batches": 3, "devices": [["c:cpu0"], ["d:cpu0"]]},
+        {"sequences": 8, "micro_batch": 2, "micro_batches": 4, "devices": [["a:cpu0"], ["b:cpu0"]]},
+        {"sequences": 3, "micro_batch": 1, "micro_batches": 3, "devices": [["c:cpu0"], ["d:cpu0"]]},
     ],
     "ranks": ["a:cpu0", "c:cpu0", "b:cpu0", "d:cpu0"],
 }
@@ -40,9 +40,15 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return plan
 
 
+def test_a_plan_of_an_earlier_version_calls_its_sequences_rows() -> None:
+    replicas = [{"rows" if key == "sequences" else key: value for key, value in replica.items()}
+                for replica in PLAN["replicas"]]  # fmt: skip
+    assert Plan.from_json(PLAN | {"replicas": replicas}) == Plan.from_json(PLAN)
+
+
 def test_the_plan_itself_is_valid() -> None:
     plan = Plan.from_json(PLAN)
-    assert (plan.rows, plan.layers, plan.world_size, plan.nodes) == (11, 6, 4, ["a", "c", "b", "d"])
+    assert (plan.sequences, plan.layers, plan.world_size, plan.nodes) == (11, 6, 4, ["a", "c", "b", "d"])
     assert plan.mesh() == [[[0], [1]], [[2], [3]]]
     assert plan.table(0) is None
 
@@ -56,7 +62,7 @@ def test_only_messages_that_leave_a_node_are_rounded_and_all_of_a_stage_alike() 
     assert plan.messages(0, 1) == "none"
     value = {"pp": 2, "dp": 1, "tp": 2, "stages": value["stages"], "ranks": ["a:cpu0", "a:cpu1", "a:cpu2", "b:cpu0"]}
     devices = [["a:cpu0", "a:cpu1"], ["a:cpu2", "b:cpu0"]]
-    value["replicas"] = [{"rows": 8, "micro_batch": 2, "micro_batches": 4, "devices": devices}]
+    value["replicas"] = [{"sequences": 8, "micro_batch": 2, "micro_batches": 4, "devices": devices}]
     assert Plan.from_json(value).messages(0, 0) == "int8", "one of the two pairs leaves the node"
 
 
@@ -79,7 +85,7 @@ def test_only_messages_that_leave_a_node_are_rounded_and_all_of_a_stage_alike() 
         ("pp", 1, r"replicas\[0\]\.devices: its stages lie on 2 sets of devices, pp is 1"),
         ("dp", 1, "replicas: found 2, dp is 1"),
         ("tp", 2, r"replicas\[0\]\.devices\[0\]: found 1 devices, tp is 2"),
-        ("replicas.0.rows", 9, r"replicas\[0\]\.rows: found 9, but micro_batch 2 × micro_batches 4 is 8"),
+        ("replicas.0.sequences", 9, r"replicas\[0\]\.sequences: found 9, but micro_batch 2 × micro_batches 4 is 8"),
         ("replicas.1.devices", [["c:cpu0"]], r"replicas\[1\]\.devices: found 1 rows, there are 2 stages"),
         ("replicas.1.devices", [["a:cpu0"], ["d:cpu0"]], "replicas: a device is used twice: a:cpu0"),
         ("ranks", ["a:cpu0", "b:cpu0", "c:cpu0"], "ranks: found a:cpu0, b:cpu0, c:cpu0; expected exactly the devices"),

@@ -104,7 +104,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         devices = [[f"n{replica}-{stage % pp}:cpu{index}" for index in range(tp)] for stage in range(stages)]
         replicas.append(
             {
-                "rows": micro_batch * micro_batches,
+                "sequences": micro_batch * micro_batches,
                 "micro_batch": micro_batch,
                 "micro_batches": micro_batches,
                 "devices": devices,
@@ -141,7 +141,7 @@ def test_the_mesh_of_a_plan_holds_each_rank_once_where_the_plan_says(value: dict
     for stage, owner in plan.stage_owner().items():
         for replica in range(plan.dp):
             assert [plan.ranks[rank] for rank in mesh[owner][replica]] == plan.replicas[replica].devices[stage]
-    assert plan.rows == sum(replica["rows"] for replica in value["replicas"])
+    assert plan.sequences == sum(replica["sequences"] for replica in value["replicas"])
 
 
 ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from("FBIW"), st.integers(0, 999))

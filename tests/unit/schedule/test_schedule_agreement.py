@@ -27,7 +27,7 @@ def plan_of(zero: int, first: str, second: str, dp: int = 2, **fields: object) -
     names = [first] * (dp // 2) + [second] * (dp - dp // 2)
     return Plan(
         pp=1, dp=dp, tp=1, zero=zero, schedule="custom", stages=[Stage(layers=(0, 1)), Stage(layers=(1, 2))],
-        replicas=[Replica(rows=2, micro_batch=1, micro_batches=2, devices=[[place], [place]]) for place in places],
+        replicas=[Replica(sequences=2, micro_batch=1, micro_batches=2, devices=[[place], [place]]) for place in places],
         ranks=places, actions={index: {0: TABLES[name]} for index, name in enumerate(names)}, **fields,
     )  # fmt: skip
 

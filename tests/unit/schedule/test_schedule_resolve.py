@@ -11,7 +11,7 @@ from hpctrain.schedule import make_schedule, schedule_of
 
 def plan_of(schedule="1f1b", micro_batches=4, **fields):
     devices = [["local0:cpu0"], ["local1:cpu0"]]
-    replica = Replica(rows=2 * micro_batches, micro_batch=2, micro_batches=micro_batches, devices=devices)
+    replica = Replica(sequences=2 * micro_batches, micro_batch=2, micro_batches=micro_batches, devices=devices)
     return Plan(
         pp=2, dp=1, tp=1, schedule=schedule, stages=[Stage(layers=(0, 3)), Stage(layers=(3, 4))], replicas=[replica],
         ranks=["local0:cpu0", "local1:cpu0"], **fields,
@@ -61,7 +61,7 @@ def test_a_v_on_devices_that_stand_in_turn_is_told():
     looped = plan_of("zbv").model_copy(
         update={
             "stages": [Stage(layers=(i, i + 1)) for i in range(4)],
-            "replicas": [Replica(rows=8, micro_batch=2, micro_batches=4, devices=devices)],
+            "replicas": [Replica(sequences=8, micro_batch=2, micro_batches=4, devices=devices)],
         }
     )
     with pytest.raises(
