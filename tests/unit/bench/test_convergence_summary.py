@@ -163,7 +163,7 @@ def test_losses_on_another_text_are_refused(tmp_path: Path, monkeypatch: pytest.
     one = tmp_path / "one.txt"
     one.write_text("some words")
     monkeypatch.setattr(
-        "hpctrain.bench.compression.convergence.find_text", lambda limit: SampleText((one,), 10, "one file")
+        "hpctrain.bench.compression.convergence.find_sample_text", lambda limit: SampleText((one,), 10, "one file")
     )
     with pytest.raises(InputError, match=r"were measured with text = .*; give the same settings, or another folder"):
         train_all(["dense"], [1], TINY, tmp_path / "rows.jsonl", print)

@@ -106,7 +106,7 @@ def little_text(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_text("All that is written on this machine.\n" * 3000)
     monkeypatch.setattr(
-        starter_module, "find_text", lambda limit: SampleText((path,), path.stat().st_size, "little text found")
+        starter_module, "find_sample_text", lambda limit: SampleText((path,), path.stat().st_size, "little text found")
     )
 
 
@@ -137,7 +137,7 @@ def test_json_is_alone_on_stdout(call: Call, tmp_path: Path, little_text: None) 
 
 
 def test_a_machine_without_text_is_told_what_to_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_module, "find_text", lambda limit: SampleText((), 0, "none"))
+    monkeypatch.setattr(starter_module, "find_sample_text", lambda limit: SampleText((), 0, "none"))
     done = call("init", "--yes")
     assert done.code == 2
     assert "found no text on this machine to train on; prepare your own with `hpctrain data prepare" in done.err
