@@ -37,8 +37,11 @@ def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: H
     """
     if how == "silent":
         machine.run_all(link_command(layout, name, up=False) for name in names)
+    # All are stopped before any is killed, as a node dies at once: on a busy machine an srun that outlives its step for
+    # a moment aborts it on all other nodes.
+    stopped = {name: _signal_all(machine, layout, name, signal.SIGSTOP) for name in names}
     if how == "hang":
-        return {name: _signal_all(machine, layout, name, signal.SIGSTOP) for name in names}
+        return stopped
     return {name: machine.kill(lambda name=name: _pids(machine, layout, name)) for name in names}  # type: ignore[misc]
 
 

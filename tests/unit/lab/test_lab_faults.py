@@ -60,6 +60,9 @@ def test_kill_ends_every_process_of_the_node_and_no_other(machine, nodes, layout
     assert kill_nodes(machine, layout, ["node1"]) == {"node1": 2}
     assert set(nodes.table) == {100, 101, 120, 121, 50}
     assert not nodes.ran("ip", "-n")
+    # None of them sees another one die.
+    numbers = [number for _, _, number in nodes.ran("signal")]
+    assert numbers.index(KILL) > max(at for at, number in enumerate(numbers) if number == STOP)
 
 
 def test_kill_goes_on_until_nothing_new_starts(machine, nodes, layout):
