@@ -80,7 +80,7 @@ def headline(view: RunView) -> list[HeadlineFigure]:
     status, top = view.status, view.headline
     steady = "median, without first steps"
     figures = [
-        HeadlineFigure("Steps", f"{status.step} of {status.steps}", _left(view)),
+        HeadlineFigure("Steps", f"{status.step} of {status.steps}", _time_left(view)),
         HeadlineFigure("Loss", _number(status.loss), ", ".join(loss_words(status.valid_losses))),
         HeadlineFigure(
             "Throughput", f"{format_count(top.tokens_per_s)} tokens/s" if top.tokens_per_s else ABSENT, steady
@@ -230,7 +230,7 @@ def _recovery_times(view: RunView) -> str:
     return f"slowest {format_seconds(max(times))}" if times else ""
 
 
-def _left(view: RunView) -> str:
+def _time_left(view: RunView) -> str:
     return f"{format_seconds(view.status.eta_s)} left" if view.status.eta_s else ""
 
 

@@ -30,7 +30,7 @@ class SimulatedRanks:
         self._index = {name: place for place, name in enumerate(names)}
         self._ranks: dict[int, tuple[str, float]] = {}
 
-    def told(self, node: str, order: Message, when: float) -> list[Reply]:
+    def replies(self, node: str, order: Message, when: float) -> list[Reply]:
         """What is answered to an order that reaches `node` at `when`: by all ranks at once when the last one is told
         to exchange messages."""
         kind = order["kind"]

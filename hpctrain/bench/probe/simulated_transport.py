@@ -109,7 +109,7 @@ class SimulatedTransport:
         index = self._index[node]
         arrival = self._clock.time + self._fabric.spec.latency_s
         if message["kind"] != "pair":
-            for when, name, answer in self._ranks.told(node, message, arrival):
+            for when, name, answer in self._ranks.replies(node, message, arrival):
                 if not self._gone(self._index[name], when):
                     self._at(when + self._fabric.spec.latency_s, name, answer)
             return

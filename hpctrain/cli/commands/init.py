@@ -43,7 +43,7 @@ def command(
     if as_json:
         data = str(started.data) if started.index else None
         click.echo(json.dumps({"run_file": str(run_file), "data": data, "name": started.run.name}))
-    for line in _told(started, starter):
+    for line in _summary_lines(started, starter):
         click.echo(line, err=as_json)
 
 
@@ -63,7 +63,7 @@ def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
     return dataclasses.replace(starter, **answers), with_data
 
 
-def _told(started: WrittenStarter, starter: Starter) -> list[str]:
+def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
     if started.index is None:
         return [
             f"wrote {started.run_file}",

@@ -36,14 +36,14 @@ def command(run: str) -> None:
     watched = WatchedRun(folder, clock)
     try:
         in_place = console.is_terminal and not console.is_dumb_terminal
-        status = _drawn(watched, clock, console) if in_place else _told(watched, clock)
+        status = _draw_until_over(watched, clock, console) if in_place else _print_until_over(watched, clock)
     except KeyboardInterrupt:
         click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {folder.name}` stops it)", err=True)
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_DONE if status.state == "done" else EXIT_FAILED)
 
 
-def _drawn(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:
+def _draw_until_over(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             status = watched.look()
@@ -54,7 +54,7 @@ def _drawn(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:
             clock.sleep(LOOK_S)
 
 
-def _told(watched: WatchedRun, clock: Clock) -> RunStatus:
+def _print_until_over(watched: WatchedRun, clock: Clock) -> RunStatus:
     view = PlainView()
     while True:
         status = watched.look()

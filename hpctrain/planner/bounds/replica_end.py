@@ -39,14 +39,14 @@ class ReplicaFinish:
     def end_s(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Seconds until these replicas are done with so many micro-batches each, summed and updated."""
         schedule_spec = self.ranks.schedule_spec
-        found = self._own(at, numbers)
+        found = self._end_by_own_passes(at, numbers)
         if schedule_spec.virtual_stages == 1 and schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
             found = np.maximum(found, self._there_and_back(at, numbers))
         elif schedule_spec.name == "interleaved_1f1b" and self.ranks.equal_blocks:
             found = np.maximum(found, self._interleaved(at, numbers))
         return np.asarray(found + self.update[at])
 
-    def _own(self, at: IntArray, numbers: IntArray) -> FloatArray:
+    def _end_by_own_passes(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """A way through all stages comes before each rank's first backward."""
         many, early = numbers[:, None], warmup_forwards(self.ranks.schedule_spec, self.ranks.pp)
         forward = self.forward[at]

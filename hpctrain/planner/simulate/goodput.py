@@ -125,7 +125,7 @@ class _Trial:
             failure = now + self._exponential()
             end = min(failure, wall_s)
             start = min(max(now, down_until), end)
-            kept += self._kept(end - start, whole=end == wall_s) * self._speed()
+            kept += self._checkpointed_seconds(end - start, whole=end == wall_s) * self._speed()
             now = end
             if now < wall_s:
                 # A job that waits in the queue does not start sooner because a node fails meanwhile.
@@ -143,7 +143,7 @@ class _Trial:
     def _speed(self) -> float:
         return 1 - self._short() / self.cluster.nodes
 
-    def _kept(self, seconds: float, whole: bool) -> float:
+    def _checkpointed_seconds(self, seconds: float, whole: bool) -> float:
         """What is left of undisturbed seconds after a failure: the intervals whose checkpoint could be used.
 
         Args:

@@ -114,13 +114,13 @@ class EncoderDecoderSpec(TransformerSpec):
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
         """A stage between the ends has the mean FLOPs, and keeps as much as the blocks that keep most."""
-        flops, kept = self._block_flops(seq_len), self._kept(seq_len)
+        flops, saved = self._block_flops(seq_len), self._saved_values(seq_len)
         if first or last:
             encoders = min(blocks, self.seam) if first else max(0, blocks - (self.layers - self.seam))
             decoders = blocks - encoders
-            done, held = (encoders * each[0] + decoders * each[1] for each in (flops, kept))
-            return done / self._mean(*flops), held / self._mean(*kept)
-        return blocks, blocks * max(kept) / self._mean(*kept)
+            done, held = (encoders * each[0] + decoders * each[1] for each in (flops, saved))
+            return done / self._mean(*flops), held / self._mean(*saved)
+        return blocks, blocks * max(saved) / self._mean(*saved)
 
     @property
     def preferred_cut(self) -> int | None:
@@ -213,7 +213,7 @@ class EncoderDecoderSpec(TransformerSpec):
         decoder = target * (each + 2 * self.inner + self.heads * target) + 2 * source * self.inner
         return encoder, decoder
 
-    def _kept(self, seq_len: int) -> tuple[float, float]:
+    def _saved_values(self, seq_len: int) -> tuple[float, float]:
         """Values that an encoder's and a decoder's block keep on one device."""
         whole, split = self._whole(seq_len), self._split(seq_len)
         return whole[0] + split[0], whole[1] + split[1]

@@ -90,8 +90,8 @@ def test_autocast_keeps_a_copy_of_a_block_for_each_micro_batch_unless_it_is_comp
 
 def work_bytes(work):
     """Activations of four micro-batches in flight and one block at work, by what the workload says of them."""
-    block, kept = work.block_bytes(1, 1), work.kept_bytes(1, 1)
-    return 4 * kept + (block if work.memory_options.recompute == "none" else 2 * block)
+    block, saved = work.block_bytes(1, 1), work.saved_activation_bytes(1, 1)
+    return 4 * saved + (block if work.memory_options.recompute == "none" else 2 * block)
 
 
 def test_zero_levels_two_and_three_share_the_batch_equally(plan, topology):
