@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from train_site import Outcome, Site, kill_worker, small_topology, wait_for, wait_for_step
+from train_site import Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.checkpoint import published
 from hpctrain.records.history.metric import last_row_of_each_step
@@ -46,9 +46,10 @@ def encoder_decoder(site: Site) -> Outcome:
     known = set((site.path / "runs").glob("*"))
     process = site.start("train", "run.yaml", "--local", "2", "-t", "seam.json", *words(*ENCODER_DECODER))
     folder = site.run_folder(known)
+    worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, EVERY + 2)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
-    kill_worker(folder, "local1")
+    worker.kill()
     said, _ = process.communicate(timeout=200)
     return Outcome(process.returncode, folder, said)
 

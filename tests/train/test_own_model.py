@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from train_site import Outcome, Site, small_topology, wait_for, wait_for_step, worker_of
+from train_site import Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.checkpoint import published
 from hpctrain.records.history.metric import last_row_of_each_step
@@ -38,9 +38,7 @@ def trained(site: Site) -> Outcome:
     known = set((site.path / "runs").glob("*"))
     process = site.start("train", "own_model/run.yaml", "--local", "2", "-t", "two.json", *SETTINGS)
     folder = site.run_folder(known)
-    wait_for_step(folder, 1)
-    # Looked up while there is time: between step 5 and the end is little.
-    worker = worker_of(folder, "local1")
+    worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 5)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
     worker.kill()

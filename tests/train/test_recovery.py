@@ -13,8 +13,8 @@ import pytest
 from train_site import (
     Outcome,
     Site,
-    kill_worker,
     node_process,
+    once_there,
     processes_of,
     wait_for,
     wait_for_step,
@@ -40,9 +40,7 @@ def worker_killed(site: Site) -> Outcome:
     known = set((site.path / "runs").glob("*"))
     process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
     folder = site.run_folder(known)
-    wait_for_step(folder, 1)
-    # Looked up while there is time: between step 10 and the end is little.
-    worker = worker_of(folder, "local1")
+    worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 10)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
     worker.kill()
@@ -146,8 +144,8 @@ def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undistu
     known = set((site.path / "runs").glob("*"))
     process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
     folder = site.run_folder(known)
+    node = once_there(node_process, folder, "local0")
     wait_for_step(folder, 2)
-    node = node_process(folder, "local0")
     workers = node.children()
     node.kill()
     outcome = finish(process, folder)
@@ -191,8 +189,8 @@ def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
         "--set", "recovery.progress_timeout_s=30", "--set", "steps=150",
     )  # fmt: skip
     folder = site.run_folder(known)
+    hung = once_there(worker_of, folder, "local0")
     wait_for_step(folder, 2)
-    hung = worker_of(folder, "local0")
     hung.send_signal(signal.SIGSTOP)
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said
@@ -317,8 +315,9 @@ def test_a_proposer_that_hashes_for_long_is_not_taken_for_lost(site: Site, tmp_p
         env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     folder = site.run_folder(known)
+    worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 2)
-    kill_worker(folder, "local1")
+    worker.kill()
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said
     kinds = [event.kind for event in outcome.events]

@@ -168,6 +168,18 @@ def worker_of(folder: Path, node: str) -> psutil.Process:
     return worker
 
 
+def once_there(lookup: Callable[[Path, str], psutil.Process], folder: Path, node: str) -> psutil.Process:
+    """`worker_of` or `node_process` as soon as it finds one: long before the first step of a run that has few of them."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return lookup(folder, node)
+        except (AssertionError, ValueError, psutil.Error):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def kill_worker(folder: Path, node: str) -> None:
     """SIGKILL the worker of a node, agent untouched."""
     worker_of(folder, node).send_signal(signal.SIGKILL)
