@@ -169,7 +169,7 @@ def worker_of(folder: Path, node: str) -> psutil.Process:
 
 
 def once_there(lookup: Callable[[Path, str], psutil.Process], folder: Path, node: str) -> psutil.Process:
-    """`worker_of` or `node_process` as soon as it finds one: long before the first step of a run that has few of them."""
+    """`worker_of` or `node_process` as soon as it finds one: long before the first step of a short run."""
     deadline = time.monotonic() + 120
     while True:
         try:
