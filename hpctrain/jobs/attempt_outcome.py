@@ -19,8 +19,7 @@ NOT_RETRYABLE_CODES = (EXIT_USAGE, EXIT_REFUSED)
 WORKER_FAILURE_EVENTS = ("worker_died", "worker_hung")
 """Events of a worker that failed by itself. A worker that only lost its peers writes none of them."""
 MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 2
-"""Number of attempts in a row that the cluster may end without a new checkpoint; the next such attempt is
-no_progress."""
+"""Attempts in a row that the cluster may end without a new checkpoint; the next such attempt is no_progress."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class AttemptOutcome:
     saved: bool = False
     """Whether the attempt was asked to stop and saved a checkpoint before it left."""
     asked_by: str | None = None
-    """The signal that asked it to stop, SIGTERM or SIGUSR2; None if there was none, or if it is unknown."""
+    """What asked it to stop, such as SIGTERM or SIGUSR2; None if nothing did, or if it is unknown."""
     reason: str | None = None
     """The reason in the last event of the attempt's agents; None if they wrote none."""
     not_retryable: bool = False
@@ -100,8 +99,7 @@ def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | Non
 
 
 def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
-    """Whether an agent gave up because nodes were lost: too few are left, no plan fits the rest, or the probe refused
-    the nodes."""
+    """Whether an agent gave up because nodes were lost: too few, no plan for the rest, or refused by the probe."""
     if event.data["exit_code"] == EXIT_RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
         return True
     if any(known.kind == "checkpoints_lost" for known in events):
@@ -151,8 +149,7 @@ _CLASS_BY_JOB_STATE: dict[JobState, ExitClass] = {
 def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOutcome:
     """Return the outcome, corrected by Slurm's description of the job.
 
-    Only Slurm knows of a preemption or a lost batch node. A reason that the agents gave is kept, except at a
-    preemption.
+    Only Slurm knows of a preemption or a lost batch node. Only a preemption corrects a reason that the agents gave.
     """
     if job is None or outcome.exit_class == "done":
         return outcome
@@ -187,11 +184,9 @@ def is_out_of_time(job: JobInfo) -> bool:
 def with_no_progress_check(
     outcome: AttemptOutcome, progressed: bool, preempted: bool, attempts_without_checkpoint: int
 ) -> AttemptOutcome:
-    """Return the outcome as no_progress if the attempt, though not at fault, made no progress: the run would loop for
-    ever.
+    """Return the outcome as no_progress if the attempt, though not at fault, got no further and would loop.
 
-    A time limit too short for one checkpoint counts at once. A cluster that fails gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT
-    attempts.
+    A time limit too short for one checkpoint counts at once. A failing cluster gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT.
 
     Args:
         progressed: whether the attempt left a newer checkpoint than it began with.

@@ -54,8 +54,7 @@ def _nodes_with_crashed_agents(events: Sequence[Event]) -> set[str]:
 def _nodes_missing_at_end(events: Sequence[Event]) -> dict[str, str]:
     """Return the nodes that are lost when the others give up, each with the reason.
 
-    A node that gave up on its own side of a network cut is not lost. Neither is a node that was left out because of a
-    cut.
+    A node that gave up, or was left out, because of a network cut is not lost.
     """
     ends = [event for event in events if event.kind == "failed" and event.data.get("left")]
     speaking = {node for event in ends for node in [*event.data["left"], *event.data.get("left_out", []), event.node]}

@@ -123,8 +123,7 @@ def record_dependent_run(before: JobDependencies, folder: Path) -> None:
 def refresh_dependent_runs(folder: Path, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
     """Make the jobs that wait for an earlier job of this run wait for its new one; return what was done, as lines.
 
-    Slurm knows a run only by its job id. Without this call the waiting jobs would start, or never start, when the
-    earlier job ends.
+    Slurm knows a run only by its job id. Without this call the earlier job's end would decide for the waiting ones.
     """
     return [
         line for dependent_run in _dependent_runs(folder) for line in refresh_dependency(dependent_run, slurm, environ)
@@ -134,8 +133,7 @@ def refresh_dependent_runs(folder: Path, slurm: Slurm, environ: Mapping[str, str
 def refresh_dependency(
     dependent_run: Path, slurm: Slurm, environ: Mapping[str, str], known_jobs: list[str] | None = None
 ) -> list[str]:
-    """Update the dependency of a run that has not begun to the current jobs of the runs before it; return what was
-    done, as lines.
+    """Make a run that has not begun wait for the current jobs of the runs before it; return what was done, as lines.
 
     Args:
         known_jobs: ids of the jobs that it waits for, if known; nothing is done if they are still right.

@@ -28,8 +28,7 @@ def check_no_live_job(folder: Path, slurm: Slurm) -> None:
 
 
 def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
-    """Check that the job that begins here is the run's newest one, or that the newest one has ended and belongs to the
-    same submission.
+    """Check that this job is the run's newest one, or that the newest has ended and is of the same submission.
 
     Raises:
         RefusedError: another job uses the folder, or the controller does not answer.

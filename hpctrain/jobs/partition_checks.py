@@ -16,12 +16,10 @@ SIGNAL_EARLY_S = 60
 
 
 def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
-    """Check that the time limit leaves time to train before the save notice. Otherwise the job would only loop through
-    the queue.
+    """Check that the time limit leaves time to train before the save notice; else the job would only loop.
 
     Args:
-        partitions: the cluster's partitions, for the limit of a job that names none; without them only the run file
-            counts.
+        partitions: the cluster's partitions, for a job that names no limit; without them only the run file counts.
 
     Raises:
         InputError: the time limit is too short.
@@ -136,8 +134,7 @@ def gpus_per_node_available(
     gpu_type: str | None = None,
     constraint: str | None = None,
 ) -> int:
-    """Return the largest number of GPUs that each of `count` nodes has in all of these partitions; 0 if fewer nodes
-    have any.
+    """Return the most GPUs that each of `count` nodes has in all of these partitions; 0 if fewer nodes have any.
 
     Args:
         gpu_type: count only GPUs of this type.

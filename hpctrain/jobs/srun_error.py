@@ -24,8 +24,7 @@ def srun_log(folder: Path, attempt: int) -> Path:
 
 
 def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
-    """Return the outcome; where srun itself ended the step, as an infrastructure failure with srun's message as the
-    reason.
+    """Return the outcome; if srun itself ended the step, as an infrastructure failure with srun's message.
 
     An outcome that is done, or has a reason from the agents, is returned as it is.
 

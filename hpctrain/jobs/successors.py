@@ -80,8 +80,7 @@ def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
 
 
 def cancel_successors(folder: Path, slurm: Slurm, own: str | None = None) -> list[str]:
-    """Cancel the successors of the newest job, the last one first, so that none of them starts meanwhile; return their
-    ids.
+    """Cancel the successors of the newest job and return their ids; the last one first, so that none starts.
 
     Args:
         own: the job that asks; it ends by itself and is not cancelled.
@@ -117,8 +116,7 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 
 def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Return `nodes_to_exclude`, or [] if the ledger is damaged or the controller does not answer: neither stops a
-    submission."""
+    """Return `nodes_to_exclude`, or [] if ledger or controller cannot be read: neither stops a submission."""
     try:
         return nodes_to_exclude(folder, run, slurm, now)
     except HpctrainError:
@@ -128,8 +126,7 @@ def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) 
 def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> str:
     """Queue job.sh once more, to start when `job` has ended; return the new job's id.
 
-    A job that sbatch queued but nobody recorded is used instead: sbatch answered too late, or the process that asked
-    was killed.
+    An unrecorded job behind `job` is used instead: sbatch answered too late, or the process that asked was killed.
 
     Raises:
         ControllerUnreachableError: the controller does not answer.

@@ -1,5 +1,4 @@
-"""Own jobs: a batch job that a person submitted becomes the run's job, and goes on in the run's folder after each
-requeue."""
+"""Own jobs: a batch job that a person submitted becomes the run's job and goes on after each requeue."""
 
 from __future__ import annotations
 

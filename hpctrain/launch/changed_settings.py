@@ -32,8 +32,7 @@ _KEPT = {
     "batch": "the checkpoint counts samples in batches of this size",
     "precision": "the checkpoint holds what this precision needs, the loss scale for one",
 }
-"""Key -> why it cannot change. Other keys that are not allowed have no reason except that nobody needs to change
-them."""
+"""Key -> why it cannot change. Other keys that are not allowed just need no change."""
 
 
 def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
@@ -115,8 +114,7 @@ def _plan_inputs(run: Run) -> list[object]:
 
 
 def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
-    """Rename the plans in a run folder if settings that they depend on have changed; return the old and the new path of
-    each."""
+    """Rename the plans in a run folder if settings that they depend on have changed; return old and new paths."""
     if _plan_inputs(after) == _plan_inputs(before):
         return []
     attempt = len(folder.attempts())
@@ -157,8 +155,7 @@ def _refusal(key: str) -> str | None:
 
 
 def _steps_saved(folder: Path) -> int:
-    """Return the steps of the newest checkpoint that is complete by its files' sizes. Hashes are left to whoever loads
-    it."""
+    """Return the steps of the newest checkpoint that is complete by file sizes; hashes are checked by its reader."""
     for path in reversed(listed(folder / "checkpoints")):
         with contextlib.suppress(CheckpointError):
             return verify(path, hashes=False).step

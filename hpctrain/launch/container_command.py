@@ -22,8 +22,7 @@ def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str
 
 
 def container_command(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
-    """Return the argv that runs `command` where the run's processes run. With pyxis Slurm itself starts it in the
-    image."""
+    """Return the argv that runs `command` where the run's processes run. With pyxis, Slurm enters the image."""
     if run.container is None or run.container.runtime == "pyxis":
         return list(command)
     more = ["--with-code"] if with_code else []

@@ -91,8 +91,7 @@ def export(
 
 
 def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
-    """Write config.json, the tokenizer's files, generation_config.json and the model card; return the content of
-    config.json."""
+    """Write config.json, the tokenizer's files, generation_config.json and the model card; return the first."""
     home = run.data.train_folders[0]
     special = special_tokens([home], run.effective_objective(), run.data.seq_len)
     ids = TokenIds(special.end_of_text, special.start)

@@ -19,8 +19,7 @@ def local_driver_version(node: str | None, file: Path = VERSION_FILE) -> dict[st
 
 
 def parse_driver_version(text: str) -> str | None:
-    """Return the version in the file's first line: 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat
-    …'."""
+    """Return the version in the first line: 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  …'."""
     for word in text.partition("\n")[0].split():
         parts = word.split(".")
         if len(parts) >= 2 and all(part.isdecimal() for part in parts):

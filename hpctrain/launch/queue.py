@@ -41,8 +41,7 @@ class CheckedRun:
     """A run that passed the checks and may be queued."""
 
     run: Run
-    """The run, with the chosen partition if the run file names none, and with the folders of the runs that it waits
-    for."""
+    """The run with its partition, if the run file names none, and with the folders of the runs that it waits for."""
     asked: Run
     """The same run with what its job requests: all GPUs of its nodes, the ids of the jobs that it waits for."""
     lines: list[str]
@@ -114,8 +113,7 @@ def _checked(
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
-    """Return the run with the partition that fits it best, the other ones that take it, and why, as lines for the
-    person.
+    """Return the run with the partition that fits best, the other ones that take it, and why, as lines.
 
     Raises:
         RefusedError: no partition takes it; the message has every partition's reasons.
@@ -143,8 +141,7 @@ def _choice_lines(choice: PartitionChoice) -> list[str]:
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
-    """Wait until the run's last job has ended; return 0 if the run is done, else 1. Changes of state are passed to
-    `say`.
+    """Wait until the run's last job has ended; return 0 if the run is done, else 1. `say` gets changes of state.
 
     Raises:
         CommandError: the controller did not answer for ten minutes.

@@ -14,8 +14,7 @@ from hpctrain.records.run.site import Site, read_site, site_file
 from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}
-"""Key of `cluster` -> the variable that sbatch would read for it. hpctrain runs Slurm's commands without these
-variables."""
+"""Key of `cluster` -> the variable that sbatch would read for it. Slurm's commands are run without them."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class SiteDefaults:
 
 
 def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> SiteDefaults | None:
-    """Return the profile that the person named, else the first one that matches this machine or cluster; None if none
-    does.
+    """Return the profile that the person named, else the first one that matches this place; None if none does.
 
     Raises:
         FileError: site.yaml is wrong.

@@ -69,8 +69,7 @@ def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapp
 
 
 def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with run folder and attempt, and with the run's copy of the code first on the module
-    path."""
+    """Return the environment with run folder, attempt, and the run's copy of the code first on the module path."""
     env = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
     if (folder / CODE_FOLDER).is_dir():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / CODE_FOLDER), environ.get("PYTHONPATH")]))

@@ -41,8 +41,7 @@ def become(words: list[str]) -> None:
 
 
 def node_command(folder: Path) -> list[str]:
-    """Return the module, with its arguments, that runs as each node's task; the node's name comes from Slurm's
-    environment."""
+    """Return module and arguments of each node's task; the node's name comes from Slurm's environment."""
     return ["hpctrain.node", "run", "--folder", str(folder)]
 
 
@@ -118,8 +117,7 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
 
 
 def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
-    """Record the job's id in the run folder and return it. A job that cannot be recorded is cancelled, as nobody would
-    find it."""
+    """Record the job's id in the run folder and return it. A job that cannot be recorded is cancelled."""
     try:
         record_job(folder.path, str(job.job_id))
     except StorageError:

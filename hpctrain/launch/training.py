@@ -169,8 +169,7 @@ def resume(
         from_seed: begin again instead; existing checkpoints are renamed.
 
     Raises:
-        InputError: the folder is in use, holds no run, or others can write to it; or the checkpoint does not allow a
-            change.
+        InputError: the folder is in use, holds no run, or is not trusted; or the checkpoint allows no such change.
         FileError: its run file is wrong.
         StorageError: the run folder cannot be written; its settings are unchanged.
         RefusedError: all that it had saved is lost.

@@ -153,8 +153,7 @@ def end(argv: list[str]) -> int:
 def environment_of(pid: int) -> dict[str, str]:
     """Return the environment that a process began with; the job script's is from before cluster.setup changed it.
 
-    A job that is queued from here starts with the environment of the first submission. Module paths would otherwise
-    grow from job to job.
+    A job that is queued from here starts with the environment of the first submission. Else module paths would grow.
     """
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

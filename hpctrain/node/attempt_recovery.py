@@ -29,8 +29,7 @@ SILENT = "ended without a word: node lost, killed, or time limit"
 
 
 def close_unfinished_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float, me: str = "batch") -> None:
-    """Complete the lines of attempts whose script was killed, from their events, else from Slurm's description of their
-    job.
+    """Complete the lines of attempts whose script was killed, from their events, else from what Slurm knows.
 
     Args:
         me: name of this node, for events.

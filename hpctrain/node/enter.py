@@ -22,8 +22,7 @@ from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.trust import check_trusted
 
 IMAGE_TOOLS_FOLDER = "image-tools"
-"""Folder in a run folder with the scripts that each node puts first on the path of the program that starts the
-image."""
+"""Folder in a run folder with the scripts that each node puts first on the path of the image's runtime."""
 
 
 def main(argv: list[str]) -> int:

@@ -33,11 +33,9 @@ def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[s
 
 
 def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
-    """Name this node as the one that ends the finished run's job, if it is the first that worked and the batch node did
-    not.
+    """Record that this node ends the finished run's job, if it is the first with ranks and the batch node has none.
 
-    A batch node that is a spare may be lost without anybody noticing. If it is alive, its script writes <attempt>.seen
-    in time.
+    A batch node that is a spare may be lost without anybody noticing. If not, its script writes <attempt>.seen.
 
     Args:
         members: nodes with ranks in the last generation.

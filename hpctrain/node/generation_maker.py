@@ -124,8 +124,7 @@ class GenerationMaker:
     def _new_plan(
         self, proposal: Proposal, nodes: list[str], pending: _PendingEvents, replaced: Plan | None = None
     ) -> Plan:
-        """Return the planner's plan for these nodes, checked like one written by hand, so that no worker has to refuse
-        it."""
+        """Return the planner's plan for these nodes, checked like a given one, so that no worker refuses it."""
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
         left = Topology.read(self.folder / "topology.json", owned=True).only(nodes)
         first = proposal.previous is None and replaced is None

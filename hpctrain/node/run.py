@@ -1,5 +1,4 @@
-"""`python -m hpctrain.node run`: one node of one attempt. It probes if needed, then runs the agent until the run
-ends."""
+"""`python -m hpctrain.node run`: one node of one attempt: probe if needed, then the agent until the run ends."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ from hpctrain.runs.secrets import secret_values
 from hpctrain.runs.trust import check_trusted
 
 FINISHED_FILE = "finished"
-"""File in a run folder: the run is over, even if a lost node's task still seems to run. The job script checks for
-it."""
+"""File in a run folder: the run is over, even if a lost node's task seems to run. The job script checks it."""
 FLIGHT_RECORDER_EVENTS = 2000
 """Operations that NCCL's flight recorder remembers; about a kilobyte each."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)

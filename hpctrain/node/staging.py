@@ -35,8 +35,7 @@ def stage_data(
 ) -> dict[str, str]:
     """Copy the data to this node's disk; return the environment variables that lead the workers to the copies.
 
-    The copies stay as long as this process lives. A folder that cannot be copied is read where it is; an event has the
-    reason.
+    The copies stay as long as this process lives. A folder that cannot be copied is read in place; an event says why.
     """
     copies: dict[str, str] = {}
     if data.stage == "none":
@@ -66,8 +65,7 @@ def stage_data(
 
 
 def stage_base(data: Data, environ: Mapping[str, str]) -> Path:
-    """Return the folder on the node's own disk: `data.stage_folder`, else the job's temporary folder, as Slurm or the
-    site sets it."""
+    """Return the folder on the node's own disk: `data.stage_folder`, else the temporary folder of job or site."""
     given = data.stage_folder or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     return Path(os.path.expandvars(given)).expanduser()
 

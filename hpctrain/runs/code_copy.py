@@ -47,16 +47,15 @@ SECRET_FILES = (
     "service-account*.json", "service_account*.json", ".secrets", "secrets.*", ".token", ".tokens", "*.token",
     "token.txt", ".api_key*", ".password*", ".passwd*",
 )  # fmt: skip
-"""Files and folders that usually hold tokens, by name or by the end of their path. They are not copied; code.json lists
-them."""
+"""Files and folders that usually hold tokens, by name or by the end of their path. Not copied, but listed in
+code.json."""
 _SECRET = re.compile("|".join("/" + re.escape(form).replace(r"\*", "[^/]*") + "$" for form in SECRET_FILES))
 LARGEST_BYTES = 256 * 2**20
 """Largest copy. More than this is data that lies beside the code; it does not belong in every run folder."""
 
 
 def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
-    """Copy `source` to run_folder/code, without files that hold tokens, and write git state and omitted files to
-    code.json.
+    """Copy `source` to run_folder/code without files that hold tokens; write git state and omissions to code.json.
 
     Raises:
         InputError: there is no such folder, or it is too large to be code.
@@ -156,8 +155,7 @@ def _close(copy: Path) -> None:
 
 
 def _fix_links(source: Path, copy: Path) -> None:
-    """Make each link in the copy lead to the same file as in the source: within the copy if it has that file, else
-    outside."""
+    """Make each link in the copy lead to the same file as in the source, within the copy if it is there."""
     root = source.resolve()
     for folder, names, files in os.walk(copy):
         for link in (Path(folder, name) for name in [*names, *files] if Path(folder, name).is_symlink()):

@@ -1,5 +1,4 @@
-"""Whether a run's checkpoints will fit on its disk: checked before it starts, as it would otherwise fail after
-hours."""
+"""Whether a run's checkpoints will fit on its disk: checked before it starts, not hours later."""
 
 from __future__ import annotations
 

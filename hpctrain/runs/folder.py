@@ -201,8 +201,7 @@ def kept_words(path: Path) -> str:
 
 
 def newest_plan(path: Path) -> Path | None:
-    """Return the newest plan that is meant for people: that of the newest generation that got a new plan, else
-    plan.json."""
+    """Return the newest plan that is meant for people: the newest plan-<n>.json, else plan.json."""
     numbered = [(int(file.stem[5:]), file) for file in path.glob("plan-*.json") if file.stem[5:].isdigit()]
     if numbered:
         return max(numbered)[1]

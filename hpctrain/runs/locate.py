@@ -32,8 +32,7 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     Args:
         name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of one
             of its jobs, earlier ones included.
-        environ: environment variables; HPCTRAIN_RUNS names a second place to search, then the history of started runs
-            follows.
+        environ: HPCTRAIN_RUNS names a second place to search; the history of started runs names further folders.
         cwd: folder that relative paths and `runs` start from.
 
     Raises:
@@ -131,8 +130,7 @@ def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
 
 
 def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
-    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others were left
-    out."""
+    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others are not."""
     scanned = [runs_in(place) for place in _places(environ, cwd)]
     own = {path.resolve() for places in scanned for path in places.own}
     return ScannedFolders(sorted_by_age(own), [other for places in scanned for other in places.others])

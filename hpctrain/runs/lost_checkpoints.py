@@ -1,7 +1,6 @@
 """Lost checkpoints: a run that had saved its state and can use none of it does not restart from the seed by itself.
 
-Days of training may be lost, and a run that silently counts from step 1 again would hide that. events.jsonl records
-what was saved.
+Days of training may be lost, and a run that silently counts from step 1 again would hide that. See events.jsonl.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def lost_checkpoints_error(folder: Path, step: int, refused: Sequence[str]) -> s
 
 @contextlib.contextmanager
 def restarting_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
-    """Record that the run begins again, and rename its checkpoints; yields their new names. If the block fails, this is
-    undone.
+    """Record that the run begins again, rename its checkpoints and yield their new names; undo it if the block fails.
 
     Args:
         now: seconds since 1970.

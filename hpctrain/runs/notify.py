@@ -83,8 +83,7 @@ def _private_text(path: Path) -> str:
 
 
 def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | None:
-    """Return why the message was not accepted; None if it was. Runs in a thread, as a server may answer slowly, byte by
-    byte."""
+    """Return why the message was not accepted; None if it was. A thread limits the time of a slow server."""
     outcome: list[str | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_post(address, message)), daemon=True)
     thread.start()

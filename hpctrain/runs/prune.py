@@ -181,8 +181,7 @@ def _remove(item: Removal) -> None:
 
 
 def _empty(run: Path) -> None:
-    """Remove all of a run except its lock. The run file goes last, so that an interrupted removal is still recognized
-    as a run.
+    """Remove all of a run except its lock. The run file goes last: what an interrupted removal leaves is still a run.
 
     Only the folder that was opened, with the run file in it, is emptied: whoever can write to the parent folder may put
     another one in its place.

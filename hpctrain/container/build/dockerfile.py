@@ -1,5 +1,4 @@
-"""A Dockerfile as parts of an Apptainer definition: rewritten to a form that spython converts correctly, then read by
-it."""
+"""A Dockerfile as parts of an Apptainer definition: rewritten for spython, which then reads it."""
 
 from __future__ import annotations
 

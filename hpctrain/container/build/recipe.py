@@ -112,8 +112,7 @@ def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> s
 
 
 def _stamp(path: str) -> str:
-    """Return size and time of change of a file, or of all files in a folder, as text: hashing gigabytes would take
-    long."""
+    """Return size and time of change of a file or of all files in a folder, as text. Hashing would take long."""
     root = Path(path)
     try:
         files = sorted(item for item in root.rglob("*") if item.is_file()) if root.is_dir() else [root]

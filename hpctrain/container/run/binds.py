@@ -1,5 +1,4 @@
-"""Which files of the machine are visible inside an image: hpctrain itself, the run's files, and what the person
-names."""
+"""Files of the machine that are visible inside an image: hpctrain, the run's files, and what the person names."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ def entry_command(
 def entry_environment(
     container: Container, environ: Mapping[str, str], prefix: str, code: Path | None = None
 ) -> dict[str, str]:
-    """Return the environment that the runtime starts with. It passes all of it on; the variables set here come last
-    inside.
+    """Return the environment that the runtime starts with and passes on; the variables set here come last inside.
 
     Variables for the machine's Python say nothing about the image's: its paths are removed.
 
@@ -47,8 +46,7 @@ def entry_environment(
 
 
 def variables(container: Container, environ: Mapping[str, str], code: Path | None = None) -> dict[str, str]:
-    """Return the variables that are set inside: hpctrain's module path, then those of the run file, with $NAME
-    expanded.
+    """Return the variables that are set inside: the module path and those of the run file, with $NAME expanded.
 
     Packages in the person's home, which is visible inside, are ignored: they belong to the Python outside.
     """

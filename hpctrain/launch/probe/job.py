@@ -93,8 +93,7 @@ def srun_command(
     job: ProbeJob, folder: Path, device: str, seed: int, inside: bool = False, mode: str = "full",
     prior: Path | None = None,
 ) -> list[str]:  # fmt: skip
-    """Return srun's argv: one task a node with all its resources. The task reads its node's name from Slurm's
-    environment.
+    """Return srun's argv: one task a node with all its resources; Slurm's environment names its node.
 
     Args:
         inside: as a step of an allocation; there --exclusive would give it one CPU a task.

@@ -12,8 +12,7 @@ from hpctrain.records.format.json_text import parse_json
 
 POLL_S = 0.1
 STALL_S = 90.0
-"""Seconds without progress after which a probe is given up. Its first node watches the others, so it must hang
-itself."""
+"""Seconds without progress after which a probe is given up: its first node, which watches the others, must hang."""
 
 FINAL_WAIT_S = 3.0
 """Seconds that the nodes get to leave by themselves once the result is written."""
