@@ -1,1 +1,1 @@
-"""Images for a cluster: built, checked, and entered by the commands of a run."""
+"""Images for a cluster: built, checked, and started by the commands of a run."""

@@ -1,4 +1,5 @@
-"""What happens after an attempt: the run is over, its job comes back, or Slurm sees to it. Decided, told, then done."""
+"""What happens after an attempt: the run stops, hpctrain queues it again, or Slurm goes on with it. The verdict is
+made, reported, then carried out."""
 
 from __future__ import annotations
 
@@ -27,38 +28,38 @@ from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 
 CONTROLLER_WAIT_S = 60.0
-"""How long a controller that is away is asked again; the notice before the time limit leaves room for it."""
+"""Seconds for which an unreachable controller is asked again; the save notice leaves time for it."""
 RETRY_S = 2.0
 
 
 @dataclass(frozen=True)
 class AttemptHistory:
-    """What the ledger says when an attempt ends."""
+    """What the run's records say when an attempt ends."""
 
     retries: int
     """recovery.retries."""
     progressed: bool = False
-    """The attempt left a newer checkpoint than it found."""
+    """Whether the attempt left a newer checkpoint than the one that it began with."""
     failures_since_checkpoint: int = 0
-    """Failures since the last new checkpoint, this attempt's left out."""
+    """Failures since the last new checkpoint, without this attempt's."""
     attempts_without_checkpoint: int = 0
-    """Attempts in a row that left no new checkpoint, this one left out."""
+    """Attempts in a row, without this one, that left no new checkpoint."""
     successor: str | None = None
     """A job that is queued behind this one."""
     notice_s: int = 120
-    """cluster.save_notice_s: so long before the time limit a notice is that of the time limit."""
+    """cluster.save_notice_s: a signal within this many seconds of the time limit counts as the save notice."""
 
 
 def read_attempt_history(
     lines: Sequence[dict[str, Any]], checkpoint_before: str | None, checkpoint_after: str | None, retries: int,
     successor: str | None = None, notice_s: int = 120, bad: Sequence[str] = (),
 ) -> AttemptHistory:  # fmt: skip
-    """The history of an attempt.
+    """Return the history of an attempt.
 
     Args:
-        lines: those of the attempts before it that belong to the same submission by a person.
-        checkpoint_before: the checkpoint that it began with.
-        checkpoint_after: the newest one now.
+        lines: lines of the earlier attempts that belong to the same submission by a person.
+        checkpoint_before: the checkpoint that the attempt began with.
+        checkpoint_after: the newest checkpoint now.
         bad: nodes that the attempt's probe confirmed to be bad.
     """
     progressed = checkpoint_after is not None and checkpoint_after != checkpoint_before
@@ -75,33 +76,33 @@ def read_attempt_history(
 
 @dataclass(frozen=True)
 class JobVerdict:
-    """What happens after the step."""
+    """What happens after the job step."""
 
     act: Literal["stop", "again", "wait"]
-    """stop: no further job. again: this process has to see to the next one. wait: Slurm brings the job back, or starts
-    the one that is queued behind it."""
+    """`stop`: no further job. `again`: this process queues the next job. `wait`: Slurm requeues the job, or starts the
+    successor."""
     reason: str
     exit_class: ExitClass
     failed: bool = False
-    """The run stops here although it is not done; nobody else would say so."""
+    """Whether the run stops here although it is not done. Nobody else would report it."""
     cancelled: bool = False
-    """A person wanted it to stop."""
+    """Whether a person cancelled the run."""
     cause: StopCause | None = None
-    """Why the attempt was asked to stop; None: it was not, or it is not known."""
+    """Why the attempt was asked to stop; None if it was not asked, or if the cause is unknown."""
 
 
 def decide_after_attempt(
     outcome: AttemptOutcome, job: JobInfo | None, history: AttemptHistory, now: float = 0.0, cancelled: bool = False
 ) -> JobVerdict:
-    """What happens after an attempt.
+    """Return what happens after an attempt.
 
-    A job that ends within its grace time is over for Slurm (seen with 22.05: FAILED, not requeued, although
-    PreemptMode is REQUEUE), and with PreemptMode=CANCEL or at its time limit Slurm never brings it back: somebody has
-    to ask.
+    For Slurm, a job that ends within its grace time is over (seen with 22.05: FAILED and not requeued, although
+    PreemptMode is REQUEUE). With PreemptMode=CANCEL, or at the time limit, Slurm never requeues it. So hpctrain has to
+    queue it again.
 
     Args:
-        job: Slurm's description; None when it does not know the job.
-        now: seconds since 1970, to tell the notice of the time limit from another one.
+        job: Slurm's description; None if Slurm does not know the job.
+        now: seconds since 1970; tells the save notice from another signal.
         cancelled: whether a person cancelled the run.
     """
     preempted = job is not None and is_preempted(job)
@@ -124,13 +125,13 @@ def decide_after_attempt(
         return JobVerdict("stop", f"{reason}; Slurm does not know its job", kind, failed=True)
     ours = preempted or is_out_of_time(job) or job.state is JobState.RUNNING
     if job.state.is_waiting or not ours:
-        # After a node failure or a requeue by hand the job is in the queue already while its script still ends.
+        # After a node failure or a manual requeue, the job is already queued while its script still ends.
         return JobVerdict("wait", f"Slurm took the job ({job.state.value}); {_what_happens_next(job, history)}", kind)
     return JobVerdict("again", f"{reason}{', and' if cause else ';'} back to the queue", kind, cause=cause)
 
 
 def notification_state(verdict: JobVerdict) -> NotifyState:
-    """What the end of an attempt is called towards the outside."""
+    """Return the state that notifications report for the end of an attempt."""
     if verdict.exit_class == "done":
         return "done"
     if verdict.cancelled:
@@ -148,12 +149,13 @@ def decide_and_requeue(
     on_verdict: Callable[[JobVerdict], None],
     again: Callable[[], None],
 ) -> JobVerdict:
-    """Decide, and see to it that the run goes on. A controller that is away is asked again for a minute: a job that
-    ends meanwhile without a word is not brought back by anybody.
+    """Return the verdict on an attempt, and queue the run again where the verdict says so.
+
+    An unreachable controller is asked again for a minute: nobody else would queue a job that ends in the meantime.
 
     Args:
-        on_verdict: called with the verdict before the job goes on, as a requeue ends this process.
-        again: queues the next job, or puts this one back into the queue; raises CommandError.
+        on_verdict: called with the verdict before the job is queued again, as a requeue ends this process.
+        again: queues the next job, or requeues this one; raises CommandError.
     """
     if outcome.exit_class == "done":
         return decide_after_attempt(outcome, None, history)
@@ -163,7 +165,7 @@ def decide_and_requeue(
         try:
             job = slurm.job(job_id)
             if asked is not None and job is not None and job.state.is_waiting:
-                return asked  # the controller had taken the last call before it fell silent
+                return asked  # the controller took the last call before it stopped answering
             verdict = decide_after_attempt(outcome, job, history, clock.wall(), cancelled())
             if verdict.act == "again":
                 on_verdict(verdict)
@@ -191,7 +193,7 @@ def _retries_exhausted_text(reason: str, history: AttemptHistory) -> str:
 
 
 def _decide_without_slurm(outcome: AttemptOutcome, history: AttemptHistory, error: CommandError) -> JobVerdict:
-    """The verdict where Slurm cannot be asked: what is queued already goes on by itself."""
+    """Return the verdict when Slurm cannot be asked. A successor that is already queued starts by itself."""
     decided = with_no_progress_check(outcome, history.progressed, False, history.attempts_without_checkpoint)
     kind, reason = decided.exit_class, stop_reason_text(outcome, stop_cause(outcome, None, 0.0, history.notice_s))
     over = outcome.not_retryable or (

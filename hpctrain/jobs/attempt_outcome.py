@@ -1,4 +1,4 @@
-"""What kind of end an attempt had: from its exit code, its events and what Slurm says of its job. Pure functions."""
+"""How an attempt ended, from its exit code, its events and Slurm's description of its job. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from hpctrain.records.history.fault import Fault, fault_named
 from hpctrain.slurm.job import JobInfo, JobState
 
 KILLED_BEFORE_HANDLERS = (128 + 15, 128 + 12)
-"""What srun gives when a task was told to leave (TERM, USR2) before its handlers stood."""
+"""Exit codes of srun when a task got SIGTERM or SIGUSR2 before its signal handlers were installed."""
 NOT_RETRYABLE_CODES = (EXIT_USAGE, EXIT_REFUSED)
-"""Exit codes of what the next attempt would meet again: an invalid input, a plan that cannot be made."""
+"""Exit codes of errors that the next attempt would hit again: an invalid input, a plan that cannot be made."""
 WORKER_FAILURE_EVENTS = ("worker_died", "worker_hung")
-"""Events of a worker that failed by itself; one that lost its peers has none."""
+"""Events of a worker that failed by itself. A worker that only lost its peers writes none of them."""
 MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 2
-"""So many attempts in a row may end for the cluster's sake without a new checkpoint; the next is no_progress."""
+"""Attempts in a row that the cluster may end without a new checkpoint; the next such attempt is no_progress."""
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """What an attempt left behind."""
+    """How an attempt ended."""
 
     code: int | None
-    """Exit code of the job: 0 when the run is finished, whatever became of single tasks. None: nobody saw it."""
+    """Exit code of the job: 0 when the run is finished, whatever single tasks returned. None: nobody saw it."""
     exit_class: ExitClass
     saved: bool = False
-    """It was asked to stop, and saved before it left."""
+    """Whether the attempt was asked to stop and saved a checkpoint before it left."""
     asked_by: str | None = None
-    """What asked it to stop: SIGTERM, SIGUSR2; None: nothing did, or nobody said what."""
+    """What asked it to stop, such as SIGTERM or SIGUSR2; None if nothing did, or if it is unknown."""
     reason: str | None = None
-    """The last word of its agents; None when they left without one."""
+    """The reason in the last event of the attempt's agents; None if they wrote none."""
     not_retryable: bool = False
-    """Another attempt would end in the same way."""
+    """Whether another attempt would end in the same way."""
     crashed: bool = False
-    """The reason is no more than the error that an agent crashed with."""
+    """Whether the reason is only the error that an agent crashed with."""
 
 
 def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> AttemptOutcome:
-    """How the attempt ended, by what it said itself.
+    """Return how the attempt ended, from its exit code and its events.
+
+    The events count first: srun returns the highest exit code of all tasks, a lost or isolated node's included.
 
     Args:
-        code: what srun gave: the highest exit code of all tasks, that of a lost or isolated node's too. So the events
-            have the first word. None for an attempt whose script was killed.
-        events: those of the attempt.
-        finished: whether an agent said that the run is over.
+        code: exit code of srun; None for an attempt whose script was killed.
+        events: events of the attempt.
+        finished: whether an agent reported that the run is finished.
     """
     done = next((event for event in reversed(events) if event.kind == "finished"), None)
     if code == 0 or finished or done is not None:
@@ -63,7 +64,7 @@ def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> A
     if own:
         kind: ExitClass = "fatal"
         if set(own) == {EXIT_NO_PROGRESS}:
-            # Where no worker failed by itself, each of them lost its peers: that is the network's fault.
+            # Where no worker failed by itself, each of them lost its peers: the network failed.
             kind = "no_progress" if any(event.kind in WORKER_FAILURE_EVENTS for event in events) else "infrastructure"
         return AttemptOutcome(
             code, kind, reason=reason, not_retryable=any(found in NOT_RETRYABLE_CODES for found in own)
@@ -85,8 +86,10 @@ def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> A
 
 
 def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
-    """The last word of the agents. Where one that crashed is why too few were left, or nobody was left to say
-    anything, its error is the reason."""
+    """Return the reason that the agents gave last.
+
+    It is the error of a crashed agent where that crash left too few nodes, or where no agent gave a reason.
+    """
     crash = next((event.reason for event in events if event.kind == "agent_crashed"), None)
     if last is None or crash is None:
         return crash if last is None else last.reason
@@ -96,14 +99,13 @@ def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | Non
 
 
 def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
-    """Whether an agent gave up because nodes were gone: too few are left, no plan fits those that are, or the probe
-    refused the nodes."""
+    """Whether an agent gave up because nodes were lost: too few, no plan for the rest, or refused by the probe."""
     if event.data["exit_code"] == EXIT_RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
         return True
     if any(known.kind == "checkpoints_lost" for known in events):
-        return False  # other nodes would not find them either
+        return False  # other nodes would not find the checkpoints either
     left = set(event.data.get("left", []))
-    # A node that the verdict excludes is there, and no plan can use it: it counts as gone.
+    # A node that the verdict excludes is alive, but no plan can use it: it counts as lost.
     return (
         event.data["exit_code"] in NOT_RETRYABLE_CODES
         and bool(left)
@@ -112,13 +114,13 @@ def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
 
 
 def _excluded(events: Sequence[Event]) -> set[str]:
-    """The nodes that the verdict of the attempt's topology excludes."""
+    """Return the nodes that the probe's verdict excludes."""
     return {str(node) for event in events if event.kind == "probed" for node in event.data.get("exclude", [])}
 
 
 def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:
-    """Whether a checkpoint followed the request to stop. Workers that leave with EXIT_RESUMABLE have saved, unless they
-    were asked before the training began."""
+    """Whether a checkpoint followed the request to stop. Workers that leave with EXIT_RESUMABLE have saved, unless the
+    request came before the training began."""
     later = events[events.index(asked) + 1 :]
     return (code == EXIT_RESUMABLE and asked.generation >= 0) or any(
         event.kind == "checkpoint_saved" for event in later
@@ -130,7 +132,7 @@ def _fault(event: Event) -> Fault:
 
 
 def nodes_of(events: Sequence[Event]) -> list[str]:
-    """The nodes that the attempt began with, as its first agent said."""
+    """Return the nodes that the attempt began with, from its attempt_started event; [] without one."""
     start = next((event for event in events if event.kind == "attempt_started"), None)
     return list(start.data.get("nodes", [])) if start else []
 
@@ -145,9 +147,9 @@ _CLASS_BY_JOB_STATE: dict[JobState, ExitClass] = {
 
 
 def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOutcome:
-    """The outcome, completed by what Slurm did to the job: it alone knows of a preemption or a lost batch node.
+    """Return the outcome, corrected by Slurm's description of the job.
 
-    What the agents said for themselves stands: they were there.
+    Only Slurm knows of a preemption or a lost batch node. Only a preemption corrects a reason that the agents gave.
     """
     if job is None or outcome.exit_class == "done":
         return outcome
@@ -170,27 +172,26 @@ def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOut
 
 
 def is_preempted(job: JobInfo) -> bool:
-    """Whether the job had to make room, or is about to."""
+    """Whether the job was preempted, or is about to be."""
     return job.preempt_s is not None or job.state is JobState.PREEMPTED
 
 
 def is_out_of_time(job: JobInfo) -> bool:
-    """Whether the job reached its time limit; while its script still ends, Slurm 22.05 calls it COMPLETING."""
+    """Whether the job reached its time limit. While its script still ends, Slurm 22.05 calls it COMPLETING."""
     return job.state is JobState.TIMEOUT or (job.state is JobState.COMPLETING and job.reason == "TimeLimit")
 
 
 def with_no_progress_check(
     outcome: AttemptOutcome, progressed: bool, preempted: bool, attempts_without_checkpoint: int
 ) -> AttemptOutcome:
-    """The outcome as no_progress, where an attempt that is not to blame got nowhere: it would loop for ever.
+    """Return the outcome as no_progress if the attempt, though not at fault, got no further and would loop.
 
-    A time limit too short for one checkpoint counts at once; a cluster that fails gets
-    MAX_ATTEMPTS_WITHOUT_CHECKPOINT attempts.
+    A time limit too short for one checkpoint counts at once. A failing cluster gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT.
 
     Args:
-        progressed: whether it left a newer checkpoint than it found.
-        preempted: then it is nobody's fault.
-        attempts_without_checkpoint: attempts in a row before it that left no new checkpoint.
+        progressed: whether the attempt left a newer checkpoint than it began with.
+        preempted: whether the job was preempted; the outcome then stays.
+        attempts_without_checkpoint: earlier attempts in a row that left no new checkpoint.
     """
     patience = {"resumable": 0, "infrastructure": MAX_ATTEMPTS_WITHOUT_CHECKPOINT}.get(outcome.exit_class)
     if patience is None or progressed or preempted or attempts_without_checkpoint < patience:

@@ -1,4 +1,4 @@
-"""Which nodes made trouble, and which of them the next job does without. Pure, but for the ledger at the end."""
+"""Which nodes are bad, and which of them the next job excludes. Pure, except for the functions that use the ledger."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hpctrain.runs.fault_fields import faults_by_node
 
 HOUR_S = 3600.0
 BLAME_DEATHS = 3
-"""Workers that have to die on one node before it is the node that is to blame."""
+"""Workers that have to die on one node before the node is blamed."""
 BLAME_DEATHS_SHARE = 2 / 3
-"""And the share of all deaths that happened there: an error of the program happens everywhere."""
+"""Share of all worker deaths that one node needs to be blamed: an error of the program happens on every node."""
 
 
 def nodes_to_blame(events: Sequence[Event]) -> dict[str, str]:
-    """The nodes to blame for what happened in an attempt, each with its reason.
+    """Return the nodes to blame for an attempt's faults, each with its reason.
 
     Args:
-        events: those of the attempt, in order.
+        events: events of the attempt, in order.
     """
     found: dict[str, str] = {}
     for event in events:
@@ -47,13 +47,15 @@ def nodes_to_blame(events: Sequence[Event]) -> dict[str, str]:
 
 
 def _nodes_with_crashed_agents(events: Sequence[Event]) -> set[str]:
-    """Nodes whose agent ended by an error of its own, which it would on any other node too."""
+    """Return the nodes whose agent crashed by an error of its own, which would happen on any node."""
     return {event.data["node"] for event in events if event.kind == "agent_crashed"}
 
 
 def _nodes_missing_at_end(events: Sequence[Event]) -> dict[str, str]:
-    """Nodes that are gone when the others give up. One that gave up too, on its own side of a cut, is not gone, and
-    neither is one that was left out because of a cut."""
+    """Return the nodes that are lost when the others give up, each with the reason.
+
+    A node that gave up, or was left out, because of a network cut is not lost.
+    """
     ends = [event for event in events if event.kind == "failed" and event.data.get("left")]
     speaking = {node for event in ends for node in [*event.data["left"], *event.data.get("left_out", []), event.node]}
     began = next((event for event in reversed(events) if event.kind == "generation_started"), None)
@@ -73,15 +75,15 @@ def _nodes_where_workers_died(events: Sequence[Event]) -> dict[str, str]:
 def select_excluded_nodes(
     bad: Sequence[BadNode], now: float, allowed: Collection[str], usable: Collection[str], needed: int, fraction: float
 ) -> list[str]:
-    """The nodes that the next job does without: worst first, until a limit says stop.
+    """Return the nodes that the next job excludes, worst first, up to the limits.
 
-    At most `fraction` of the allowed nodes, and never so many that fewer than `needed` usable ones are left.
+    These are at most `fraction` of the allowed nodes. At least `needed` usable nodes remain.
 
     Args:
         bad: lines of the ledger.
         now: seconds since 1970.
-        allowed: nodes that the job may get as far as its request says, whatever their state.
-        usable: those of them that take jobs now.
+        allowed: nodes that the job's request allows, whatever their state.
+        usable: the allowed nodes that accept jobs now.
         needed: fewest nodes that the job runs on.
     """
     live = [
@@ -102,7 +104,7 @@ def select_excluded_nodes(
 
 
 def record_bad_nodes(folder: Path, attempt: int, events: Sequence[Event], now: float, hours: float) -> None:
-    """Add the nodes to blame for an attempt to the run's ledger; a name that is no host name is left out.
+    """Add the nodes to blame for an attempt to the run's ledger. A name that is no host name is skipped.
 
     Raises:
         StorageError: the ledger cannot be written.
@@ -111,7 +113,7 @@ def record_bad_nodes(folder: Path, attempt: int, events: Sequence[Event], now: f
 
 
 def record_excluded_nodes(folder: Path, topology: Topology | None, now: float, hours: float) -> list[str]:
-    """Add the nodes that the verdict of a given topology excludes to a new run's ledger; their names come back.
+    """Add the nodes that a given topology's verdict excludes to a new run's ledger, and return their names.
 
     Raises:
         StorageError: the ledger cannot be written.
@@ -130,5 +132,5 @@ def _record(folder: Path, attempt: int, reasons: Mapping[str, str], now: float, 
 
 
 def is_recorded(folder: Path, node: str, attempt: int) -> bool:
-    """Whether the ledger has the node for that attempt: an end may be worked off twice."""
+    """Whether the ledger has the node for that attempt. The end of an attempt may be processed twice."""
     return any(line.node == node and line.attempt == attempt for line in read_bad_nodes(folder))

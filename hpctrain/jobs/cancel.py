@@ -1,4 +1,4 @@
-"""Cancelling a run: first the notice on which the agents save a checkpoint, then the end of the job."""
+"""Cancelling a run: agents are asked to save a checkpoint, then the job ends."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from hpctrain.runs.folder import kept_words
 from hpctrain.slurm.commands import Slurm
 
 CANCELLED_FILE = "cancelled"
-"""File in a run folder: whoever ends the job must not put it back into the queue."""
+"""File in a run folder that marks the run as cancelled: whoever ends the job must not queue it again."""
 SAVE_WAIT_S = 60.0
-"""How long the agents get to save before the job is cancelled for good."""
+"""Seconds that the agents get to save before the job is cancelled."""
 CANCEL_RETRY_S = 10.0
 POLL_S = 1.0
 
 
 def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: bool = False) -> str:
-    """Cancel the run's job and those queued behind it; what was done, and what is kept, comes back as a sentence. After
-    return none of them comes again.
+    """Cancel the run's job and its successors; return a sentence that says what was done and which checkpoint remains.
 
-    A run whose job has ended, with none behind it, keeps the state that it ended in.
+    After it returns, none of these jobs starts again. A run whose job has ended, without successors, keeps its state.
 
     Args:
         at_once: give the agents no time to save.
@@ -36,7 +35,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
     ended = job is None or job.state.is_ended
     if ended and not waiting_successors(folder, slurm):
         return f"job {job_id} has ended already; {kept_words(folder)}"
-    # The mark first: a job that begins or ends from now on queues no other.
+    # The file comes first: a job that begins or ends from now on queues no other.
     write_text(folder / CANCELLED_FILE, utc_text(clock.wall()) + "\n")
     behind = cancel_successors(folder, slurm)
     if job is None or ended:
@@ -48,7 +47,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
     deadline, asked_s = clock.now() + SAVE_WAIT_S, -math.inf
     while clock.now() < deadline:
         if clock.now() - asked_s >= CANCEL_RETRY_S:
-            # Again, as a task that is just starting does not hear it: submitit ignores the signal.
+            # The signal is repeated: submitit ignores it in a task that is just starting.
             slurm.signal(job_id, "TERM")
             asked_s = clock.now()
         job = slurm.job(job_id)
@@ -62,5 +61,5 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
 
 
 def is_cancelled(folder: Path) -> bool:
-    """Whether somebody cancelled the run."""
+    """Whether a person cancelled the run."""
     return (folder / CANCELLED_FILE).exists()

@@ -1,4 +1,4 @@
-"""Runs and jobs that a run waits for: from what a person calls them to the ids of jobs that live."""
+"""The runs and jobs that a run waits for: their names become the ids of jobs that have not ended."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hpctrain.runs.locate import find_run, is_trusted_run, job_id, open_jobs
 from hpctrain.slurm.commands import Slurm
 
 DEPENDENT_RUNS_FILE = "followers"
-"""File in a run folder with the folders of the runs that wait for it, one a line."""
+"""File in a run folder that lists the folders of the runs that wait for it, one a line."""
 
 
 def dependency_option(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | None:
-    """What sbatch calls the wait for all of these jobs; None for none."""
+    """Return the value of sbatch's --dependency for these jobs; None without jobs."""
     return f"after{end}:{':'.join(jobs)}" if jobs else None
 
 
@@ -29,21 +29,21 @@ class JobDependencies:
     """What a run waits for."""
 
     folders: list[Path]
-    """Of the runs among it, whether they live or not."""
+    """Folders of the runs that it waits for, ended or not."""
     names: list[str]
-    """Folders and job ids: `cluster.after` with nothing left to look up."""
+    """`cluster.after` as run folders and job ids, so that nothing has to be looked up again."""
     jobs: list[str]
     """Ids of the jobs that have not ended."""
     lines: list[str]
-    """What was found, for the person."""
+    """What the person should know, as lines."""
 
 
 def find_dependencies(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -> JobDependencies:
-    """Look up what `cluster.after` names.
+    """Return the runs and jobs that `cluster.after` names.
 
     Raises:
         InputError: there is no such run or job.
-        RefusedError: one of them ended with an error, and only a good end counts.
+        RefusedError: one of them ended with an error, and the run waits for a successful end.
         CommandError: the controller does not answer.
     """
     before = JobDependencies([], [], [], [])
@@ -62,12 +62,12 @@ def find_dependencies(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: P
 
 
 def without_dependencies(run: Run) -> Run:
-    """The run as one that waits for nothing."""
+    """Return the run without its dependencies."""
     return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": []})})
 
 
 def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """The run's folder; None for the id of a job that is no run's, one that prepares the data say."""
+    """Return the run's folder; None for the id of a job that belongs to no run, such as one that prepares data."""
     try:
         return find_run(name, environ, cwd).resolve()
     except InputError as error:
@@ -77,13 +77,14 @@ def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
 
 
 def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
-    """The job that it is, or goes on as; for the run's further ones there is `refresh_dependent_runs`.
+    """Return the jobs to wait for so that a run has ended, and a sentence for the person.
 
-    Where any end counts, its successors too: should Slurm end the job, nobody moves a follower before it could start.
-    A successor that is not needed is cancelled, which would never be a good end.
+    Where any end counts, the successors are included: if Slurm ended the job, the waiting run would start before its
+    dependency could be changed. Where the run has to succeed, they are not: a successor that is not needed is
+    cancelled, which never counts as success. For the run's later jobs see `refresh_dependent_runs`.
     """
     attempts = RunFolder(folder).attempts()
-    # The job that finished the run is over, whatever it still does to Slurm.
+    # The job that finished the run is over, even where Slurm still has it.
     finishing = {line.get("job_id") for line in attempts if line.get("code") == 0}
     known = {own: slurm.job(own) for own in open_jobs(folder) if own not in finishing}
     live = [own for own, job in known.items() if job is not None and not job.state.is_ended]
@@ -110,7 +111,7 @@ def _job_dependency(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str
 
 
 def record_dependent_run(before: JobDependencies, folder: Path) -> None:
-    """Write into the folders of the runs before it that this run waits for them.
+    """Record in the folders of the runs before it that this run waits for them.
 
     Raises:
         StorageError: one of them cannot be written.
@@ -120,9 +121,9 @@ def record_dependent_run(before: JobDependencies, folder: Path) -> None:
 
 
 def refresh_dependent_runs(folder: Path, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
-    """After a new job of this run: jobs of other runs that wait for an earlier one wait for this one from now on.
+    """Make the jobs that wait for an earlier job of this run wait for its new one; return what was done, as lines.
 
-    A job's id is all that Slurm knows of a run: without this they would start, or never start, by how that job ended.
+    Slurm knows a run only by its job id. Without this call the earlier job's end would decide for the waiting ones.
     """
     return [
         line for dependent_run in _dependent_runs(folder) for line in refresh_dependency(dependent_run, slurm, environ)
@@ -132,10 +133,10 @@ def refresh_dependent_runs(folder: Path, slurm: Slurm, environ: Mapping[str, str
 def refresh_dependency(
     dependent_run: Path, slurm: Slurm, environ: Mapping[str, str], known_jobs: list[str] | None = None
 ) -> list[str]:
-    """Let a run that has not begun wait for what the runs before it are by now; what was done, as lines.
+    """Make a run that has not begun wait for the current jobs of the runs before it; return what was done, as lines.
 
     Args:
-        known_jobs: ids of the jobs that it waits for, where they are known: nothing is done if they are right still.
+        known_jobs: ids of the jobs that it waits for, if known; nothing is done if they are still right.
     """
     try:
         job = job_id(dependent_run) if is_trusted_run(dependent_run) else None
@@ -144,7 +145,7 @@ def refresh_dependency(
     except InputError as error:
         return [f"{dependent_run.name} is left as it is: {error}"]
     try:
-        # Not by the reason why it waits: a held job's is another, and for a moment after a change there is none.
+        # Slurm's pending reason does not tell: a held job has another one, and right after a change there is none.
         info = slurm.job(job)
         if info is None or not info.state.is_waiting:
             return []

@@ -1,4 +1,4 @@
-"""Which nodes a job may get: only what was measured on them says anything about it."""
+"""Which nodes a job may get: only measurements of these nodes count for it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hpctrain.slurm.limits import members
 from hpctrain.slurm.options import parse_sbatch_options
 
 NODE_CHOOSING_OPTIONS = ("nodefile", "prefer")
-"""sbatch options that choose among a partition's nodes by what is not known here."""
+"""sbatch options that choose among a partition's nodes in ways that hpctrain does not evaluate."""
 
 
 def nodes_of_allocation(environ: Mapping[str, str]) -> frozenset[str] | None:
-    """Names of the nodes of the allocation that this process is in; None outside of one."""
+    """Return the names of the nodes of this process's allocation; None outside of an allocation."""
     return _names(environ["SLURM_JOB_NODELIST"]) if environ.get("SLURM_JOB_NODELIST") else None
 
 
 def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
-    """Names of the nodes that the run's job may get; None where that is not known."""
+    """Return the names of the nodes that the run's job may get; None if unknown."""
     cluster, options = run.cluster, parse_sbatch_options(run.cluster.sbatch)
     if cluster.reservation or cluster.groups or any(name in options for name in NODE_CHOOSING_OPTIONS):
         return None
@@ -36,22 +36,22 @@ def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
 
 
 def nodes_excluded_in_run_file(run: Run) -> frozenset[str]:
-    """Nodes that the run file's own --exclude names."""
+    """Return the nodes in the run file's own --exclude."""
     return _names(parse_sbatch_options(run.cluster.sbatch).get("exclude", ""))
 
 
 def merged_exclude_list(run: Run, exclude: Collection[str]) -> str:
-    """The nodes as Slurm takes them: the last list alone counts, so that of the run file goes with it."""
+    """Return the excluded nodes as Slurm's list, with those of the run file: Slurm uses only the last --exclude."""
     return ",".join(sorted({*exclude, *nodes_excluded_in_run_file(run)}))
 
 
 def exclude_options(run: Run, exclude: Collection[str]) -> list[str]:
-    """sbatch's option for a job that does without these nodes."""
+    """Return sbatch's --exclude option for these nodes; [] without nodes."""
     return [f"--exclude={merged_exclude_list(run, exclude)}"] if exclude else []
 
 
 def sbatch_option_names(run: Run) -> frozenset[str]:
-    """The options in the run file's cluster.sbatch."""
+    """Return the names of the options in the run file's cluster.sbatch."""
     return frozenset(parse_sbatch_options(run.cluster.sbatch))
 
 
@@ -59,4 +59,4 @@ def _names(folded: str) -> frozenset[str]:
     try:
         return frozenset(expand_node_set(folded))
     except ValueError:
-        return frozenset()  # sbatch has its own word for it
+        return frozenset()  # sbatch reports the error

@@ -11,12 +11,13 @@ from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 
 def check_no_live_job(folder: Path, slurm: Slurm) -> None:
-    """The run's newest job must be over, and none may wait behind it; only Slurm knows, the run's files may tell of an
-    agent that was cut off.
+    """Check that the run's newest job has ended and that no successor waits.
+
+    Slurm is asked, as the run's files may come from an agent that was cut off.
 
     Raises:
         InputError: one of them waits or runs.
-        RefusedError: the controller does not answer, so nobody can tell.
+        RefusedError: the controller does not answer, so the state is unknown.
     """
     for job in open_jobs(folder):
         live = _live_state(folder, job, slurm)
@@ -27,10 +28,10 @@ def check_no_live_job(folder: Path, slurm: Slurm) -> None:
 
 
 def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
-    """The job that begins here must be the run's newest one, or that one must be over and not be another submission.
+    """Check that this job is the run's newest one, or that the newest has ended and is of the same submission.
 
     Raises:
-        RefusedError: another job has the folder, or the controller does not answer.
+        RefusedError: another job uses the folder, or the controller does not answer.
     """
     newest = job_id(folder)
     if newest is None or newest == own_id:
@@ -49,7 +50,7 @@ def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
 
 
 def _live_state(folder: Path, job: str, slurm: Slurm) -> str | None:
-    """The state of a job that has not ended; None for one that has, or is forgotten."""
+    """Return the state of a job that has not ended; None if it has ended or Slurm no longer knows it."""
     try:
         info = slurm.job(job)
     except ControllerUnreachableError as error:

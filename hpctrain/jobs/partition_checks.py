@@ -1,4 +1,4 @@
-"""What a partition will do to a run, known before it is queued: GPUs, a time limit that leaves no time, preemption."""
+"""What a partition means for a run before it is queued: GPUs, a time limit too short to train, preemption."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpctrain.slurm.limits import default_partition, members
 from hpctrain.slurm.time import format_time_limit, parse_time_limit
 
 SIGNAL_EARLY_S = 60
-"""sbatch(1): the signal before the time limit may come up to a minute earlier than asked for."""
+"""Seconds by which the signal before the time limit may come early (sbatch(1))."""
 
 
 def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
-    """The time limit must leave time to train before the notice to save, or the job only loops through the queue.
+    """Check that the time limit leaves time to train before the save notice; else the job would only loop.
 
     Args:
-        partitions: those of the cluster, for the limit of a job that names none; without, only the run file counts.
+        partitions: the cluster's partitions, for a job that names no limit; without them only the run file counts.
 
     Raises:
-        InputError: it does not.
+        InputError: the time limit is too short.
     """
     notice, least = run.cluster.save_notice_s, run.cluster.save_notice_s + SIGNAL_EARLY_S
     rule = f"allowed: more than {format_time_limit(least)}, as the notice to save (cluster.save_notice_s {notice})"
@@ -45,7 +45,7 @@ def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
 
 
 def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
-    """Seconds that the run's job will have, by its own limit or else the tightest of its partitions'; None: no limit.
+    """Return the time limit of the run's job in seconds: its own, else the shortest of its partitions'; None: no limit.
 
     Raises:
         ValueError: cluster.time is no time.
@@ -59,7 +59,7 @@ def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
 
 
 def preemption_warnings(run: Run, state: ClusterState) -> list[str]:
-    """What a preemption would cost, where it costs more than the usual pause."""
+    """Return what a preemption would cost, as lines, where it costs more than the usual pause."""
     kind, partitions = state.config["preempt_type"], state.partitions
     lines = []
     for partition in candidate_partitions(run.cluster.partition, partitions):
@@ -83,19 +83,21 @@ def preemption_warnings(run: Run, state: ClusterState) -> list[str]:
 
 
 def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Partition]) -> bool:
-    """Whether jobs of the partition may lose their nodes to other jobs.
+    """Whether jobs of the partition may be preempted.
 
     Args:
         kind: the cluster's PreemptType.
-        partitions: all of them: by partition_prio, only those of a higher tier take nodes away.
+        partitions: all partitions: with partition_prio, only those of a higher tier preempt.
     """
     above = any(other.priority_tier > partition.priority_tier for other in partitions)
     return not (kind.endswith("/none") or (kind.endswith("partition_prio") and not above))
 
 
 def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
-    """The run with the GPUs that its job asks for, and lines for the person. A job that names no number gets none, and
-    would train on CPUs without a word."""
+    """Return the run with the GPUs that its job requests, and lines for the person.
+
+    A job that requests no number of GPUs gets none, and would silently train on CPUs.
+    """
     cluster = run.cluster
     if cluster.device == "cpu" or cluster.devices_per_node is not None or requests_gpus(cluster.sbatch):
         return run, []
@@ -113,12 +115,12 @@ def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
 
 
 def requests_gpus(options: Sequence[str]) -> bool:
-    """Whether sbatch options ask for GPUs in their own way, as sites want it that know only --gres."""
+    """Whether sbatch options request GPUs themselves, as sites that know only --gres need it."""
     return any(option.startswith(("--gres=gpu", "--gres gpu", "--gpus")) for option in options)
 
 
 def node_groups(run: Run) -> tuple[tuple[str | None, int], ...]:
-    """Constraint and number of nodes of each kind that the job has: one kind, but for groups."""
+    """Return constraint and number of nodes of each node group; without `cluster.groups` there is one."""
     cluster = run.cluster
     if cluster.groups:
         return tuple((group.constraint, group.nodes) for group in cluster.groups)
@@ -132,11 +134,11 @@ def gpus_per_node_available(
     gpu_type: str | None = None,
     constraint: str | None = None,
 ) -> int:
-    """The most GPUs that each of `count` nodes has in all of these partitions; 0 where fewer nodes have any.
+    """Return the most GPUs that each of `count` nodes has in all of these partitions; 0 if fewer nodes have any.
 
     Args:
-        gpu_type: GPUs of this type alone.
-        constraint: nodes that satisfy it alone.
+        gpu_type: count only GPUs of this type.
+        constraint: count only nodes that satisfy it.
     """
     most = []
     for partition in partitions:
@@ -147,7 +149,7 @@ def gpus_per_node_available(
 
 
 def candidate_partitions(names: str | None, partitions: Sequence[Partition]) -> list[Partition]:
-    """The partitions that a job may start in; the default one for a job that names none."""
+    """Return the partitions that a job may start in; the default one for a job that names none."""
     if names is None:
         default = default_partition(partitions)
         return [default] if default else []

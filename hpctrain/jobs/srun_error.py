@@ -1,4 +1,4 @@
-"""The end of a step as srun tells it: the job script keeps srun's words beside the workers' logs."""
+"""How srun reports the end of a step: the job script writes srun's stderr to a file beside the workers' logs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hpctrain.slurm.srun_errors import StepFailure, read_step_failure
 SRUN_LOG_NAME = "srun.txt"
 """File in logs/<attempt> with srun's stderr; the job's log has the same lines."""
 SRUN_LOG_BYTES_MAX = 2**18
-"""As much of it is read: the first error is the cause, and srun names each task that it ends after that."""
+"""Bytes of it that are read. The first error is the cause; after it srun names each task that it ends."""
 
 
 def srun_log(folder: Path, attempt: int) -> Path:
-    """The file with what srun said of an attempt's step."""
+    """Return the file with srun's stderr of an attempt's step."""
     return folder / "logs" / str(attempt) / SRUN_LOG_NAME
 
 
 def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
-    """The outcome, where srun ended the step by itself: a failure of the cluster, with srun's words as the reason.
+    """Return the outcome; if srun itself ended the step, as an infrastructure failure with srun's message.
 
-    What the agents said for themselves stands, as does a run that is finished.
+    An outcome that is done, or has a reason from the agents, is returned as it is.
 
     Args:
-        nodes: those of the step, in Slurm's order.
+        nodes: nodes of the step, in Slurm's order.
     """
     if outcome.exit_class == "done" or (outcome.reason is not None and not outcome.crashed):
         return outcome
@@ -44,7 +44,7 @@ def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: 
 
 
 def step_failure_text(failure: StepFailure, nodes: Sequence[str]) -> str:
-    """What happened, with the name of the node in place of its number."""
+    """Return what happened, with the node's name instead of its number."""
     if not failure.started:
         return f"Slurm could not start the step (srun: {failure.words})"
     index = failure.node_index

@@ -9,14 +9,14 @@ from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
 from hpctrain.slurm.job import JobInfo, JobState
 
 StopCause = Literal["preempted", "time_limit", "signal"]
-"""signal: Slurm had no reason to send it, so a person or another program did."""
+"""Why an attempt was asked to stop. `signal`: Slurm had no reason to send it, so a person or another program did."""
 
 
 def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_s: int) -> StopCause | None:
-    """What the request to stop came from; None where there was none, or nobody said what it was.
+    """Return why the attempt was asked to stop; None if it was not asked, or if the cause is unknown.
 
     Args:
-        job: Slurm's description; None when it does not know the job, or was not asked.
+        job: Slurm's description; None if Slurm does not know the job or was not asked.
         now: when the attempt ended, seconds since 1970.
         notice_s: cluster.save_notice_s.
     """
@@ -29,8 +29,8 @@ def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_
     if is_out_of_time(job):
         return "time_limit"
     if job.state is not JobState.RUNNING:
-        return None  # Slurm ends the job, and sent the signal: a requeue, a lost node
-    # The notice is SIGUSR2 (`sbatch --signal`). Before the limit itself Slurm sends no SIGTERM.
+        return None  # Slurm is ending the job and sent the signal itself: a requeue, a lost node
+    # The save notice is SIGUSR2 (`sbatch --signal`). Slurm sends no SIGTERM before the limit itself.
     due = job.end_s is not None and now >= job.end_s - notice_s - SIGNAL_EARLY_S
     if due and outcome.asked_by != "SIGTERM":
         return "time_limit"
@@ -38,7 +38,7 @@ def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_
 
 
 def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
-    """Why the attempt ended, in words that name what asked it to stop."""
+    """Return why the attempt ended, in words that name what asked it to stop."""
     saved = ", saved" if outcome.saved else ", without a newer checkpoint"
     if cause == "preempted":
         return f"preempted{saved}"
@@ -50,5 +50,5 @@ def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
         sender = "sent by neither a preemption nor the time limit (scancel --signal, kill)"
         return f"stopped by {outcome.asked_by}, {sender}{saved}"
     if outcome.reason is None and outcome.exit_class == "resumable":
-        return "stopped on request"  # of a node that is not that of rank 0: nobody says whether it saved
+        return "stopped on request"  # on a node other than rank 0's, nobody reports whether it saved
     return outcome.reason or f"the step ended with exit code {outcome.code}"

@@ -1,7 +1,7 @@
-"""The jobs that a run goes on as: queued behind the one that runs, without the nodes that made trouble.
+"""Successors: the jobs that are queued behind the running one and go on with the run, without its bad nodes.
 
-A successor starts when the job before it has ended, however it ended, and whether or not anything of hpctrain was left
-to say so. It is written down before it can start: the job that it waits for is the one that queues it.
+A successor starts when the job before it has ended, in whatever way, even if no process of hpctrain was left to queue
+it. It is recorded before it can start: the job that it waits for is the one that queues it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 
 def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
-    """Make the next job the run's newest one: that which waits already, else a new one. Its id comes back.
+    """Make the next job the run's newest one and return its id: a successor that waits already, else a new job.
 
     Raises:
         ControllerUnreachableError: the controller does not answer.
@@ -41,10 +41,10 @@ def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
 
 
 def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Queue successors behind the newest job until there are as many as the run wants; ids of the new ones.
+    """Queue successors until there are `recovery.successors` of them; return the ids of the new ones.
 
     Raises:
-        CommandError: the controller is away or sbatch refused a job; those before it are queued.
+        CommandError: the controller does not answer or sbatch refused a job; those before it are queued.
         StorageError: the run folder cannot be written.
     """
     if not run.recovery.successors or run.recovery.requeue != "new_job":
@@ -59,8 +59,10 @@ def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]
 
 
 def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """`ensure_queued` for a run that was submitted just now: what a person should know, as lines. Its job is queued by
-    now and tries again when it starts, so a refusal is no error."""
+    """Queue the successors of a run that was just submitted; return what a person should know, as lines.
+
+    A refusal is no error: the run's job is queued, and tries again when it starts.
+    """
     try:
         added = ensure_queued(folder, run, slurm, now)
     except HpctrainError as error:
@@ -69,7 +71,7 @@ def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 
 def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
-    """The jobs behind the newest one that Slurm still has, the next one first."""
+    """Return the successors of the newest job that have not ended, the next one first."""
     behind = open_jobs(folder)[1:]
     if not behind:
         return []
@@ -78,13 +80,13 @@ def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
 
 
 def cancel_successors(folder: Path, slurm: Slurm, own: str | None = None) -> list[str]:
-    """Cancel what waits behind the newest job, the last one first, so that none of them starts meanwhile.
+    """Cancel the successors of the newest job and return their ids; the last one first, so that none starts.
 
     Args:
-        own: the job that asks, which ends by itself.
+        own: the job that asks; it ends by itself and is not cancelled.
 
     Raises:
-        CommandError: the controller does not answer; a successor of a run that has ended ends at once by itself.
+        CommandError: the controller does not answer; a successor of an ended run ends as soon as it starts.
     """
     waiting = [job for job in waiting_successors(folder, slurm) if job != own]
     for job in reversed(waiting):
@@ -93,7 +95,7 @@ def cancel_successors(folder: Path, slurm: Slurm, own: str | None = None) -> lis
 
 
 def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """The nodes that the next job does without, of those in the run's ledger.
+    """Return the nodes of the run's ledger that the next job excludes.
 
     Raises:
         CommandError: the controller does not answer.
@@ -104,7 +106,7 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
     state = slurm.state()
     allowed = nodes_of_job(run, state)
     if allowed is None:
-        # A constraint chooses among them, in Slurm's own way: sbatch refuses a job that could never start.
+        # A constraint selects nodes by Slurm's own rules: sbatch refuses a job that could never start.
         free: dict[str, object] = {"sbatch": [], "constraint": None, "groups": [], "reservation": None}
         anywhere = run.cluster.model_copy(update=free)
         allowed = nodes_of_job(run.model_copy(update={"cluster": anywhere}), state) or frozenset()
@@ -114,7 +116,7 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 
 def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """`nodes_to_exclude` as far as it is known: a damaged ledger or a controller that is away stops no submission."""
+    """Return `nodes_to_exclude`, or [] if ledger or controller cannot be read: neither stops a submission."""
     try:
         return nodes_to_exclude(folder, run, slurm, now)
     except HpctrainError:
@@ -122,9 +124,9 @@ def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) 
 
 
 def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> str:
-    """Queue job.sh once more, to start when `job` has ended; its id comes back.
+    """Queue job.sh once more, to start when `job` has ended; return the new job's id.
 
-    A job that sbatch queued and nobody wrote down is taken: its answer came too late, or who asked was killed.
+    An unrecorded job behind `job` is used instead: sbatch answered too late, or the process that asked was killed.
 
     Raises:
         ControllerUnreachableError: the controller does not answer.
@@ -138,7 +140,7 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
     else:
         following, exclude = _submit(folder, run, job, exclude, slurm)
     if "hold" in sbatch_option_names(run):
-        slurm.release(following)  # it was for the first job
+        slurm.release(following)  # the hold was meant for the first job
     try:
         _copy_submitit_task(folder, job, following)
         _record(folder, Successor(job_id=following, after=job, exclude=exclude, time_s=now))
@@ -149,7 +151,7 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
 
 
 def _submit(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm) -> tuple[str, list[str]]:
-    """The new job's id, and the nodes that it does without."""
+    """Return the new job's id and the nodes that it excludes."""
     try:
         return slurm.submit(folder / "job.sh", _options(run, job, exclude)), exclude
     except ControllerUnreachableError:
@@ -163,15 +165,15 @@ def _submit(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm) 
 def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
     options = [f"--dependency=afterany:{job}"]
     if "begin" in sbatch_option_names(run):
-        options.append("--begin=now")  # the time was that of the first job
+        options.append("--begin=now")  # the begin time was meant for the first job
     return [*options, *exclude_options(run, exclude)]
 
 
 def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, now: float) -> None:
-    """Put a job back into the queue, where it waits without the nodes that are bad by now.
+    """Requeue a job and exclude the nodes that are bad by now.
 
-    A job that runs keeps its nodes, so they are changed once it waits. Where Slurm does not take the change, the job
-    starts as it is: a bad node gets no part of the plan.
+    A running job keeps its nodes, so the exclusion is set once it waits. If Slurm refuses that change, the job starts
+    anyway: the plan gives a bad node no work.
 
     Raises:
         CommandError: the controller does not answer, or refuses the requeue.
@@ -184,7 +186,7 @@ def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, 
 
 
 def _update_exclusion(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:
-    """Let a job that waits do without the nodes that are bad by now; one that cannot be changed starts as it is."""
+    """Exclude the nodes that are bad by now from a waiting job. A job that cannot be changed starts as it is."""
     if not exclude:
         return
     try:
@@ -201,7 +203,7 @@ def _record(folder: Path, successor: Successor) -> None:
 
 
 def _copy_submitit_task(folder: Path, job: str, following: str) -> None:
-    """What submitit's task of the next job runs: the same; it looks for a file that is named by the job."""
+    """Copy submitit's task for the next job: submitit looks for a file that is named after the job."""
     source = folder / "submitit" / f"{job}_submitted.pkl"
     target = folder / "submitit" / f"{following}_submitted.pkl"
     with storage_errors(target):

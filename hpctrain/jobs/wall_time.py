@@ -1,4 +1,4 @@
-"""How long a run will take and what it costs, by its plan. Pure, but for `measured_start_up_s`."""
+"""How long a run takes and what it costs, by its plan. Pure, except for `measured_start_up_s`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.runs.folder import RunFolder
 from hpctrain.slurm.time import format_time_limit
 
 SUGGESTED_LIMIT_MARGIN = 1.25
-"""A suggested time limit is so much longer than the prediction; it is a guess of how far off that may be."""
+"""Factor of a suggested time limit over the predicted time; an estimate of the prediction's error."""
 SUGGESTED_LIMIT_STEP_S = 300
 
 
@@ -27,39 +27,41 @@ class TimeLimit:
     """A job's time limit."""
 
     seconds: int | None
-    """None: there is none."""
+    """Seconds; None: no limit."""
     given: bool
-    """By the person; else it is the partition's."""
+    """Whether the person set it; else it is the partition's."""
 
 
 @dataclass(frozen=True)
 class WallTime:
-    """What is known of a run's duration. Seconds."""
+    """The predicted duration of a run. Seconds."""
 
     step_s: float
     steps: int
     start_up_s: float | None
-    """From the job's start to its first step, as an earlier run on these nodes had it; None: none was measured."""
+    """Time from the job's start to its first step, measured by an earlier run on these nodes; None: not measured."""
 
     @property
     def total_s(self) -> float:
-        """The whole run as one job."""
+        """Duration of the whole run as one job."""
         return self.step_s * self.steps + (self.start_up_s or 0.0)
 
     def jobs(self, limit_s: float, notice_s: float) -> int | None:
-        """Jobs that it takes under a time limit, each with its start-up and its notice to save; None: no end of them,
-        as a job's time is over before it trains."""
+        """Return the number of jobs that the run takes under a time limit, each with its start-up and its save notice.
+
+        None: the time limit is over before a job trains.
+        """
         useful_s = limit_s - notice_s - SIGNAL_EARLY_S - (self.start_up_s or 0.0)
         return math.ceil(self.step_s * self.steps / useful_s) if useful_s > 0 else None
 
     def suggested_s(self, notice_s: float) -> int:
-        """A time limit that one job should do with."""
+        """Return a time limit that should be enough for one job, seconds."""
         wanted = self.total_s * SUGGESTED_LIMIT_MARGIN + notice_s + SIGNAL_EARLY_S
         return math.ceil(wanted / SUGGESTED_LIMIT_STEP_S) * SUGGESTED_LIMIT_STEP_S
 
 
 def duration_text(time: WallTime, topology: Topology) -> str:
-    """How long, and how many GPU-hours (node-hours without GPUs)."""
+    """Return the predicted duration and the GPU-hours (node-hours without GPUs), as a sentence."""
     start_up = (
         f"start-up {format_seconds(time.start_up_s)} as in an earlier run"
         if time.start_up_s
@@ -74,7 +76,7 @@ def duration_text(time: WallTime, topology: Topology) -> str:
 
 
 def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
-    """What the time limit means for it, and which one would do."""
+    """Return what the time limit means for the run, and which limit would be enough."""
     limit_s = limit.seconds
     enough = f"{format_time_limit(time.suggested_s(notice_s))} should do for one job"
     what = ("cluster.time " if limit.given else "the partition's limit ") + format_time_limit(limit_s)
@@ -91,10 +93,10 @@ def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
 
 
 def measured_start_up_s(folder: Path) -> float | None:
-    """Seconds from the start of a run's first attempt to its first step; None where it did not get there."""
+    """Return the seconds from the start of a run's first attempt to its first step; None if it never got there."""
     attempts = RunFolder(folder).attempts()
     try:
-        # The first line alone: the file may have millions.
+        # Read only the first line: the file may have millions.
         with os.fdopen(open_owned(folder / "metrics.jsonl"), "rb") as file:
             row = MetricRow.from_json(parse_json_line(file.readline(LINE_BYTES)))
     except (OSError, InputError):

@@ -1,1 +1,1 @@
-"""Run folders and the ways to start the node processes."""
+"""From a run file to its node processes: checks, job script, submission, and local processes."""

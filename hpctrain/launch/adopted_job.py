@@ -1,4 +1,4 @@
-"""A batch job that a person submitted by hand, made the run's own: it goes on in its folder after each requeue."""
+"""Own jobs: a batch job that a person submitted becomes the run's job and goes on after each requeue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.runs.locate import job_id, record_job
 
 
 def current_batch_job_id(environ: Mapping[str, str]) -> str:
-    """Id of the batch job that this process is the script of.
+    """Return the id of the batch job whose script this process belongs to.
 
     Raises:
         InputError: this is no batch job.
@@ -30,12 +30,12 @@ def current_batch_job_id(environ: Mapping[str, str]) -> str:
 
 
 def is_requeued_job(environ: Mapping[str, str]) -> bool:
-    """Whether the job was in the queue before: preempted, out of time, or it lost its node."""
+    """Whether the job was requeued: after a preemption, its time limit, or the loss of a node."""
     return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
-    """Make the job the run's newest one; the argv of its script comes back, for this process to become.
+    """Make the job the run's newest one; return the argv of the run's script, which this process then executes.
 
     Raises:
         InputError: cluster.setup cannot go into the script.
@@ -50,7 +50,7 @@ def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
 
 
 def check_is_slurm(run: Run) -> None:
-    """Refuse a run that would only start processes on the job's first node.
+    """Check that the run is of kind slurm: a local one would only start processes on the job's first node.
 
     Raises:
         InputError: the run is of kind local.

@@ -1,4 +1,4 @@
-"""A run inside an allocation that is there already (salloc): the same script, run here instead of submitted."""
+"""A run inside an existing allocation (salloc): the same job script, executed here instead of submitted."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import JOB_FILE
 
 ALLOCATION = "allocation"
-"""File in a run folder while the run uses somebody's allocation: a cancel ends the run, never that allocation."""
+"""File in a run folder while the run uses a person's allocation: a cancel ends the run, never the allocation."""
 STOP_WAIT_S = 90.0
-"""How long a cancelled run gets to save and leave."""
+"""Seconds that a cancelled run gets to save and leave."""
 POLL_S = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, say: Callable[[str], None]) -> int:
-    """Run job.sh in this allocation and wait for it; its exit code comes back.
+    """Run job.sh in this allocation, wait for it and return its exit code.
 
-    Ctrl-C reaches the script as a request to save and leave, the second one as the end: the script and its srun are
-    in a session of their own, and would go on alone.
+    The first Ctrl-C asks the script to save and leave, the second one ends it. Signals are forwarded, as script and
+    srun have a session of their own and would go on alone.
 
     Args:
-        say: told what a signal does.
+        say: called with a line that says what a signal does.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -48,24 +48,24 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
         with _forward_signals(process, say):
             code = process.wait()
     finally:
-        # From here on the job is only the person's: it says nothing about the run any more.
+        # From here on the job no longer says anything about the run: it is only the person's allocation.
         for mark in marks:
             mark.unlink(missing_ok=True)
     return code if code in (0, 2, 4) else 1
 
 
 def is_in_allocation(folder: Path) -> bool:
-    """Whether the run uses an allocation that was there before it."""
+    """Whether the run uses an allocation that existed before it."""
     return (folder / ALLOCATION).exists()
 
 
 def stop_in_allocation(folder: Path, clock: Clock) -> str:
-    """Have the run save and leave its allocation, which stays; what was done comes back as a sentence.
+    """Make the run save and leave its allocation, which stays; return what was done, as a sentence.
 
     Raises:
         StorageError: the run folder cannot be written.
     """
-    # The script looks for the mark: the allocation's other steps are none of our business, so no signal is sent.
+    # The script watches for this file. No signal is sent, as it would reach the allocation's other steps.
     write_text(folder / CANCELLED_FILE, utc_text(clock.wall()) + "\n")
     deadline = clock.now() + STOP_WAIT_S
     while is_in_allocation(folder):
@@ -77,7 +77,7 @@ def stop_in_allocation(folder: Path, clock: Clock) -> str:
 
 @contextmanager
 def _forward_signals(process: Process, say: Callable[[str], None]) -> Iterator[None]:
-    """While it holds, what would end this process goes to the script."""
+    """Forward the stop signals of this process to the script within the block."""
     asked = False
 
     def pass_on(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Changing the settings of a run that goes on: what its checkpoint allows, with the old settings kept."""
+"""Changing the settings of a run that goes on: what its checkpoint allows, with a copy of the old settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpctrain.runs.folder import RunFolder, render_run
 ALLOWED = (
     "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",
 )  # fmt: skip
-"""Keys of run.yaml that a run may go on with in another form."""
+"""Keys of run.yaml that may change when a run goes on."""
 
 _KEPT = {
     "cluster.kind": "a run in a queue stays one; `hpctrain train --resume` goes on with it here",
@@ -32,21 +32,21 @@ _KEPT = {
     "batch": "the checkpoint counts samples in batches of this size",
     "precision": "the checkpoint holds what this precision needs, the loss scale for one",
 }
-"""Key -> why it stays as it is; other keys that are not allowed have no reason but that nobody needs them changed."""
+"""Key -> why it cannot change. Other keys that are not allowed just need no change."""
 
 
 def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
-    """The run with other settings, for whichever command goes on with it; nothing is written.
+    """Return the run with changed settings, for any command that goes on with it; nothing is written.
 
-    With another number of steps the warm-up stays that of the first one, and the learning rate goes on from where the
-    newest checkpoint left it.
+    With another number of steps, the warm-up stays as it was, and the learning rate goes on from its value at the
+    newest checkpoint.
 
     Args:
-        from_seed: the run begins again, so nothing is done that the settings must fit.
+        from_seed: the run begins again, so the settings need not fit a checkpoint.
 
     Raises:
         FileError: an override is wrong.
-        InputError: it changes what the run has to keep, or asks for fewer steps than are done.
+        InputError: it changes a setting that must stay, or asks for fewer steps than are done.
     """
     before, after = run_of(folder), run_of(folder, overrides)
     refused = [text for key in _changed(before.to_json(), after.to_json()) if (text := _refusal(key)) is not None]
@@ -62,7 +62,7 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
 
 
 def changes_text(folder: Path, run: Run) -> list[str]:
-    """What another form of its settings changes in a run folder, a line each; [] where it is none."""
+    """Return what the new settings change in a run folder, as lines; [] if nothing changes."""
     before = run_of(folder)
     old, new = before.to_json(), run.to_json()
     keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]
@@ -76,8 +76,9 @@ def changes_text(folder: Path, run: Run) -> list[str]:
 
 @contextlib.contextmanager
 def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
-    """Make `run` the settings in the run folder; the old ones stay beside them as run-<n>.yaml, and the plans that were
-    made for them are put aside. When the block fails, all is as it was.
+    """Write `run` as the settings in the run folder; if the block fails, this is undone.
+
+    The old settings are kept as run-<n>.yaml, and the plans that were made for them are renamed.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -104,7 +105,7 @@ def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
 
 
 def _plan_inputs(run: Run) -> list[object]:
-    """What a plan was made for; with any of it changed, another plan is needed."""
+    """Return the settings that a plan depends on; if one of them changes, a new plan is needed."""
     recovery, cluster = run.recovery, run.cluster
     return [
         run.batch, run.data.seq_len, run.objective, run.precision, run.compile, run.parallel, run.compression,
@@ -113,8 +114,7 @@ def _plan_inputs(run: Run) -> list[object]:
 
 
 def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
-    """Rename the plans in a run folder if they were made for settings that have changed; the old and the new name of
-    each come back."""
+    """Rename the plans in a run folder if settings that they depend on have changed; return old and new paths."""
     if _plan_inputs(after) == _plan_inputs(before):
         return []
     attempt = len(folder.attempts())
@@ -136,7 +136,7 @@ def _value(settings: Mapping[str, Any], key: str) -> object:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The key paths whose values differ, as deep as both sides are mappings."""
+    """Yield the key paths whose values differ, as deep as both sides are mappings."""
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -146,7 +146,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = 
 
 
 def _refusal(key: str) -> str | None:
-    """Why a key keeps its value; None when it may change."""
+    """Return why a key keeps its value; None if it may change."""
     first = key.partition(".")[0]
     reason = _KEPT.get(key) or _KEPT.get(first)
     if reason is None and first in ALLOWED:
@@ -155,7 +155,7 @@ def _refusal(key: str) -> str | None:
 
 
 def _steps_saved(folder: Path) -> int:
-    """Steps of the newest checkpoint that is whole by the sizes of its files; their hashes are for whoever loads it."""
+    """Return the steps of the newest checkpoint that is complete by file sizes; hashes are checked by its reader."""
     for path in reversed(listed(folder / "checkpoints")):
         with contextlib.suppress(CheckpointError):
             return verify(path, hashes=False).step

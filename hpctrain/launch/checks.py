@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything starts: files that do not belong together."""
+"""Checks before anything starts: whether run file, topology, plan and nodes belong together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.schedule.runnable import check_runnable
 
 
 def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> None:
-    """The file must hold measurements of every node of the run.
+    """Check that the topology holds measurements of every node of the run.
 
     Raises:
         RefusedError: it is a topology of other nodes.
@@ -30,8 +30,11 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
 
 
 def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
-    """Whether a topology that a run already has still serves: it has figures, of all the nodes, is young enough, and no
-    refusal: nodes that did not answer then may do so now."""
+    """Whether a topology that a run already has is still usable.
+
+    It is measured, covers all the nodes, is young enough and holds no refusal: nodes that did not answer then may do so
+    now.
+    """
     if topology.provenance.mode == "prior" or topology.verdict.status == "refuse":
         return False
     if any(node not in {known.id for known in topology.nodes} for node in nodes):
@@ -40,7 +43,7 @@ def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
 
 
 def check_devices(plan: Plan, topology: Topology, source: str) -> None:
-    """Every device of the plan must be one that was measured, and of a broken link it may use one end.
+    """Check that every device of the plan was measured, and that the plan uses at most one end of each broken link.
 
     Raises:
         RefusedError: it is not so.
@@ -58,12 +61,12 @@ def check_devices(plan: Plan, topology: Topology, source: str) -> None:
 
 
 def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: str) -> None:
-    """A plan given by hand must be of this run and these nodes; all that does not agree is told at once.
+    """Check that a given plan is for this run and these nodes; all disagreements are reported together.
 
     Raises:
         FileError: with every disagreement.
         InputError: a custom schedule is not whole, or something in the plan cannot be executed.
-        RefusedError: it is provisional or of other nodes.
+        RefusedError: it is provisional or for other nodes.
     """
     if plan.provisional:
         raise RefusedError(
@@ -94,5 +97,5 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
 
 
 def _some(names: list[str]) -> str:
-    """The first few of many names."""
+    """Return the first few of many names, as text."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,4 +1,4 @@
-"""Commands of a run, inside its image where it has one; what of that can be checked before anything starts."""
+"""Commands of a run, inside its image where it has one, and the checks that are possible before anything starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hpctrain.records.run.run import Container, Run
 
 
 def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
-    """The argv that begins a process of the run with a module: in this Python, or in the image's."""
+    """Return the argv that starts a module as a process of the run: in this Python, or in the image's."""
     if run.container is None:
         return program(module, flags=flags)
     return program(module, PYTHON, f"{LIBRARY}/{PACKAGE.name}", flags)
 
 
 def container_command(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
-    """The argv that runs `command` where the run's processes run; under pyxis Slurm has seen to that."""
+    """Return the argv that runs `command` where the run's processes run. With pyxis, Slurm enters the image."""
     if run.container is None or run.container.runtime == "pyxis":
         return list(command)
     more = ["--with-code"] if with_code else []
@@ -30,14 +30,14 @@ def container_command(run: Run, folder: Path, command: Sequence[str], with_code:
 
 
 def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:
-    """The same as a step's task, for a shell."""
+    """Return the same command as a step's task, for a shell."""
     if run.container is not None and run.container.runtime == "pyxis":
         return pyxis_command(run.container, command)
     return shlex.join(container_command(run, folder, command))
 
 
 def step_options(run: Run, folder: Path) -> str:
-    """srun's options for a step in the image, with a space behind; empty where srun need not know of it."""
+    """Return srun's options for a step in the image, with a trailing space; empty unless pyxis starts the image."""
     if run.container is None or run.container.runtime != "pyxis":
         return ""
     binds = run_binds(run, folder, {})
@@ -45,13 +45,13 @@ def step_options(run: Run, folder: Path) -> str:
 
 
 def check_container(container: Container | None, local: bool, which: Which) -> None:
-    """The image and what it is to see are there.
+    """Check that the image and the sources of its binds exist.
 
     Args:
         local: the run's processes start on this machine.
 
     Raises:
-        InputError: the image, a bind or, for a local run, the program that starts it, is not there.
+        InputError: the image, a bind or, for a local run, the program that starts it, does not exist.
     """
     if container is None:
         return
@@ -65,5 +65,5 @@ def check_container(container: Container | None, local: bool, which: Which) -> N
         raise InputError(
             f"container.image: {image}: there is no such file; build one with `hpctrain image build -o {image.name}`"
         )
-    if local:  # a job may load the module that brings it
+    if local:  # a job may load the module that provides it
         find_runtime(container.runtime, which)

@@ -1,4 +1,4 @@
-"""Judging a checkpoint on other data: what is asked is checked here, a worker process computes."""
+"""Evaluating a checkpoint on other data: the request is checked here, a worker process computes."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ from hpctrain.runs.trust import check_trusted
 
 @dataclass(frozen=True)
 class CheckpointEvaluation:
-    """What a checkpoint makes of one corpus."""
+    """The result of a checkpoint on one corpus."""
 
     path: str
-    """As it was named."""
+    """The data as it was named."""
     loss: float
-    """Mean cross-entropy, nats a target."""
+    """Mean cross-entropy, nats per target."""
     perplexity: float | None
-    """None where it is too large for a number."""
+    """None if it is too large for a number."""
     samples: int
     """Sequences that were read."""
     tokens: int
-    """Tokens in them."""
+    """Tokens in these sequences."""
     targets: int
-    """Of what the loss is the mean."""
+    """Targets that `loss` is the mean over."""
 
 
 def evaluate(
     folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner
 ) -> tuple[int, list[CheckpointEvaluation]]:
-    """The step of the checkpoint, and what it makes of each of `data`: corpus folders, or text, which the run's
-    tokenizer turns into one for the time being.
+    """Return the step of the checkpoint, and its result on each of `data`.
+
+    An item of `data` is a corpus folder, or text, from which the run's tokenizer makes a temporary corpus.
 
     Args:
-        step: of the checkpoint; default: the newest that is whole.
+        step: step of the checkpoint; default: the newest that is whole.
         split: which part of corpus folders; text has no parts.
-        samples: most sequences of each; default: all.
+        samples: most sequences of each item; default: all.
 
     Raises:
-        InputError: no such checkpoint, or data that the run's model cannot read.
+        InputError: there is no such checkpoint, or the run's model cannot read the data.
         CheckpointError: the checkpoint is not what was written.
         HpctrainError: the worker failed.
     """
@@ -79,7 +80,7 @@ def evaluate(
 
 
 def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
-    """The checkpoint of a step, or the newest, of a run; verified whole.
+    """Return the verified checkpoint of a step of a run, or its newest one.
 
     Raises:
         InputError: there is none.
@@ -106,7 +107,7 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
 
 @contextlib.contextmanager
 def _corpora(run: Run, data: Sequence[str]) -> Iterator[list[Path]]:
-    """A corpus folder for each of `data`; those made of text are gone afterwards."""
+    """Yield a corpus folder for each of `data`. Those made from text are removed afterwards."""
     home = run.data.train_folders[0]
     index = read_index(home, "data.train[0]")
     with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:

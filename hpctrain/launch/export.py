@@ -1,4 +1,4 @@
-"""A run's checkpoint as a Hugging Face folder: everything but the tensors is written here, a worker writes those."""
+"""A run's checkpoint as a Hugging Face folder: a worker writes the tensors, this module everything else."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.trust import check_trusted
 
 _SURPLUS_BYTES = 1 << 20
-"""Room for what is no tensor, a tokenizer aside."""
+"""Bytes allowed for all files without tensors; a tokenizer is not counted."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A folder that was written."""
+    """A folder that was exported."""
 
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     architecture: str
     files: list[str]
     size_bytes: int
@@ -46,19 +46,19 @@ class ExportResult:
 def export(
     folder: Path, output: Path, step: int | None, dtype: str, shard_bytes: int, force: bool, runner: Runner
 ) -> ExportResult:
-    """Write the folder beside its place and rename it: it is whole or not there.
+    """Export a checkpoint. The folder is written beside its place and then renamed: it is complete or absent.
 
     Args:
-        folder: the run's.
-        step: of the checkpoint; default: the newest that is whole.
+        folder: the run's folder.
+        step: step of the checkpoint; default: the newest that is whole.
         dtype: float32, bfloat16 or float16.
-        shard_bytes: the largest file.
-        force: a model folder that is there already is replaced.
+        shard_bytes: size of the largest file.
+        force: replace an existing model folder.
 
     Raises:
-        InputError: no such checkpoint, a model of the person's own, or the output is in use.
+        InputError: there is no such checkpoint, the model is a person's own, or the output is in use.
         CheckpointError: the checkpoint is not what was written.
-        StorageError: there is no room, or nobody may write there.
+        StorageError: there is no space, or the folder cannot be written.
         HpctrainError: the worker failed.
     """
     check_trusted(folder)
@@ -91,7 +91,7 @@ def export(
 
 
 def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
-    """config.json, the tokenizer's files, generation_config.json and the model card; the first comes back."""
+    """Write config.json, the tokenizer's files, generation_config.json and the model card; return the first."""
     home = run.data.train_folders[0]
     special = special_tokens([home], run.effective_objective(), run.data.seq_len)
     ids = TokenIds(special.end_of_text, special.start)
@@ -103,7 +103,7 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
     )
     config["torch_dtype"] = dtype
     if spec.family != "encoder":
-        # That of the data, which the model learned to end with, whatever it was in the folder that the run began with.
+        # The model learned to end with the data's token, whatever the original folder named.
         config["eos_token_id"] = special.end_of_text
     write_json(made / CONFIG_NAME, config)
     longest = config.get("n_positions") or config.get("max_position_embeddings") or run.data.seq_len
@@ -147,8 +147,10 @@ What the data was, what the model is good for and what it is not: say so here be
 
 
 def _check_output(output: Path, force: bool) -> None:
-    """Raises:
-    InputError: something lies there that would be lost.
+    """Check that the output would replace nothing that may not be lost.
+
+    Raises:
+        InputError: something lies there that would be lost.
     """
     if not output.exists():
         return
@@ -171,7 +173,7 @@ def _check_output(output: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def _made_whole(output: Path) -> Iterator[Path]:
-    """A folder beside `output` that takes its place when the block has ended, and is gone when it fails."""
+    """Yield a folder beside `output` that replaces it when the block ends, and is removed if the block fails."""
     made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
     aside = made.with_suffix(".old")
     with storage_errors(made):

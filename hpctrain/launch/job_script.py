@@ -1,4 +1,4 @@
-"""The batch script of a run: directives from the run file, the rest from slurm/run.sbatch.j2. Pure: text out."""
+"""The batch script of a run: directives from the run file, the rest from slurm/run.sbatch.j2. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIRECTIVES_SET_HERE = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
     "array", "job-name", "cluster", "clusters", "wrap", "test-only", "parsable", "wait",
 )  # fmt: skip
-"""Options that hpctrain sets itself; a run file that sets them too would break the recovery."""
+"""Options that hpctrain sets itself; a run file that set them too would break recovery."""
 
 DIRECTIVES_OF_RUN_FILE = {
     "partition": "write cluster.partition",
@@ -39,18 +39,18 @@ DIRECTIVES_OF_RUN_FILE = {
     "mail-user": "write cluster.mail",
     "export": "it would keep the job's own variables from its tasks; set yours in cluster.setup: export NAME=value",
 }
-"""Options that have a key in the run file, where they are checked: as an option nobody would see them."""
+"""Options that have a key in the run file, where they are checked. As a plain option they would not be."""
 
 
 def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
-    """The text of job.sh.
+    """Return the text of job.sh.
 
     Args:
-        run: with `cluster.after` as the ids of jobs.
+        run: the run, with `cluster.after` as the ids of jobs.
         folder: the run folder, absolute and shared by all nodes.
         command: what each node's task executes (a shell command, quoted already).
-        submitted: the job is this run's own; otherwise the script runs in an allocation that a person has.
-        by_hand: it is its own, but a person submitted it: its directives are in the person's script.
+        submitted: the job is this run's own; otherwise the script runs in a person's allocation.
+        by_hand: the job is this run's own, but a person submitted it: the directives are in the person's script.
 
     Raises:
         InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
@@ -60,7 +60,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    # Of a job submitted by hand only Slurm has the script.
+    # Only Slurm has the script of a job that a person submitted, so the same job is requeued.
     again = None if not submitted else "same_job" if by_hand else run.recovery.requeue
     text: str = environment.from_string(template).render(
         name=run.name,
@@ -82,15 +82,15 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
 
 
 def directives(run: Run, folder: Path) -> list[str]:
-    """The #SBATCH lines, sorted, the person's own last: sbatch takes the last of two equal ones."""
+    """Return the #SBATCH lines, sorted, with the person's own last: of two equal options sbatch takes the last."""
     cluster = run.cluster
     own = [
         f"--job-name={run.name}",
         f"--nodes={cluster.nodes}",
-        # Without a number of tasks: with one, Slurm gives the fewest of a range of nodes although more are idle.
+        # No number of tasks: with one, Slurm gives the fewest nodes of a range although more are idle.
         "--exclusive",
         "--mem=0",
-        # Behind a job wait its successors: were it requeued, they would wait for its second life.
+        # The job's successors wait for its end: after a requeue, they would wait for its second end.
         "--no-requeue" if run.recovery.successors else "--requeue",
         "--open-mode=append",
         f"--output={_path(folder)}/logs/%j.job.log",
@@ -110,7 +110,7 @@ def directives(run: Run, folder: Path) -> list[str]:
 
 
 def check_options(options: list[str]) -> None:
-    """Guard the options that hpctrain sets, or reads from a key of their own.
+    """Check that cluster.sbatch sets no option that hpctrain sets, or that has a key of its own.
 
     Raises:
         InputError: cluster.sbatch holds such an option, or an item that is not one whole option.
@@ -137,7 +137,7 @@ def _checked(lines: list[str], field: str) -> list[str]:
 
 
 def _path(folder: Path) -> str:
-    """A path as sbatch reads it: quoted, and with its pattern character doubled."""
+    """Return a path as sbatch reads it: quoted, and with its pattern character doubled."""
     return shlex.quote(str(folder).replace("%", "%%"))
 
 
@@ -159,13 +159,16 @@ def _constraint(run: Run) -> str | None:
 
 
 def gpus_per_node(run: Run) -> int | None:
-    """GPUs that the job asks for on each node; None where it asks for none."""
+    """Return the GPUs that the job requests on each node; None if it requests none."""
     return run.cluster.devices_per_node if run.cluster.device != "cpu" else None
 
 
 def _closing(run: Run, folder: Path, again: str | None) -> str:
-    """What starts each task with the shell lines in $task around it; empty where none of them may end the job: it is
-    somebody's allocation, or pyxis starts the whole task in the image, where Slurm's commands need not be."""
+    """Return the command that starts each task, wrapped around the shell lines in $task so that a task may end the job.
+
+    It is empty where no task may: in a person's allocation, and with pyxis, which starts the whole task in the image,
+    where Slurm's commands may be missing.
+    """
     if again is None or (run.container is not None and run.container.runtime == "pyxis"):
         return ""
     python, start, _ = program("hpctrain.node")
@@ -173,10 +176,12 @@ def _closing(run: Run, folder: Path, again: str | None) -> str:
 
 
 def _srun_options(run: Run) -> str:
-    """GPUs are given to the step as a whole: tasks that see only some of them cannot use the links between them.
+    """Return srun's options for a step's CPUs and GPUs.
 
-    Without a number in the run file, a step has to name those that came with the nodes, or it gets none of them."""
-    # srun takes over no --cpus-per-task of the job's since 22.05, and tasks would run on one CPU.
+    The step gets its GPUs as a whole: tasks that see only some of them cannot use the links between them. If the run
+    file has no number, the step has to name the GPUs that came with the nodes, or it gets none.
+    """
+    # Since Slurm 22.05, srun does not take over the job's --cpus-per-task, and tasks would run on one CPU.
     cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
     if run.cluster.device == "cpu":
         return cpus

@@ -1,4 +1,4 @@
-"""The local transport: n virtual nodes local0, local1, … as processes of this machine, one CPU device each."""
+"""Local runs: n virtual nodes local0, local1, … as processes of this machine, one CPU device each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpctrain.records.run.run import Run
 
 
 def local_nodes(count: int) -> list[str]:
-    """Names of `count` virtual nodes."""
+    """Return the names of `count` virtual nodes."""
     return [f"local{index}" for index in range(count)]
 
 
 def local_environment(count: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of one of `count` virtual nodes: an even share of this machine's cores as threads."""
+    """Return the environment of one of `count` virtual nodes: an equal share of this machine's cores as threads."""
     env = dict(os.environ if environ is None else environ)
     cores = len(os.sched_getaffinity(0))
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
@@ -43,12 +43,12 @@ def start_local_node(
     """Start one virtual node: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`.
 
     Args:
-        run: of the run folder `folder`: its image, where it has one, is where the node is.
+        run: the run of `folder`; if it has an image, the node runs inside it.
     """
     words = program("hpctrain.node") if run is None else python_command(run, "hpctrain.node")
     argv = [*words, verb, "--folder", str(folder), "--node", node]
     argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local"]
-    # Told, not asked by the child: a parent that dies at once would already be another one by then.
+    # The parent's id is passed on: a child that asks for it may find another parent, if its own died at once.
     argv += ["--parent", str(os.getpid()), *extra]
     argv = argv if run is None else container_command(run, folder, argv)
     return runner.start(argv, env=local_environment(len(nodes)), log=log, keep_fds=keep_fds)

@@ -1,4 +1,4 @@
-"""Training on a machine of a cluster, outside of any job: refused where nobody asked for it, else warned of."""
+"""Training on a cluster's login node: refused unless it was asked for, else the person is warned."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hpctrain.launch.local import local_environment
 from hpctrain.slurm.commands import Slurm
 
 FEW_CORES = 4
-"""So many cores are busy on a login node anyway: compilers, editors."""
+"""Up to this number of cores, a run is no more than a login node's usual work: compilers, editors."""
 
 
 def check_not_queued_here(slurm: Slurm, train: str) -> None:
-    """Refuse to start a run of kind local in the background where Slurm is: whoever submits there means a job.
+    """Refuse to start a run of kind local in the background on a machine with Slurm: whoever submits there wants a job.
 
     Args:
         train: the command that trains on this machine.
@@ -32,9 +32,9 @@ def check_not_queued_here(slurm: Slurm, train: str) -> None:
 
 
 def login_node_words(count: int, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
-    """What a person should know before a run of `count` virtual nodes takes the cores of a login node, as lines.
+    """Return a warning if a run of `count` virtual nodes would take the cores of a login node, as lines.
 
-    A login node is one where Slurm's commands work, that is not in a job and runs no slurmd.
+    A login node has Slurm's commands, is not in a job and runs no slurmd.
     """
     threads = local_environment(count, environ)["OMP_NUM_THREADS"]
     cores = min(len(os.sched_getaffinity(0)), count * int(threads) if threads.isdigit() else count)

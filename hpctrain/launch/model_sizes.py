@@ -1,4 +1,4 @@
-"""The sizes of a person's own model, asked of a process: this one has no torch and does not run their code."""
+"""The sizes of a person's own model, measured by another process: this one has no torch and does not run their code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ LIMIT_S = 600.0
 
 
 def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
-    """The run with its model written out: the vocabulary of its data, what lies in a Hugging Face folder, the sizes of
-    a model of the person's own.
+    """Return the run with its model written out, and its spec.
+
+    This adds the vocabulary of its data, the settings of a Hugging Face folder, or the sizes of a person's own model.
 
     Args:
-        code: folder that is searched first for their packages; default: the run file's.
+        code: folder that is searched first for the person's packages; default: the run file's.
 
     Raises:
-        InputError: the data is not prepared, or something is wrong with their model.
+        InputError: the data is not prepared, or something is wrong with the person's model.
         FileError: a Hugging Face folder cannot be used.
     """
     run = with_hf_folder(run)
@@ -42,7 +43,7 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
             outputs = lengths(resolved_objective(run.objective, spec), run.data.seq_len).outputs
             spec = spec.model_copy(update={"decoder_seq": outputs})
         return run.with_spec(spec), spec
-    # A model of one's own has one stack, whose default this is.
+    # A person's own model has one stack, whose default objective this is.
     tokens = special_tokens_for(run, run.objective or NEXT_TOKEN).vocabulary
     if model.measured is not None and model.is_measured(tokens, run.data.seq_len):
         return run, model.measured
@@ -51,7 +52,7 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
 
 
 def special_tokens_for(run: Run, objective: AnyObjective) -> SpecialTokens:
-    """The tokens of the data and those that the objective needs beside them.
+    """Return the special tokens of the data and those that the objective needs besides.
 
     Raises:
         InputError, FileError: the data is not prepared, or its tokenizer cannot be read.

@@ -1,4 +1,4 @@
-"""What can be known before a job is queued, and waiting for it afterwards."""
+"""Checks before a job is queued, and waiting for it afterwards."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from hpctrain.slurm.time import parse_time_limit
 from hpctrain.slurm.watch import JobWatcher
 
 CONTROLLER_AWAY_LIMIT_S = 600.0
-"""How long `--wait` puts up with a controller that does not answer."""
+"""Seconds for which `--wait` tolerates a controller that does not answer."""
 
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """A run that may be queued, as far as could be told."""
+    """A run that passed the checks and may be queued."""
 
     run: Run
-    """With the partition that was chosen, where the run file names none, and the folders of the runs it waits for."""
+    """The run with its partition, if the run file names none, and with the folders of the runs that it waits for."""
     asked: Run
-    """The same with what its job asks for: all GPUs of its nodes, the ids of jobs to wait for."""
+    """The same run with what its job requests: all GPUs of its nodes, the ids of the jobs that it waits for."""
     lines: list[str]
-    """What a person should know."""
+    """What a person should know, as lines."""
     nodes: frozenset[str] | None
-    """Names of the nodes that the job may get; None: not known."""
+    """Names of the nodes that the job may get; None: unknown."""
     limit: TimeLimit | None
-    """The job's time limit, its own or the partition's; None: not known."""
+    """The job's time limit, its own or the partition's; None: unknown."""
     before: JobDependencies
     """The runs and jobs that it waits for."""
     others: tuple[str, ...] = ()
-    """Partitions that would take it too, the next best first, where the run file names none."""
+    """Other partitions that would take the job, the best first, if the run file names none."""
 
 
 def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> CheckedRun:
@@ -64,10 +64,10 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
         environ, cwd: where the names of runs in cluster.after are looked up.
 
     Raises:
-        InputError: there is no Slurm here, a value cannot be read, an option is not to be passed on, the time limit
-            leaves no time to train, or run folders would lie in this machine's memory.
-        RefusedError: the request is more than any partition gives, or than the one it names; every reason is told. Or a
-            run that must have ended well before it did not.
+        InputError: there is no Slurm here, a value cannot be read, an option is not allowed, the time limit leaves no
+            time to train, or run folders would lie in this machine's memory.
+        RefusedError: the request exceeds what any partition gives, or the one it names; the message has every reason.
+            Or a run that it depends on did not succeed.
         CommandError: the controller does not answer, and the run is to wait for another one.
     """
     why = slurm.why_unavailable()
@@ -113,10 +113,10 @@ def _checked(
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
-    """The run with the partition that fits it best, the others that take it, and why, as lines for the person.
+    """Return the run with the partition that fits best, the other ones that take it, and why, as lines.
 
     Raises:
-        RefusedError: none takes it; every partition's reasons are told.
+        RefusedError: no partition takes it; the message has every partition's reasons.
     """
     kind, request = state.config["preempt_type"], _request(run)
     if run.cluster.device == "cuda" and request.gpus_per_node is None:
@@ -141,7 +141,7 @@ def _choice_lines(choice: PartitionChoice) -> list[str]:
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
-    """Wait until the run's last job has ended; 0 when the run is done, else 1. Changes are told as they are seen.
+    """Wait until the run's last job has ended; return 0 if the run is done, else 1. `say` gets changes of state.
 
     Raises:
         CommandError: the controller did not answer for ten minutes.
@@ -190,7 +190,7 @@ def _request(run: Run) -> JobRequest:
         nodes_min=fewest,
         nodes_max=most,
         time_s=parse_time_limit(cluster.time) if cluster.time else None,
-        # GPUs of a type are wanted in any case, however many there turn out to be.
+        # A GPU type without a number requests at least one GPU.
         gpus_per_node=gpus_per_node(run) or (1 if cluster.gpu_type and cluster.device != "cpu" else None),
         account=cluster.account,
         qos=cluster.qos,

@@ -1,4 +1,4 @@
-"""What holds for all runs of a person on a cluster: a profile of site.yaml, then SBATCH_ACCOUNT and the like."""
+"""Settings for all runs of a person on a cluster: a profile of site.yaml, then SBATCH_ACCOUNT and the like."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.records.run.site import Site, read_site, site_file
 from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}
-"""Key of `cluster` -> the variable that sbatch would read for it. The client's environment is cleaned of them."""
+"""Key of `cluster` -> the variable that sbatch would read for it. Slurm's commands are run without them."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class SiteDefaults:
     profile: str
     path: Path
     values: dict[str, Any]
-    """As a run file would have them."""
+    """The values as in a run file."""
 
     def words(self, run_file: Path, overrides: tuple[str, ...]) -> list[str]:
-        """What the run file takes from the profile, as a line for the person; [] where it takes nothing."""
+        """Return what the run file takes from the profile, as a line for the person; [] if it takes nothing."""
         taken = missing_keys(run_file, overrides, self.values)
         return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []
 
 
 def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> SiteDefaults | None:
-    """The profile that the person asked for, or else the first one that matches this place; None where none does.
+    """Return the profile that the person named, else the first one that matches this place; None if none does.
 
     Raises:
         FileError: site.yaml is wrong.
-        InputError: it has no profile of the name asked for.
+        InputError: it has no profile of that name.
     """
     path = site_file(environ)
     site = read_site(path)
@@ -52,7 +52,7 @@ def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -
 
 
 def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
-    """This host's name, whole and short, and that of its cluster where a profile may ask for it."""
+    """Return this host's name, whole and short, and its cluster's name if a profile may match by it."""
     host = platform.node()
     names = [host, host.partition(".")[0]]
     if all(not profile.match for profile in site.profiles.values()):
@@ -60,11 +60,11 @@ def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
     try:
         return [slurm.config()["cluster"], *names]
     except CommandError:
-        return names  # no Slurm here, or it does not answer: the host's name is left
+        return names  # no Slurm here, or it does not answer: the host's names remain
 
 
 def with_sbatch_variables(run: Run, environ: Mapping[str, str]) -> tuple[Run, list[str]]:
-    """The run with those variables where its file says nothing, and what was taken, as lines for the person."""
+    """Return the run with those variables where its file has no value, and what was taken, as lines for the person."""
     open_keys = [key for key in VARIABLES if getattr(run.cluster, key) is None]
     taken = {key: environ[VARIABLES[key]] for key in open_keys if environ.get(VARIABLES[key])}
     lines = [f"cluster.{key}: {value}, from {VARIABLES[key]}" for key, value in taken.items()]

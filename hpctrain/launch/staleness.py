@@ -1,4 +1,4 @@
-"""What has changed, by all that is known, since a topology was measured. Pure."""
+"""What is known to have changed since a topology was measured. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_AGE_DAYS = 7.0
 """A topology older than this is measured again: clusters change."""
 _DAY_S = 24 * 3600.0
 PROBE_AGAIN_HINT = "measure again with `hpctrain probe`"
-"""What to do next."""
+"""What to do about a stale topology."""
 
 
 def staleness(
@@ -27,15 +27,15 @@ def staleness(
     now: float,
     max_age_days: float = MAX_AGE_DAYS,
 ) -> list[str]:
-    """Why a plan made from this file may be wrong now, a line each; empty when nothing speaks against it.
+    """Return why a plan made from this topology may be wrong now, as lines; [] if nothing is known.
 
-    Figures of data sheets do not age: of those, only the nodes are compared.
+    Data-sheet figures do not age: for those, only the nodes are compared.
 
     Args:
-        nodes: names that the run gets; None while they are not known.
-        drivers: version of the GPU driver by node, of those nodes that it is known of.
+        nodes: names of the nodes that the run gets; None if they are not known yet.
+        drivers: version of the GPU driver by node, for the nodes where it is known.
         now: seconds since 1970.
-        max_age_days: older than this is old.
+        max_age_days: a topology older than this is stale.
     """
     words = _other_nodes(topology, nodes) if nodes is not None else []
     if topology.provenance.mode == "published":
@@ -49,11 +49,11 @@ def staleness(
 
 
 def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """Why nodes have to be measured again after what happened on them since they were measured, a line each.
+    """Return why nodes have to be measured again after faults on them since the measurement, as lines.
 
     Args:
         attempts: lines of attempts.jsonl.
-        now: seconds since 1970. A topology of a later time was written by a wrong clock, so any fault may be newer.
+        now: seconds since 1970. A topology from a later time was written by a wrong clock, so any fault may be newer.
     """
     made = created_at(topology)
     return [
@@ -64,7 +64,7 @@ def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now:
 
 
 def age_s(topology: Topology, now: float) -> float:
-    """Seconds from the measurement to `now`; negative where a clock is wrong.
+    """Return the seconds from the measurement to `now`; negative if a clock is wrong.
 
     Raises:
         FileError: provenance.created is no time.
@@ -73,7 +73,7 @@ def age_s(topology: Topology, now: float) -> float:
 
 
 def created_at(topology: Topology) -> float:
-    """When the topology was measured, seconds since 1970.
+    """Return when the topology was measured, seconds since 1970.
 
     Raises:
         FileError: provenance.created is no time.

@@ -1,4 +1,4 @@
-"""A first run that trains as it stands: a commented run file, and a corpus made of text found on this machine."""
+"""A first run that trains without changes: a commented run file, and a corpus made from text on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
 
 @dataclass(frozen=True)
 class Starter:
-    """The values of a starter run; the rest of the file is defaults and comments."""
+    """The values of a starter run; everything else in the file is defaults and comments."""
 
     name: str = "first"
     preset: str = "tiny-1m"
@@ -35,16 +35,16 @@ class Starter:
     """Virtual nodes on this machine."""
     seq_len: int = 128
     batch: int = 16
-    """Sequences in a step."""
+    """Sequences per step."""
     lr: float = 1e-4
-    """As in the paper's set-up (section 4.1)."""
+    """Learning rate of the paper's setup (section 4.1)."""
     checkpoint_every: int = 50
     data: str = "data"
-    """Folder of the corpus, from the run file's folder."""
+    """Folder of the corpus, relative to the run file's folder."""
     tokenizer: str = "train:4096"
     """Tokenizer of that corpus."""
     text_bytes: int = SAMPLE_TEXT_BYTES
-    """Text to look for."""
+    """Bytes of text to search for."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class WrittenStarter:
     run_file: Path
     run: Run
     data: Path
-    """The corpus folder; it exists only where `index` is not None."""
+    """The corpus folder; it exists only if `index` is not None."""
     index: CorpusIndex | None
     found: str
-    """One line about the text; empty where none was looked for."""
+    """One line about the text; empty if none was searched for."""
 
 
 def write_starter(
@@ -68,7 +68,7 @@ def write_starter(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> WrittenStarter:
-    """Write a run file and, asked to, the corpus beside it; a corpus that lies there already is kept unless forced.
+    """Write a run file and, with `with_data`, the corpus beside it. An existing corpus is kept unless forced.
 
     Raises:
         InputError: the run file exists, a value is not allowed, or this machine has no text.
@@ -86,7 +86,7 @@ def write_starter(
 
 
 def check_starter(run_file: Path, starter: Starter, force: bool) -> None:
-    """Find what would go wrong before anything is written or asked.
+    """Check the starter run before anything is written or asked.
 
     Raises:
         InputError: the run file exists, or a value is not allowed.
@@ -112,7 +112,7 @@ def check_starter(run_file: Path, starter: Starter, force: bool) -> None:
 
 
 def render(starter: Starter, file_name: str = "run.yaml") -> str:
-    """The text of the run file."""
+    """Return the text of the run file."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     environment.filters["scalar"] = _scalar
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
@@ -125,7 +125,7 @@ def render(starter: Starter, file_name: str = "run.yaml") -> str:
 
 
 def _scalar(text: str) -> str:
-    """Text as YAML, with quotes only where it would be read as something else."""
+    """Return text as YAML, quoted only where YAML would read it as something else."""
     try:
         plain = bool(parse_yaml(f"[{text}]").value == [text])
     except FileError:

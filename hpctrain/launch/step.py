@@ -1,4 +1,4 @@
-"""A command beside the training: one more step of a running job. Pure: argv and environment out."""
+"""A command beside the training: one more step of a running job. Pure: it returns argv and environment."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hpctrain.slurm.commands import client_environment
 
 
 def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str], job: Sequence[str]) -> str:
-    """The node to run on.
+    """Return the node to run on.
 
     Args:
-        asked: the node that a person named; default: the first one of the attempt that still takes part.
+        asked: the node that a person named; default: the first one of the attempt that is still a member.
         attempt: nodes that the attempt started with.
         members: nodes of its newest generation; a lost one stays in the job, and srun would wait for it for ever.
         job: nodes that the job has now.
@@ -36,12 +36,12 @@ def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str
 def step_command(
     job_id: str, node: str, setup: Sequence[str], command: Sequence[str], terminal: bool, options: str = ""
 ) -> list[str]:
-    """srun's argv for a step beside the training, which goes on: it shares CPUs, memory and GPUs with it.
+    """Return srun's argv for a step that shares CPUs, memory and GPUs with the training, which goes on.
 
     Args:
-        setup: cluster.setup: a command finds the modules and the environment that the workers have.
-        options: more for srun, as a shell reads them.
-        terminal: whether a person sits at one; then the command gets a terminal of its own.
+        setup: cluster.setup: the command gets the modules and the environment of the workers.
+        options: further options for srun, as a shell reads them.
+        terminal: whether a person uses a terminal; then the command gets one of its own.
     """
     argv = ["srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
     # An allocation's --ntasks-per-node=8 would hold for its steps too.
@@ -57,19 +57,19 @@ def _with_setup(setup: Sequence[str], command: Sequence[str]) -> list[str]:
 
 
 def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the command starts with in a job: the person's variables, and those that lead to the run."""
+    """Return the environment of the command in a job: the person's variables, and those that describe the run."""
     env = client_environment(environ)
-    env.pop("SLURM_TIME_FORMAT")  # made for what is parsed here
+    env.pop("SLURM_TIME_FORMAT")  # set only for output that hpctrain parses
     return env | _run_variables(folder, attempt, environ)
 
 
 def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the command starts with beside a local run of `count` virtual nodes."""
+    """Return the environment of the command beside a local run of `count` virtual nodes."""
     return local_environment(count, environ) | _run_variables(folder, attempt, environ)
 
 
 def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The run folder, the attempt, and the run's own copy of the person's code before anything else."""
+    """Return the environment with run folder, attempt, and the run's copy of the code first on the module path."""
     env = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
     if (folder / CODE_FOLDER).is_dir():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / CODE_FOLDER), environ.get("PYTHONPATH")]))
@@ -77,7 +77,7 @@ def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> di
 
 
 def next_step_hint(state: str, name: str) -> str:
-    """The next thing to do about a run in which no command can run because of its state."""
+    """Return what to do next about a run whose state allows no command, as a sentence."""
     if state in ("queued", "requeued", "starting"):
         return f"wait until it runs: `hpctrain status {name}`"
     if state == "done":
@@ -86,6 +86,6 @@ def next_step_hint(state: str, name: str) -> str:
 
 
 def nodes_of_attempt(attempts: Sequence[Mapping[str, object]]) -> list[str]:
-    """Nodes that the newest attempt started with; [] before the first."""
+    """Return the nodes that the newest attempt started with; [] before the first."""
     nodes = attempts[-1].get("nodes") if attempts else None
     return [str(node) for node in nodes] if isinstance(nodes, list) else []

@@ -1,4 +1,4 @@
-"""Handing a job to submitit: its executor submits our script, and each of its tasks becomes a node process."""
+"""Submitting a job through submitit: its executor submits the run's script, and each task becomes a node process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hpctrain.runs.locate import record_job
 from hpctrain.slurm.commands import client_environment
 
 SUPERVISOR_LOG = "logs/supervisor.log"
-"""File in a run folder with what the process that watches a local run in the background says."""
+"""File in a run folder with the output of the process that supervises a local run in the background."""
 
 
 def become(words: list[str]) -> None:
-    """What submitit's task runs: the process turns into a module of its own Python; in an image that is the image's.
+    """Replace submitit's task by a module of the same Python; in an image, of the image's Python.
 
-    exec resets signal handlers, so submitit's own are gone: it ignores SIGTERM and lets rank 0 alone requeue.
+    exec resets signal handlers. submitit's own are not wanted: it ignores SIGTERM and lets only rank 0 requeue.
 
     Args:
         words: the module's name and its arguments.
@@ -41,12 +41,12 @@ def become(words: list[str]) -> None:
 
 
 def node_command(folder: Path) -> list[str]:
-    """The module that runs as each node's task, with its words; which node it is comes from Slurm's environment."""
+    """Return module and arguments of each node's task; the node's name comes from Slurm's environment."""
     return ["hpctrain.node", "run", "--folder", str(folder)]
 
 
 class ScriptExecutor(SlurmExecutor):
-    """submitit's Slurm executor with the text of the script and options of sbatch given."""
+    """submitit's Slurm executor with a given script and given sbatch options."""
 
     def __init__(self, folder: Path, text: str, options: Sequence[str]) -> None:
         super().__init__(folder)
@@ -57,24 +57,25 @@ class ScriptExecutor(SlurmExecutor):
         return self._text
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # Above the script's own lines, as for the jobs after it: a node that is forgiven must not stay in the script.
+        # Options override the script's own lines, as for later jobs: a node that is no longer bad must not stay in the
+        # script.
         return ["sbatch", *self._options, str(submission_file_path)]
 
 
 def preview(run: Run, folder: Path) -> str:
-    """job.sh as it would be submitted."""
+    """Return job.sh as it would be submitted."""
     return render_job(run, folder, _task_command(run, folder))
 
 
 def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
-    """Submit the run's job; its id comes back. job.sh in the run folder is exactly what was submitted.
+    """Submit the run's job and return its id. job.sh in the run folder is exactly what was submitted.
 
     Args:
-        exclude: nodes that it does without.
+        exclude: nodes that the job excludes.
 
     Raises:
         InputError: there is no Slurm on the path.
-        CommandError: sbatch refused; its own words are kept.
+        CommandError: sbatch refused; the message has its own words.
         StorageError: the run folder cannot be written.
     """
     text = preview(run, folder.path)
@@ -94,10 +95,10 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
 
 
 def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
-    """Start a supervisor with `count` virtual nodes in the background; its process id comes back as the job's id.
+    """Start a supervisor with `count` virtual nodes in the background; return its process id, which is the job's id.
 
-    It leads a session of its own, so the end of this terminal is not its end. What it says goes to a file: with this
-    process's output open, whoever reads that, `$(hpctrain submit …)` say, would wait for the end of the run.
+    It has a session of its own, so it survives this terminal. Its output goes to a file: if it held this process's
+    output open, a reader such as `$(hpctrain submit …)` would wait for the end of the run.
 
     Raises:
         CommandError: it cannot be started.
@@ -116,7 +117,7 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
 
 
 def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
-    """The job's id, written into the run folder; a job that cannot be found again is ended."""
+    """Record the job's id in the run folder and return it. A job that cannot be recorded is cancelled."""
     try:
         record_job(folder.path, str(job.job_id))
     except StorageError:
@@ -126,7 +127,7 @@ def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
 
 
 def direct_command(run: Run, folder: Path) -> str:
-    """What each node's task runs where no submitit job stands behind it."""
+    """Return what each node's task runs if the job was not submitted through submitit."""
     module, *words = node_command(folder)
     return task_command(run, folder, [*python_command(run, module), *words])
 
@@ -138,7 +139,7 @@ def _task_command(run: Run, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _in_clean_environment() -> Iterator[None]:
-    """submitit starts sbatch with this process's environment, so it is this one that has to be clean."""
+    """Clean this process's environment within the block: submitit passes it to sbatch."""
     before = dict(os.environ)
     cleaned = client_environment(before)
     for name in before.keys() - cleaned.keys():

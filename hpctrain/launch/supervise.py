@@ -1,4 +1,4 @@
-"""A run as local processes: one node process for each virtual node, watched until the last of them ends."""
+"""A run as local processes: one node process for each virtual node, watched until the last one ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LocalJobResult:
     """0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
     reason: str
     stopped: bool = False
-    """Ended at a checkpoint because somebody asked for it."""
+    """Whether it ended at a checkpoint on request."""
 
 
 class LocalJob:
@@ -63,7 +63,7 @@ class LocalJob:
                 process.kill()
 
     def wait(self, tick: Callable[[], None]) -> LocalJobResult:
-        """Wait for the end, calling `tick` between looks; the attempt's line is completed."""
+        """Wait for the end and complete the attempt's line; `tick` is called at each poll."""
         while self.running():
             tick()
             self._clock.sleep(POLL_S)
@@ -87,7 +87,7 @@ class LocalJob:
         if self._killed:
             return LocalJobResult(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
         if "failed" in words:
-            # A node that was killed (below 0) is not the reason why the others ended.
+            # A node that was killed (negative code) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
             why = read_outcome(1, self._events(), False).reason
             return LocalJobResult(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
@@ -98,7 +98,7 @@ class LocalJob:
         return LocalJobResult(failed, f"{why}; {kept_words(self.folder.path)}")
 
     def _say_killed(self, ended: LocalJobResult) -> None:
-        """Nobody else says why the run ended: its agents were killed."""
+        """Write why the run ended: its agents were killed and could not."""
         event = Event(
             kind="failed", time_s=self._clock.wall(), attempt=self.attempt, generation=-1, node=platform.node(),
             reason=ended.reason, data={"cancelled": True},
@@ -106,11 +106,11 @@ class LocalJob:
         append_line(self.folder.path / "events.jsonl", json.dumps(event.to_json()))
 
     def _last_words(self) -> dict[str, str]:
-        """The reasons of this attempt's last events by kind."""
+        """Return the reason of this attempt's last event of each kind."""
         return {event.kind: event.reason for event in self._events()}
 
     def _events(self) -> list[Event]:
-        """This attempt's events."""
+        """Return this attempt's events."""
         events = read_events(self.folder.path / "events.jsonl")
         return [event for event in events if event.attempt == self.attempt]
 

@@ -1,4 +1,4 @@
-"""Starting and resuming a run as local processes: everything between the command line and the node processes."""
+"""Starting and resuming a run as local processes: from the command line's values to the node processes."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ class PreparedRun:
     """A run that is checked and could start."""
 
     run: Run
-    """With the vocabulary of its data filled in."""
+    """The run, with the vocabulary of its data."""
     spec: Spec
     nodes: list[str]
-    """Empty while they are not known: a job that is to be queued."""
+    """Names of the nodes; empty if they are not known yet, as for a job that is to be queued."""
     topology: Topology | None
     plan: Plan | None
 
 
 def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
-    """The run with its model written out, vocabulary included, as its data says.
+    """Return the run with its model written out, including the vocabulary of its data, and its spec.
 
     Args:
         code: folder with the person's packages; default: the run file's.
 
     Raises:
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
-            data's; data.tokenizer is not that of the data; the person's own model cannot be used; the run file holds
-            a secret, or names one that is not there.
+            data's; data.tokenizer is not that of the data; the person's own model cannot be used; the run file holds a
+            secret, or names one that is missing.
         FileError: a token shard was cut short.
     """
     check_secrets(run, os.environ)
@@ -101,7 +101,7 @@ def prepare(
     queued: bool = False,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreparedRun:
-    """Read and check everything a person gave; nothing is written.
+    """Read and check everything that a person gave; nothing is written.
 
     Args:
         count: number of virtual nodes; default: the run file's cluster.nodes.
@@ -110,7 +110,7 @@ def prepare(
 
     Raises:
         FileError, InputError: a file is wrong or missing.
-        RefusedError: topology or plan are of other nodes.
+        RefusedError: topology or plan are for other nodes.
     """
     run, spec = resolve_run(read_run(run_file, overrides, defaults), runner)
     check_container(run.container, not queued, shutil.which)
@@ -127,17 +127,17 @@ def prepare(
 
 
 def fewest_nodes(run: Run) -> int:
-    """The number of nodes that a run needs at least: 3 of '3-4'."""
+    """Return the fewest nodes that a run needs: 3 of '3-4'."""
     return run.cluster.node_range[0]
 
 
 def runs_folder() -> Path:
-    """Where new run folders go: $HPCTRAIN_RUNS, else ./runs."""
+    """Return the folder for new run folders: $HPCTRAIN_RUNS, else ./runs."""
     return Path(os.environ.get("HPCTRAIN_RUNS") or "runs")
 
 
 def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> LocalJob:
-    """Make a run folder and start the node processes.
+    """Create a run folder and start the node processes.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -147,7 +147,7 @@ def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> Lo
 
 
 def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> RunFolder:
-    """The run folder with everything that the run needs: resolved files, and a copy of the person's code.
+    """Create the run folder with everything that the run needs: resolved files and a copy of the person's code.
 
     Raises:
         InputError: `code` is no folder, or too large to be code.
@@ -166,13 +166,12 @@ def resume(
     """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
 
     Args:
-        from_seed: begin again instead; what lies in checkpoints is put aside.
+        from_seed: begin again instead; existing checkpoints are renamed.
 
     Raises:
-        InputError: the folder is in use, holds no run, or others can write to it; a change is none that its checkpoint
-            allows.
+        InputError: the folder is in use, holds no run, or is not trusted; or the checkpoint allows no such change.
         FileError: its run file is wrong.
-        StorageError: the run folder cannot be written; its settings are as they were.
+        StorageError: the run folder cannot be written; its settings are unchanged.
         RefusedError: all that it had saved is lost.
     """
     going = check_resumed(path, count, overrides, runner, from_seed)
@@ -192,14 +191,14 @@ def resume(
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that could go on here."""
+    """A run that passed the checks and could go on here."""
 
     path: Path
     run: Run
-    """With the settings that it is to go on with."""
+    """The run with the settings that it goes on with."""
     spec: Spec
     count: int
-    """Virtual nodes."""
+    """Number of virtual nodes."""
 
 
 def check_resumed(
@@ -225,12 +224,12 @@ def check_resumed(
 
 
 def _code_copy(path: Path) -> Path | None:
-    """The copy of the person's code in a run folder."""
+    """Return the copy of the person's code in a run folder; None if there is none."""
     return path / CODE_FOLDER if (path / CODE_FOLDER).is_dir() else None
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
-    """A plan that lies in the folder may have been edited: say now what is wrong with it, not in the job.
+    """Check the plan in the folder, which a person may have edited: errors are reported now, not in the job.
 
     Raises:
         FileError, InputError: it cannot be run.
@@ -238,7 +237,7 @@ def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
     plan_file = newest_plan(path)
     if plan_file is not None:
         plan = Plan.read(plan_file, owned=True)
-        # Of which nodes it is decides the job: with others it makes a new plan.
+        # The plan's own nodes are used: a job with other nodes makes a new plan.
         check_plan(plan, run, spec, plan.nodes, str(plan_file))
 
 
@@ -247,14 +246,14 @@ def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> Loca
     try:
         return start_local_job(folder, count, lock, runner, clock)
     finally:
-        # The node processes hold it now: it is free when the last of them is gone, also when this process dies.
+        # The node processes hold the lock now: it is free when the last of them has ended, even if this process dies.
         lock.release()
 
 
 def drop_stale_topology(
     folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Put a topology aside that is too old or not of these nodes, or older than a fault of them; the attempt then
+    """Rename a topology that is too old, is for other nodes, or is older than a fault on them, so that the attempt
     probes.
 
     Args:
@@ -262,7 +261,7 @@ def drop_stale_topology(
         drivers: version of the GPU driver by node, where it is known.
 
     Returns:
-        What speaks against the topology that was found, a line each.
+        What speaks against the topology, as lines.
     """
     path = folder.path / "topology.json"
     if not path.exists():
@@ -274,6 +273,6 @@ def drop_stale_topology(
         if not faults and is_usable(topology, nodes, now):
             return words
     except FileError as error:
-        words = str(error).splitlines()  # unreadable: measured again as well
+        words = str(error).splitlines()  # unreadable: measure again as well
     path.rename(path.with_name("topology-before.json"))
     return [*words, "the nodes are measured again; the topology found is now topology-before.json"]

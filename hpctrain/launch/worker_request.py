@@ -1,4 +1,4 @@
-"""A question to a process that holds tensors, and its answer."""
+"""A request to a process that holds tensors, and its answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hpctrain.base.process import WORKER, Runner
 
 
 def ask_worker(verb: str, question: Mapping[str, object], runner: Runner, does: str) -> dict[str, Any]:
-    """What `python -m hpctrain.worker VERB` answers, one JSON object.
+    """Return the answer of `python -m hpctrain.worker VERB`, one JSON object.
 
     Args:
         does: what the process does, for errors ("exports").
 
     Raises:
-        InputError, HpctrainError: what it told as its error, or that it ended without an answer.
+        InputError, HpctrainError: the process reported an error, or ended without an answer.
     """
     done = runner.run([*WORKER, verb, json.dumps(question)])
     try:

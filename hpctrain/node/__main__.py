@@ -20,26 +20,26 @@ VERBS = {
     "end": ("hpctrain.node.attempt", "end"),
     "close": ("hpctrain.node.close_lost_job", "main"),
 }
-"""Verb -> module and function that does it."""
+"""Verb -> module and function that carries it out."""
 
 
 def main(argv: list[str]) -> int:
-    """Run a verb; an error is one line on stderr and its exit code."""
+    """Run a verb and return the exit code; an error is one line on stderr."""
     if not argv or argv[0] not in VERBS:
         print(f"usage: python -m hpctrain.node {{{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE
     if argv[0] == "run":
-        # A stop that is asked for while the modules are still loading waits until the agent listens.
+        # A stop signal that arrives while the modules are still loading waits until the agent listens.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
         timestamp_output()
     elif argv[0] in ("begin", "end") and not sys.stderr.isatty():
-        # What they print is the job script's to read; what they say goes to the job's log, beside those of the agents.
+        # The job script reads their stdout; their stderr goes to the job's log, beside the agents' lines.
         timestamp_output(["stderr"])
-    # Whatever this process and its workers write is for its owner alone, wherever it lies.
+    # Only the owner may read what this process and its workers write, wherever it lies.
     os.umask(0o077)
-    # Workers and the processes that measure inherit it.
+    # Workers and the processes that measure inherit the limit.
     raise_open_file_limit()
-    with escaped_output():  # in an allocation (salloc), a person's terminal
+    with escaped_output():  # in an allocation (salloc) the output reaches a person's terminal
         return _run(argv)
 
 

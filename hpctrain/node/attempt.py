@@ -1,6 +1,6 @@
-"""`python -m hpctrain.node begin|end`: what the job script does before and after the step, on its first node.
+"""`python -m hpctrain.node begin|end`: what the job script does before and after the step, on the batch node.
 
-begin prints the attempt's number, or nothing when there is nothing to do; end decides how the run goes on.
+`begin` prints the attempt's number, or nothing when there is nothing to do. `end` decides how the run goes on.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 JOB_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""Variables that Slurm sets for a job's own devices; the next job has others."""
+"""Variables that name the devices Slurm gave to this job; the next job gets others."""
 
 
 def begin(argv: list[str]) -> int:
-    """Open a new attempt in the run folder and print its number; nothing is printed where the run is over already.
+    """Open a new attempt in the run folder and print its number; print nothing if the run is over.
 
     Raises:
-        Refused: the run goes on as another job.
+        RefusedError: the run goes on as another job.
         InputError: others can write to the run folder.
     """
     options = _parse("begin", argv)
     folder, own = RunFolder(options.folder), os.environ.get("SLURM_JOB_ID")
-    # Before the step starts: each of its tasks unpickles what submitit left in the folder.
+    # The check comes before the step: each of its tasks unpickles submitit's file in the folder.
     check_trusted(folder.path)
     slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
     check_own_folder(folder.path, own, slurm)
@@ -107,7 +107,7 @@ def begin(argv: list[str]) -> int:
 
 
 def _ensure_queued(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
-    """Successors are for later: the attempt begins without them too."""
+    """Queue the missing successors. The attempt begins even where this fails."""
     before = len(read_successors(folder.path))
     try:
         ensure_queued(folder.path, run, slurm, now)
@@ -118,7 +118,7 @@ def _ensure_queued(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> Non
 
 
 def end(argv: list[str]) -> int:
-    """Close the attempt and see to what comes next. The exit code of the job comes back."""
+    """Close the attempt and decide what comes next; return the exit code of the job."""
     options = _parse("end", argv)
     folder = RunFolder(options.folder)
     run, now = run_of(folder.path), time.time()
@@ -132,7 +132,7 @@ def end(argv: list[str]) -> int:
         reason = outcome.reason if verdict.act == "wait" and outcome.reason else verdict.reason
         folder.end_attempt(options.attempt, time.time(), reason, outcome.code, verdict.exit_class, events)
         state = notification_state(verdict)
-        if state not in reported_states:  # a controller that is away is asked again, nobody else is told again
+        if state not in reported_states:  # while the controller is away, verdicts repeat: report each once
             reported_states.append(state)
             _say(f"attempt {options.attempt} ended ({verdict.exit_class}): {reason}")
             if verdict.cause == "time_limit":
@@ -145,16 +145,15 @@ def end(argv: list[str]) -> int:
     else:
         verdict = _decide_and_requeue(folder, run, options, outcome, events, now, record_verdict)
     if verdict.failed:
-        # In somebody's allocation a run that saved and left is no failure: nothing was to bring it back.
+        # In a person's allocation, a run that saved and left has not failed: nothing was to queue it again.
         event_log.write("failed", -1, verdict.reason, **({"cancelled": True} if options.again is None else {}))
     return options.code if outcome.code is None else outcome.code
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process began with: of the job's script, as it was before cluster.setup changed it.
+    """Return the environment that a process began with; the job script's is from before cluster.setup changed it.
 
-    A job that is queued from here starts with what a person submitted the first one with, and not with module paths
-    that grow from job to job.
+    A job that is queued from here starts with the environment of the first submission. Else module paths would grow.
     """
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -168,7 +167,7 @@ def _decide_and_requeue(
     folder: RunFolder, run: Run, options: argparse.Namespace, outcome: AttemptOutcome, events: list[Event], now: float,
     record_verdict: Callable[[JobVerdict], None],
 ) -> JobVerdict:  # fmt: skip
-    """The verdict on a job that was submitted for this run, carried out."""
+    """Return the verdict on a job that was submitted for this run, and carry it out."""
     job, slurm = os.environ["SLURM_JOB_ID"], Slurm(SystemRunner(), environment_of(os.getppid()))
     _record_bad_nodes(folder, run, options.attempt, events, now)
     history = _attempt_history(folder, run, options.attempt, events, job, slurm)
@@ -193,7 +192,7 @@ def _decide_and_requeue(
 
 
 def _submit_next_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
-    """Queue the run's next job; where sbatch refuses it, put this one back into the queue.
+    """Queue the run's next job. If sbatch refuses it, requeue this job.
 
     Raises:
         CommandError: neither was possible.
@@ -204,7 +203,7 @@ def _submit_next_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: f
         raise
     except HpctrainError as error:
         if run.recovery.successors:
-            raise CommandError(str(error)) from error  # such a job may not be requeued
+            raise CommandError(str(error)) from error  # a job with successors may not be requeued
         _say(f"no new job could be queued ({error}); this one goes back to the queue")
         requeue_excluding_bad_nodes(folder.path, run, job, slurm, now)
         return
@@ -212,13 +211,16 @@ def _submit_next_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: f
     _disable_requeue(job, slurm)
     _refresh_dependent_runs(folder, slurm)
     if is_cancelled(folder.path):
-        # Who cancelled it did not see that job.
+        # The cancel command did not see that job.
         slurm.cancel(following)
 
 
 def _disable_requeue(job: str, slurm: Slurm) -> None:
-    """Slurm from 24.11 on requeues a preempted job that ends within its grace time, and the next job would wait for it
-    to come back and end. A site that forbids the change makes the run slower, not wrong."""
+    """Switch off Slurm's own requeue of this job.
+
+    Slurm from 24.11 on requeues a preempted job that ends within its grace time, and the next job would wait for its
+    second end. A site that forbids the change makes the run slower, not wrong.
+    """
     try:
         slurm.update(job, Requeue=0)
     except HpctrainError as error:
@@ -226,7 +228,7 @@ def _disable_requeue(job: str, slurm: Slurm) -> None:
 
 
 def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
-    """Slurm ended the job: what waits behind it is the run's job from now on. If this fails it says so itself."""
+    """Make the waiting successor the run's job, as Slurm ended this one. A failure is printed."""
     try:
         info = slurm.job(job)
         if info is not None and not info.state.is_waiting:
@@ -237,7 +239,7 @@ def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm, now:
 
 
 def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
-    """Runs that wait for this one wait for its job as of now."""
+    """Make the runs that wait for this one wait for its current job."""
     for line in refresh_dependent_runs(folder.path, slurm, os.environ):
         _say(line)
 
@@ -261,7 +263,7 @@ def _attempt_history(
 
 
 def _record_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Event], now: float) -> None:
-    """The ledger of bad nodes is a help, not a condition: without it the run goes on as well."""
+    """Add the nodes to blame to the run's ledger. The run goes on even where this fails."""
     try:
         record_bad_nodes(folder.path, attempt, events, now, run.recovery.exclude_hours)
     except HpctrainError as error:
@@ -269,9 +271,9 @@ def _record_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Ev
 
 
 def _end_finished_run(folder: RunFolder, slurm: Slurm, over: JobVerdict) -> int:
-    """A job that begins on a run that is over ends at once; so do those behind it.
+    """End a job that begins although its run is over, cancel its successors, and return its exit code.
 
-    It ends well only where the run did: jobs may wait for its good end.
+    It is 0 only if the run is done: other jobs may depend on its success.
     """
     _cancel_successors(folder, slurm)
     if not over.failed:
@@ -292,7 +294,7 @@ def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
 
 
 def _decide_in_allocation(outcome: AttemptOutcome) -> JobVerdict:
-    """The verdict on a run inside an allocation that a person has: nothing there is hpctrain's to bring back."""
+    """Return the verdict on a run in a person's allocation, which hpctrain does not queue again."""
     if outcome.exit_class not in ("resumable", "infrastructure"):
         return JobVerdict("stop", stop_reason_text(outcome, None), outcome.exit_class)
     reason = "stopped on request, saved" if outcome.saved else stop_reason_text(outcome, None)

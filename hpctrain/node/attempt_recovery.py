@@ -1,4 +1,4 @@
-"""What a job finds when it begins: attempts that nobody closed, and reasons not to start one more."""
+"""Recovery when a job begins: earlier attempts that nobody closed, and reasons not to start another one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SILENT = "ended without a word: node lost, killed, or time limit"
 
 
 def close_unfinished_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float, me: str = "batch") -> None:
-    """Complete the lines of attempts whose script was killed: by their events, else by Slurm's word on their job.
+    """Complete the lines of attempts whose script was killed, from their events, else from what Slurm knows.
 
     Args:
         me: name of this node, for events.
@@ -46,7 +46,8 @@ def close_unfinished_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: fl
         cause = stop_cause(outcome, info, 0.0, run.cluster.save_notice_s)
         reason = stop_reason_text(outcome, cause) if cause is not None or outcome.reason is not None else SILENT
         if job is not None and job == os.environ.get("SLURM_JOB_ID"):
-            # By a person, or by Slurm for a lost node: of the job that begins here Slurm tells only that it runs.
+            # A person requeued the job, or Slurm did for a lost node. Of the job that begins here Slurm only knows that
+            # it runs.
             reason = f"its job was put back into the queue: {reason}"
         chain = job_chain(job, read_successors(folder.path)) if job is not None else []
         before = [known for known in folder.attempts()[:number] if known.get("job_id") in chain]
@@ -58,13 +59,13 @@ def close_unfinished_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: fl
         folder.end_attempt(number, now, reason, outcome.code, outcome.exit_class, events)
         if cause == "time_limit":
             EventLog(folder.path / "events.jsonl", me, number, SystemClock()).write("time_limit", -1, reason)
-        # The ledger of bad nodes is a help, not a condition.
+        # A run goes on without its ledger of bad nodes.
         with contextlib.suppress(HpctrainError):
             record_bad_nodes(folder.path, number, events, now, run.recovery.exclude_hours)
 
 
 def verdict_before_start(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -> JobVerdict | None:
-    """Why the job that begins here has nothing to do; None when the run is to go on.
+    """Return why the job that begins here has nothing to do; None if the run goes on.
 
     Args:
         own: id of the job that begins.
@@ -93,8 +94,10 @@ def verdict_before_start(folder: RunFolder, run: Run, own: str | None, slurm: Sl
 
 
 def _slurm_job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
-    """What Slurm, or else its accounting, says of a job that had the run before; of this very job Slurm tells only that
-    it runs."""
+    """Return what Slurm, or else its accounting, knows of an earlier job of the run.
+
+    None for this very job, of which Slurm only knows that it runs.
+    """
     if job is None or job == os.environ.get("SLURM_JOB_ID"):
         return None
     try:

@@ -1,7 +1,7 @@
-"""`python -m hpctrain.node close`: a node that is left ends the job of a finished run, whose script was lost.
+"""`python -m hpctrain.node close`: another node ends the job of a finished run whose batch node was lost.
 
-It runs outside any image, on the first node of the last generation, when the batch node was no member of it. Until
-Slurm gives such a node up, minutes on most clusters, nobody else would free the others.
+It runs outside any image, on the first node of the last generation, when the batch node was no member of it. Otherwise
+the job's nodes would stay allocated until Slurm gives up the lost node, which takes minutes on most clusters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 SCRIPT_WAIT_S = 5.0
-"""How long a script that is there after all has to see that the run is finished; it looks each second."""
+"""Seconds that a job script which is alive after all has to notice that the run is finished; it checks each second."""
 POLL_S = 0.25
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 
     Raises:
         InputError: others can write to the run folder.
-        CommandError: Slurm refuses; the job then ends when Slurm gives the lost node up.
+        CommandError: Slurm refuses; the job then ends when Slurm gives up the lost node.
     """
     parser = argparse.ArgumentParser(prog="hpctrain.node close")
     parser.add_argument("--folder", type=Path, required=True)
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -> bool:
-    """Whether the job was ended here; its script may be there after all, or have done so already."""
+    """End the job and return True; return False where its script is alive or has closed the attempt already."""
     deadline = clock.now() + SCRIPT_WAIT_S
     while clock.now() < deadline:
         if is_job_script_alive(folder, number):
@@ -54,7 +54,7 @@ def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -
         return False
     attempt.end(["--folder", str(folder), "--attempt", str(number), "--code", "0", "--again", again])
     slurm = Slurm(runner, os.environ)
-    # A job that is cancelled is no good end to Slurm: runs that wait for one are told that this one is done.
+    # For Slurm a cancelled job has not succeeded: runs that wait for its success are updated first.
     for line in refresh_dependent_runs(folder, slurm, os.environ):
         print(f"hpctrain node: {line}", file=sys.stderr)
     job = os.environ["SLURM_JOB_ID"]

@@ -1,6 +1,6 @@
-"""`python -m hpctrain.node enter`: this process turns into a command, inside the run's image where it has one.
+"""`python -m hpctrain.node enter`: this process becomes a command, inside the run's image where it has one.
 
-It runs on each node, outside: what the node has (driver, temporary folders, runtime) decides how the image starts.
+It runs on each node, outside the image: the node's driver, temporary folders and runtime decide how the image starts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.trust import check_trusted
 
 IMAGE_TOOLS_FOLDER = "image-tools"
-"""Folder in a run folder: what each node puts on the path of the program that starts the image."""
+"""Folder in a run folder with the scripts that each node puts first on the path of the image's runtime."""
 
 
 def main(argv: list[str]) -> int:
-    """Turn into the command; comes back only by an error.
+    """Replace this process by the command; returns only by an error.
 
     Raises:
         InputError: others can write to the run folder, no runtime is on the path here, or a path cannot be bound.
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 def command_in_container(
     run: Run, folder: Path, command: list[str], environ: Mapping[str, str], host: Host, which: Which, with_code: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Argv and environment of the command on this node.
+    """Return argv and environment of the command on this node.
 
     Raises:
         InputError: no runtime is on the path here, or a path cannot be bound.
@@ -59,6 +59,6 @@ def command_in_container(
     argv = entry_command(runtime, host, run.container, run_binds(run, folder, environ), command)
     code = folder / CODE_FOLDER if with_code and (folder / CODE_FOLDER).is_dir() else None
     env = entry_environment(run.container, environ, runtime.prefix, code)
-    # Under Slurm all of a killed node's processes are ended by it.
+    # Slurm ends all processes of a killed node; without Slurm nobody does.
     alone = "SLURM_JOB_ID" not in environ
     return argv, with_surviving_mount(env, folder / IMAGE_TOOLS_FOLDER / platform.node(), which, alone)

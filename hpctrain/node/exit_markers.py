@@ -1,7 +1,7 @@
-"""A node that leaves an attempt unfinished says so, and the last that matters says that nobody is left to wait for.
+"""Exit markers: each node that leaves an unfinished attempt writes one, and the attempt is over when too few are left.
 
-srun waits for the task of a node that died for as long as Slurm does, minutes on most clusters. The job script stops
-waiting when this says that the agents which have not left could not go on with the run either.
+For a node that died, srun waits as long as Slurm does, minutes on most clusters. The job script stops waiting when the
+markers say that the remaining agents could not go on with the run either.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from pathlib import Path
 from hpctrain.base.atomic import storage_errors, write_text
 
 EXIT_MARKERS_FOLDER = "left"
-"""Folder in a run folder: <attempt>/<node> for each node that left; <attempt>.code when the attempt is over;
-<attempt>.closer names the node that ends the job of a finished run whose script is lost, <attempt>.seen says that it is
-not lost."""
+"""Folder in a run folder. <attempt>/<node>: a node that left. <attempt>.code: the attempt is over. <attempt>.closer:
+name of the node that ends the job of a finished run whose script is lost. <attempt>.seen: the script is not lost."""
 
 
 def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[str], min_nodes: int, code: int) -> None:
-    """Note that this node has left with an exit code other than 0.
+    """Record that this node has left with an exit code other than 0.
 
     Args:
         members: nodes of the last generation, or of the attempt where there was none.
 
     Raises:
-        StorageError: it cannot be written; the job then ends when Slurm gives the lost node up.
+        StorageError: it cannot be written; the job then ends when Slurm gives up the lost node.
     """
     here = folder / EXIT_MARKERS_FOLDER / str(attempt)
     here.mkdir(parents=True, exist_ok=True)
@@ -34,16 +33,16 @@ def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[s
 
 
 def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
-    """Note that this node ends the job of the finished run: the first one that worked, where the batch node did not.
+    """Record that this node ends the finished run's job, if it is the first with ranks and the batch node has none.
 
-    A batch node that is a spare may be lost without anybody noticing; if it is there, its script says so in time.
+    A batch node that is a spare may be lost without anybody noticing. If not, its script writes <attempt>.seen.
 
     Args:
         members: nodes with ranks in the last generation.
-        batch_host: node of the job's script; None where there is no job of the run's own.
+        batch_host: node of the job's script; None if the run has no job of its own.
 
     Raises:
-        StorageError: it cannot be written; the job then ends when Slurm gives the batch node up.
+        StorageError: it cannot be written; the job then ends when Slurm gives up the batch node.
     """
     if batch_host is None or batch_host in members or not members or node != members[0]:
         return
@@ -54,12 +53,12 @@ def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[s
 
 
 def is_job_script_alive(folder: Path, attempt: int) -> bool:
-    """Whether the job's script has seen that the run is finished: then it ends the job itself."""
-    # A listing, as a file system of many machines remembers for a while that a name was not there.
+    """Whether the job's script has seen that the run is finished; then it ends the job itself."""
+    # The folder is listed, as a parallel file system may cache for a while that a name does not exist.
     return any(path.name == f"{attempt}.seen" for path in (folder / EXIT_MARKERS_FOLDER).iterdir())
 
 
 def too_few_left(left: Collection[str], members: Sequence[str], min_nodes: int) -> bool:
-    """Whether those that have not left are too few to go on: below min_nodes, or below half of the last generation."""
+    """Whether too few nodes remain to go on: fewer than min_nodes, or fewer than half of the last generation."""
     rest = len(set(members) - set(left))
     return rest < min_nodes or 2 * rest < len(members)

@@ -1,4 +1,4 @@
-"""From who is left to the record of the next generation: the plan it runs, the checkpoint it starts from."""
+"""The record of the next generation: its members, the plan that they run, the checkpoint that they start from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hpctrain.schedule.resolve import schedule_of
 
 @dataclass
 class _PendingEvents:
-    """What is told, and written for people, once the record is decided: a losing proposal leaves no trace."""
+    """Events and public plan files that are written once the record is agreed. A losing proposal leaves no trace."""
 
     events: list[tuple[EventKind, str, dict[str, Any]]] = field(default_factory=list)
     files: dict[str, Plan] = field(default_factory=dict)
@@ -46,10 +46,10 @@ class GenerationMaker:
     event_log: EventLog
 
     def __call__(self, proposal: Proposal) -> ProposedGeneration:
-        """The next generation, and what to tell when it is decided.
+        """Return the next generation, and what to publish when it is agreed.
 
         Raises:
-            RefusedError: the model does not fit on what is left, or the plan given is of other devices.
+            RefusedError: the model does not fit on the remaining nodes, or the given plan is for other devices.
             FileError, InputError: topology or plan cannot be used.
         """
         pending = _PendingEvents()
@@ -75,7 +75,7 @@ class GenerationMaker:
         return ProposedGeneration(record, plan, lambda: self._publish(proposal.number, pending))
 
     def newest_checkpoint(self) -> str | None:
-        """Name of the newest published checkpoint, within the run folder."""
+        """Return the path of the newest published checkpoint, relative to the run folder."""
         found = published.listed(self.folder / "checkpoints")
         return f"checkpoints/{found[-1].name}" if found else None
 
@@ -86,7 +86,7 @@ class GenerationMaker:
             self.event_log.write(kind, number, reason, **data)
 
     def _plan(self, proposal: Proposal, pending: _PendingEvents) -> Plan:
-        """The plan in use if all its nodes are there, else a new one for those that are."""
+        """Return the plan in use if all its nodes are alive, else a new one for those that are."""
         nodes = [member.node for member in proposal.members]
         previous = proposal.previous
         if previous is not None and previous.attempt == proposal.attempt:
@@ -101,15 +101,18 @@ class GenerationMaker:
         return self._plan_from_folder(given, nodes, pending)
 
     def _is_outdated(self, given: Path, previous: Generation, nodes: list[str]) -> bool:
-        """Whether a new attempt got other nodes than the last one, so that all of them are worth planning for, or its
-        probe excludes a node that the plan uses."""
+        """Whether the given plan no longer fits.
+
+        A new attempt may have got other nodes than the last one, all of which are worth planning for. Or its probe
+        excludes a node that the plan uses.
+        """
         if {member.node for member in previous.members} != set(nodes):
             return True
         excluded = Topology.read(self.folder / "topology.json", owned=True).verdict.exclude
         return not set(excluded).isdisjoint(Plan.read(given, owned=True).nodes)
 
     def _plan_from_folder(self, path: Path, nodes: list[str], pending: _PendingEvents) -> Plan:
-        """A plan that lies in the run folder, as a person left it."""
+        """Return a plan that lies in the run folder, checked: a person may have edited it."""
         plan = Plan.read(path, owned=True)
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
         check_devices(plan, Topology.read(self.folder / "topology.json", owned=True), str(path))
@@ -121,7 +124,7 @@ class GenerationMaker:
     def _new_plan(
         self, proposal: Proposal, nodes: list[str], pending: _PendingEvents, replaced: Plan | None = None
     ) -> Plan:
-        """The planner's plan for these nodes, checked as one by hand is: no worker has to refuse it."""
+        """Return the planner's plan for these nodes, checked like a given one, so that no worker refuses it."""
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
         left = Topology.read(self.folder / "topology.json", owned=True).only(nodes)
         first = proposal.previous is None and replaced is None
@@ -141,15 +144,17 @@ class GenerationMaker:
         return plan
 
     def _profile(self) -> CalibrationProfile | None:
-        """What the run's own steps have taught; a run goes on without."""
+        """Return the calibration from the run's own steps; None if it cannot be read, as the run goes on without it."""
         try:
             return learned_profile(self.folder, self.run, self.run.spec())
         except (HpctrainError, OSError):
             return None
 
     def _checkpoint(self, number: int, pending: _PendingEvents) -> str | None:
-        """The newest checkpoint that verifies. Each one passed over is an event, and is put aside: it must neither be
-        taken for progress nor for one of the checkpoints that are kept.
+        """Return the newest checkpoint that verifies.
+
+        Each newer one that does not becomes an event and is renamed: it must count neither as progress nor as one of
+        the checkpoints to keep.
 
         Raises:
             RefusedError: the run had saved its state, and none of it can be used.
@@ -167,11 +172,12 @@ class GenerationMaker:
         return f"checkpoints/{found.path.name}" if found else None
 
     def _check_no_checkpoint_lost(self, number: int, skipped: list[published.SkippedCheckpoint]) -> None:
-        """A run begins from the seed only where it had saved nothing. What was refused stays where it is: a file system
-        may come back.
+        """Check that a run which begins from the seed had saved nothing.
+
+        Refused checkpoints stay in place: a file system may come back.
 
         Raises:
-            RefusedError: it had saved a step.
+            RefusedError: the run had saved a step.
         """
         step = saved_step(read_events(self.folder / "events.jsonl"))
         if step is None:

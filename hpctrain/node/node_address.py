@@ -1,4 +1,4 @@
-"""Which node this process is: told on the command line, or by Slurm's environment inside a job step."""
+"""Which node this process is: from the command line, or from Slurm's environment inside a job step."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """A node among the nodes of its job."""
+    """A node and the nodes of its job."""
 
     node: str
     nodes: tuple[str, ...]
     """All nodes, in the same order on each of them."""
     addr: str
-    """Address the others reach this node at."""
+    """Address at which the other nodes reach this node."""
     local: bool
-    """A virtual node of this machine."""
+    """Whether it is a virtual node of this machine."""
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which node this is."""
+    """Add the options that say which node this is."""
     parser.add_argument("--node", help="name of this node; default: SLURMD_NODENAME")
     parser.add_argument("--nodes", help="all nodes, as a node set: 'n[01-16]'; default: SLURM_STEP_NODELIST")
     parser.add_argument("--local", action="store_true", help="a virtual node of this machine: loopback")
@@ -37,10 +37,10 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def node_address(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> NodeAddress:
-    """The place that options and environment say.
+    """Return the address that options and environment give.
 
     Raises:
-        InputError: neither says it, or the node is not among the nodes.
+        InputError: neither gives it, or the node is not among the nodes.
     """
     node = options.node or environ.get("SLURMD_NODENAME")
     # A step may have fewer nodes than its allocation.

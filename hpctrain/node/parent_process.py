@@ -1,4 +1,4 @@
-"""Whether the process that a node process was started for is still there; between them may be that of an image."""
+"""Whether the process that started a node process is still alive. An image's process may lie between the two."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from pathlib import Path
 
 
 class Parent:
-    """A process of this machine, known by its id and by when it started: ids are used again."""
+    """A process of this machine, identified by its id and its start time, as ids are reused."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._started = _started(pid)
 
     def is_gone(self) -> bool:
-        """Whether it has ended, before this object was made or since."""
+        """Whether the process has ended, before this object was made or since."""
         return self._started is None or _started(self._pid) != self._started
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks; None for one that is not there, or only not yet buried."""
+    """Return the start time of a process, in the kernel's ticks; None if there is none, or only a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name, in parentheses, may hold anything.
+    # The program's name, in parentheses, may contain anything.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]

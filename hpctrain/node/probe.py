@@ -21,7 +21,7 @@ from hpctrain.records.topology.topology import Topology
 
 
 def main(argv: list[str]) -> int:
-    """Take part; returns 0 when the probe came to its end, whatever its verdict."""
+    """Take part in the probe; return 0 when it came to its end, whatever its verdict."""
     options = _parser().parse_args(argv)
     place = node_address(options)
     if options.parent is not None:
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write_topology(measured: Topology, folder: Path) -> None:
-    """Write what there is so far; the pairs of the copy before it are no longer named by anything."""
+    """Write the topology as measured so far, and remove the pair files that it no longer names."""
     measured.write(folder / PARTIAL_FILE)
     named = measured.fabric.matrix
     for old in folder.glob("pairs-*.npz"):
@@ -60,7 +60,7 @@ def _write_topology(measured: Topology, folder: Path) -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """End this process when the one that started it is gone, at whatever moment that was."""
+    """End this process when the process that started it has ended, at whatever moment that was."""
     started_for = Parent(parent)
     while not started_for.is_gone():
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What the probe before the training is doing, told in the run's events: so status, watch and the logs show it."""
+"""Progress of the probe before the training, as events of the run, so that status, watch and the logs show it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hpctrain.agent.event_log import EventLog
 from hpctrain.base.clock import Clock
 
 EVERY_S = 2.0
-"""Fewest seconds between two events of one part of the probe."""
+"""Fewest seconds between two events of one phase."""
 
 _WORDS = {
     "join": "{done} of {planned} nodes have come",
@@ -17,7 +17,7 @@ _WORDS = {
 
 
 class ProbeProgress:
-    """Called with (phase, done, planned): writes an event where a part begins, and at each further quarter of it."""
+    """Called with (phase, done, planned); writes an event when a phase begins and at each further quarter of it."""
 
     def __init__(self, event_log: EventLog, clock: Clock) -> None:
         self._event_log = event_log

@@ -43,16 +43,16 @@ from hpctrain.runs.secrets import secret_values
 from hpctrain.runs.trust import check_trusted
 
 FINISHED_FILE = "finished"
-"""File in a run folder: the run is over, whatever a lost node's task still seems to do; the job script looks for it."""
+"""File in a run folder: the run is over, even if a lost node's task seems to run. The job script checks it."""
 FLIGHT_RECORDER_EVENTS = 2000
-"""Operations that NCCL remembers; about a kilobyte each."""
+"""Operations that NCCL's flight recorder remembers; about a kilobyte each."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 PROBE_WAIT_S = 300.0
-"""How long the other nodes wait for the first one to write the topology."""
+"""Seconds that the other nodes wait for the first one to write the topology."""
 
 
 def main(argv: list[str]) -> int:
-    """Probe, plan and train as one node; the exit code of the run comes back."""
+    """Probe, plan and train as one node; return the exit code of the run."""
     options = _parse(argv)
     stop = _StopRequest(options.parent)
     stop.listen()
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 
 def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
-    """This node's part of an attempt; the exit code of the run comes back."""
+    """Take this node's part in an attempt; return the exit code of the run."""
     folder, attempt, nodes = place.folder, place.attempt, place.nodes
     if place.node == nodes[0]:
         event_log.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
@@ -85,7 +85,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
             return EXIT_RESUMABLE
         if topology.verdict.status == "refuse":
             if not local:
-                # Nobody waits for the task of a node that does not answer.
+                # The job script then does not wait for the task of a node that does not answer.
                 write_exit_marker(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED)
             return EXIT_REFUSED
         staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
@@ -109,7 +109,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
 
 
 def _newest_generation(folder: Path, attempt: int) -> int:
-    """Number of the attempt's newest generation; -1 before its first."""
+    """Return the number of the attempt's newest generation; -1 before its first."""
     with contextlib.suppress(HpctrainError, OSError):
         newest = GenerationStore(folder / "generations").newest()
         return newest.number if newest is not None and newest.attempt == attempt else -1
@@ -117,7 +117,7 @@ def _newest_generation(folder: Path, attempt: int) -> int:
 
 
 def _fork_server_loss_logger(place: AgentIdentity, event_log: EventLog) -> Callable[[ForkServerExit], None]:
-    """What makes an event of a fork server's end."""
+    """Return the function that writes an event when a fork server ends."""
 
     def tell(loss: ForkServerExit) -> None:
         how = {"signal": -loss.code} if loss.code < 0 else {"exit_code": loss.code}
@@ -138,14 +138,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 class _Stopped(BaseException):
-    """Somebody wants this node to leave, and nothing is in the way; no handler of errors takes it for one."""
+    """A node was asked to stop where it can stop at once. A BaseException, so that no error handler catches it."""
 
 
 class _StopRequest:
-    """What wants this node to save and leave, in words.
+    """The request to save and leave; calling it returns who asked, or None.
 
-    SIGTERM is what Slurm sends to a preempted job, SIGUSR2 what it sends before the time limit (and, on clusters set up
-    so, at preemption); a local run's supervisor may be gone.
+    Slurm sends SIGTERM to a preempted job, and SIGUSR2 before the time limit (on some clusters also at preemption). A
+    local run stops when its supervisor has ended.
     """
 
     def __init__(self, parent: int | None) -> None:
@@ -154,17 +154,17 @@ class _StopRequest:
         self._at_once = False
 
     def listen(self) -> None:
-        """Take the signals; those that came while the program was still being loaded arrive now."""
+        """Install the signal handlers. Signals that came while the program was loading arrive now."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._ask)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within it a stop interrupts whatever goes on, a wait for other nodes too.
+        """Let a stop request interrupt the block, even a wait for other nodes.
 
         Raises:
-            _Stopped: somebody asked, before or within it.
+            _Stopped: a stop was requested before the block or within it.
         """
         self._at_once = True
         try:
@@ -182,12 +182,12 @@ class _StopRequest:
     def _ask(self, number: int, *_: object) -> None:
         self._asked_by = self._asked_by or signal.Signals(number).name
         if self._at_once:
-            self._at_once = False  # once: a second notice must not disturb the clearing up
+            self._at_once = False  # only once: a second signal must not disturb the cleanup
             raise _Stopped
 
 
 def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local: bool, runner: Runner) -> Topology:
-    """Probe unless the run folder already holds a topology of these nodes; a refusal is told by the first node."""
+    """Probe unless the run folder already holds a topology; return it. The first node reports a refusal."""
     path = place.folder / "topology.json"
     given = path.exists()
     if not given:
@@ -214,12 +214,13 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
     topology = Topology.read(path, owned=True)
     excluded = sorted(set(topology.verdict.exclude) & set(place.nodes))
     if given and excluded and place.node == place.nodes[0]:
-        # No probe of this attempt says so, and the next job has to know: this one only leaves them out of its plan.
+        # No probe of this attempt reports it, and the next job has to know: this attempt only leaves them out of its
+        # plan.
         text = f"the topology at hand excludes {', '.join(excluded)} of {len(place.nodes)} nodes"
         event_log.write("probed", -1, text, status=topology.verdict.status, exclude=excluded)
     if topology.verdict.status == "refuse" and place.node == place.nodes[0]:
         faults = "; ".join(fault.text for fault in topology.verdict.faults)
-        # The next attempt may get other nodes: that is no failure of the run.
+        # The next attempt may get other nodes: the run itself has not failed.
         event_log.write("failed", -1, f"the probe refuses these nodes: {faults}", exit_code=EXIT_REFUSED, by_probe=True)
     return topology
 
@@ -240,7 +241,8 @@ def _agent(
     broken = topology.fabric.broken
 
     def store_secret(record: Generation) -> str:
-        # Every node makes the same one out of the run's key: it is written nowhere, and sent only to own workers.
+        # Every node derives the same secret from the run's key. It is never written, and only sent to the node's own
+        # workers.
         return derive_key(key.encode(), "store", record.number, record.proposer).hex()
 
     maker = GenerationMaker(place.folder, run, place.nodes, event_log)
@@ -260,22 +262,25 @@ def _agent(
 
 
 def _settings(run: Run) -> DecisionLimits:
-    """The limits that the agents of a run decide by."""
+    """Return the limits for the decisions of the run's agents."""
     return DecisionLimits(
         min_nodes=run.recovery.min_nodes,
         retries=run.recovery.retries,
         heartbeat_timeout_s=run.recovery.heartbeat_timeout_s,
         progress_timeout_s=run.recovery.progress_timeout_s,
         compiling_timeout_s=run.step_timeout_s,
-        # A node shows up when its data is there.
+        # A node joins only when its data is staged.
         join_timeout_s=DecisionLimits.join_timeout_s + staging_limit_s(run.data),
     )
 
 
 def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str, str]:
-    """What workers start with: the run's secrets; the snapshot of the person's code on the module path, for whatever
-    they start in turn; collectives go over the interface that this node is reached at; and NCCL keeps its last
-    operations, to write them beside the logs when one of them runs out of time. Unless somebody said otherwise."""
+    """Return the environment of the workers.
+
+    It holds the run's secrets, and the run's copy of the person's code on the module path, also for processes that
+    workers start. Unless set already, it selects the network interface of this node's address for collectives, and
+    makes NCCL write its last operations beside the logs at a timeout.
+    """
     env = dict(os.environ) | secret_values(run, os.environ)
     code = place.folder / "code"
     if code.is_dir():

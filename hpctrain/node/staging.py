@@ -17,11 +17,11 @@ from hpctrain.records.run.data import Data
 
 STAGING_LIMIT_MIN_S = 60.0
 STAGING_RATE_MIN_BYTES_PER_S = 50e6
-"""A shared file system that gives a node less than this is no place to wait for: the data is read where it is."""
+"""A shared file system that gives a node less than this is not waited for: the data is then read where it is."""
 
 
 def staging_limit_s(data: Data) -> float:
-    """How long copying may take; the other nodes wait that long for one that copies."""
+    """Return the seconds that copying may take; the other nodes wait as long for a node that copies."""
     if data.stage == "none":
         return 0.0
     return (
@@ -33,9 +33,9 @@ def staging_limit_s(data: Data) -> float:
 def stage_data(
     data: Data, event_log: EventLog, environ: Mapping[str, str], clock: Clock, stop: Callable[[], str | None]
 ) -> dict[str, str]:
-    """Environment variables that lead the workers to this node's copies. They stay as long as this process lives.
+    """Copy the data to this node's disk; return the environment variables that lead the workers to the copies.
 
-    A folder that cannot be copied is read where it is; the reason is an event.
+    The copies stay as long as this process lives. A folder that cannot be copied is read in place; an event says why.
     """
     copies: dict[str, str] = {}
     if data.stage == "none":
@@ -65,7 +65,7 @@ def stage_data(
 
 
 def stage_base(data: Data, environ: Mapping[str, str]) -> Path:
-    """The folder of the node's own disk: as given, else where Slurm or the site puts a job's temporary files."""
+    """Return the folder on the node's own disk: `data.stage_folder`, else the temporary folder of job or site."""
     given = data.stage_folder or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     return Path(os.path.expandvars(given)).expanduser()
 

@@ -1,4 +1,4 @@
-"""How many threads the workers of a node compute with."""
+"""How many threads each worker of a node computes with."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def thread_environment(topology: Topology, node: str, cores: int, env: Mapping[str, str]) -> dict[str, str]:
-    """The variable that gives each worker of the node an even share of the cores; empty where it has them to itself,
-    as torch takes all of them then, and where somebody has set the variable.
+    """Return the variable that gives each worker of the node an equal share of the cores.
+
+    It is empty for a single worker, as torch then uses all cores, and where the variable is set already.
 
     Args:
         cores: cores that this process may use.
-        env: what the workers start with.
+        env: the workers' environment.
     """
     workers = sum(len(entry.devices) for entry in topology.nodes if entry.id == node)
     return {} if workers < 2 or env.get(THREADS) else {THREADS: str(max(1, cores // workers))}

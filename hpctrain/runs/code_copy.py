@@ -1,4 +1,4 @@
-"""A copy of the person's code in the run folder, so that a queued job runs what was submitted."""
+"""Copying a person's code into the run folder, so that a queued job runs the code that was submitted."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ SECRET_FILES = (
     "service-account*.json", "service_account*.json", ".secrets", "secrets.*", ".token", ".tokens", "*.token",
     "token.txt", ".api_key*", ".password*", ".passwd*",
 )  # fmt: skip
-"""Files and folders that people keep tokens in, by their name or the last parts of their path: they stay where they
-are, and code.json names them."""
+"""Files and folders that usually hold tokens, by name or by the end of their path. Not copied, but listed in
+code.json."""
 _SECRET = re.compile("|".join("/" + re.escape(form).replace(r"\*", "[^/]*") + "$" for form in SECRET_FILES))
 LARGEST_BYTES = 256 * 2**20
-"""More than this is data that lies beside the code, and does not belong into every run folder."""
+"""Largest copy. More than this is data that lies beside the code; it does not belong in every run folder."""
 
 
 def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
-    """Copy `source` to run_folder/code, with its git state in code.json and what was left out for the tokens in it.
+    """Copy `source` to run_folder/code without files that hold tokens; write git state and omissions to code.json.
 
     Raises:
         InputError: there is no such folder, or it is too large to be code.
@@ -79,7 +79,7 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
 
 
 def omitted_secrets_text(run_folder: Path) -> list[str]:
-    """What a person should know about the copy of the code, as lines."""
+    """Return what a person should know about files that were not copied, as lines."""
     try:
         names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
 
 
 def secret_files(source: Path) -> list[str]:
-    """Files and folders of the code that are not copied because of the tokens that such files hold, in order."""
+    """Return the files and folders that are not copied because they usually hold tokens, sorted."""
     found: list[str] = []
     for folder, names, files in os.walk(source):
         here = _secret(folder, [*names, *files])
@@ -100,17 +100,17 @@ def secret_files(source: Path) -> list[str]:
 
 
 def import_code_first(code: Path) -> None:
-    """Let this process import what lies in the folder before anything else; a folder that is not there has nothing.
+    """Put the folder first on this process's module path, if it exists.
 
-    Of all folders that are not installed, this is the only one that the processes of a run import from: a person names
-    it on purpose, and the current folder is not searched.
+    It is the only folder outside the installed packages that the processes of a run import from. A person names it on
+    purpose; the current folder is not searched.
     """
     if code.is_dir():
         sys.path.insert(0, str(code))
 
 
 def git_state(source: Path, runner: Runner) -> dict[str, object]:
-    """{commit, dirty} of a git checkout; nothing where there is none."""
+    """Return {commit, dirty} of a git checkout; {} if there is none."""
     try:
         commit = runner.run(["git", "-C", str(source), "rev-parse", "HEAD"], timeout_s=20)
         if commit.code != 0:
@@ -134,19 +134,20 @@ def _ignored_names(folder: str, names: list[str]) -> set[str]:
 
 
 def _secret(folder: str, names: list[str]) -> set[str]:
-    # A module may be called secrets.py, and a folder of modules credentials.
+    # A module may be called secrets.py, and a package credentials.
     paths = [Path(folder, name) for name in names if _SECRET.search(f"{folder}/{name}".lower())]
     return {path.name for path in paths if path.suffix != ".py" and not (path / "__init__.py").is_file()}
 
 
 def _no_code(folder: str, names: list[str]) -> set[str]:
-    """What is no code. Run folders are known by what is in them: they may lie anywhere, this copy's own among them."""
+    """Return the names that are no code. Run folders are recognized by their files, as they may lie anywhere in the
+    source, even the one that this copy goes to."""
     runs = {name for name in names if all(Path(folder, name, file).is_file() for file in ("run.yaml", "key"))}
     return runs | set(shutil.ignore_patterns(*IGNORED_PATTERNS)(folder, names))
 
 
 def _close(copy: Path) -> None:
-    """Take the copy's permissions from everybody but its owner: the source may have been open to others."""
+    """Remove the permissions of group and others from the copy: the source may have been open to them."""
     for folder, _, files in os.walk(copy):
         for path in (Path(folder), *(Path(folder, name) for name in files)):
             if not path.is_symlink():
@@ -154,7 +155,7 @@ def _close(copy: Path) -> None:
 
 
 def _fix_links(source: Path, copy: Path) -> None:
-    """Let each link in the copy lead where it led in the source: within the copy if it holds that, else outside."""
+    """Make each link in the copy lead to the same file as in the source, within the copy if it is there."""
     root = source.resolve()
     for folder, names, files in os.walk(copy):
         for link in (Path(folder, name) for name in [*names, *files] if Path(folder, name).is_symlink()):

@@ -1,4 +1,4 @@
-"""Whether a run's checkpoints will fit where its folder goes: said before it starts, as it would find out in hours."""
+"""Whether a run's checkpoints will fit on its disk: checked before it starts, not hours later."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 
 STATE_BYTES = 12
-"""Of each parameter in a checkpoint: the weight and AdamW's two moments, each in 4 bytes."""
+"""Bytes of each parameter in a checkpoint: the weight and AdamW's two moments, 4 bytes each."""
 
 
 def disk_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
-    """What a person should know about the room for checkpoints, as lines. While one is written, all that are kept
-    are still there: room is needed for one more.
+    """Return what a person should know about the disk space for checkpoints, as lines.
+
+    While a checkpoint is written, all kept ones still exist: there must be space for one more.
 
     Args:
-        runs: the folder that run folders go to; it may not be there yet.
-        plan: where it is known: its replicas are as many times what they have not sent of their gradients.
+        runs: the folder that run folders go to; it may not exist yet.
+        plan: the plan, if known; each of its replicas saves its own compression state.
     """
     one, most = _checkpoint_bytes(run, spec, plan), run.checkpoint.keep + 1
     try:
@@ -38,7 +39,7 @@ def disk_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> l
 
 
 def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
-    """Without a plan, with what a single replica keeps of its gradients; how many there will be is not known."""
+    """Return the bytes of one checkpoint. Without a plan, the compression state of a single replica is counted."""
     copies = 1 if plan is None else plan.dp // plan.shards
     codec = run.compression if plan is None else plan.codec
     kept = 0.0

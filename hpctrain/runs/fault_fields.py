@@ -1,7 +1,7 @@
-"""What faults an attempt showed, on which nodes, and which of them have to be measured again. Pure functions.
+"""Which faults an attempt showed, on which nodes, and which of these have to be measured again. Pure functions.
 
-A fault of hardware names its node at once. One of the program is the program's, unless one node alone shows it in two
-attempts: then that node is under suspicion, the next attempt measures it, and only a probe that finds it bad blames it.
+A hardware fault blames its node at once. A program fault blames the program, unless one node alone shows it in two
+attempts. That node is then a suspect: the next attempt measures it, and it is blamed only if the probe finds it bad.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpctrain.records.history.fault import Fault, fault_named
 
 
 def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
-    """The fault that each node's workers reported in an attempt; one of its hardware goes before all others."""
+    """Return the fault that each node's workers reported in an attempt; a hardware fault takes precedence."""
     shown: dict[str, Fault] = {}
     for event in events:
         if event.kind not in ("worker_died", "failed") or not isinstance(event.data.get("fault"), str):
@@ -27,10 +27,11 @@ def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
 
 
 def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
-    """The node that alone shows a fault of the program, now and before; None while everything speaks for the program.
+    """Return the node that alone shows a program fault, in this attempt and before; None if there is no such node.
 
     Args:
-        history: name of the fault by node, of each attempt since the nodes were last measured for this; newest last.
+        history: name of the fault by node, for each attempt since the nodes were last measured for a suspect; newest
+            last.
     """
     if not history or len(history[-1]) != 1:
         return None
@@ -43,20 +44,20 @@ def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
 
 
 def confirmed_suspects(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The suspects of earlier attempts that the probe of this one found bad."""
+    """Return the suspects of earlier attempts that the probe of this attempt found bad."""
     bad = {str(name) for event in events if event.kind == "probed" for name in event.data.get("exclude", [])}
     return sorted(bad & {line["suspect"] for line in before if "suspect" in line})
 
 
 def attempt_fault_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the line of an attempt says of faults; a field that says nothing is absent.
+    """Return the fault fields of an attempt's line; empty fields are absent.
 
-    faults: name by node. suspect: the node under suspicion. retest: why the nodes are to be measured again. confirmed:
-    suspects of earlier attempts that were found bad.
+    faults: name by node. suspect: the suspected node. retest: why the nodes are measured again. confirmed: suspects of
+    earlier attempts that were found bad.
 
     Args:
-        events: those of the attempt.
-        before: the lines of all attempts before it.
+        events: events of the attempt.
+        before: the lines of all earlier attempts.
     """
     shown = faults_by_node(events)
     faults = {node: fault.name for node, fault in shown.items()}

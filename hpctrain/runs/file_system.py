@@ -1,4 +1,4 @@
-"""On what kind of file system run folders would lie: every node has to see them."""
+"""The type of file system that run folders lie on: every node has to see them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SHARED = (
     "nfs", "lustre", "gpfs", "mmfs", "beegfs", "fhgfs", "ceph", "cifs", "smb", "glusterfs", "panfs", "wekafs", "pvfs2",
     "orangefs", "afs", "gfs2", "ocfs2", "9p", "virtiofs", "autofs", "cvfs", "daos", "dvs", "fuse.",
 )  # fmt: skip
-"""How the types of network and parallel file systems begin; the others belong to one machine as a rule."""
+"""Prefixes of the types of network and parallel file systems. Others usually belong to one machine."""
 NOT_SHARED = ("fuse.fuse-overlayfs",)
 
 
 def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
-    """Check where run folders go; what a person should know, as lines.
+    """Check where run folders go; return what a person should know, as lines.
 
     Args:
         nodes: names of the cluster's nodes.
@@ -46,22 +46,22 @@ def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
 
 
 def file_system_of(path: Path) -> str:
-    """Type of the file system that holds `path`, or would: that of its nearest existing parent."""
+    """Return the type of the file system that holds `path`, or its nearest existing parent."""
     return _mount_of(path)[0]
 
 
 def mount_options(path: Path) -> tuple[str, ...]:
-    """How that file system is mounted here: ('rw', 'relatime', 'local_lock=none')."""
+    """Return the mount options of that file system, such as ('rw', 'relatime', 'local_lock=none')."""
     return tuple(_mount_of(path)[1].split(","))
 
 
 def is_shared(kind: str) -> bool:
-    """Whether file systems of this type are, as a rule, seen by all nodes."""
+    """Whether file systems of this type are usually visible to all nodes."""
     return kind.startswith(SHARED) and kind not in NOT_SHARED
 
 
 def _mount_of(path: Path) -> tuple[str, str]:
-    """Type and options."""
+    """Return type and options of the mount that holds `path`, or its nearest existing parent; ("", "") if unknown."""
     while not path.exists():
         path = path.parent
     mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)

@@ -1,4 +1,4 @@
-"""The run folder: made once, locked while a run uses it, the one place where everything about a run lies."""
+"""The run folder: every file about a run. It is created once, and locked while a run uses it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunFolder:
     path: Path
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The lines of attempts.jsonl.
+        """Return the lines of attempts.jsonl.
 
         Raises:
             FileError: a line is no attempt.
@@ -53,7 +53,7 @@ class RunFolder:
         return lines
 
     def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
-        """Add a line for a new attempt; its number comes back."""
+        """Add a line for a new attempt and return its number."""
         attempts = self.attempts()
         number = len(attempts)
         line = {
@@ -64,7 +64,7 @@ class RunFolder:
         return number
 
     def open_attempts(self) -> list[dict[str, Any]]:
-        """The lines of attempts that were killed before they could be completed, or that still run."""
+        """Return the lines of attempts that still run, or were killed before their line was completed."""
         return [line for line in self.attempts() if "end" not in line]
 
     def end_attempt(
@@ -76,8 +76,12 @@ class RunFolder:
         exit_class: ExitClass,
         events: Sequence[Event] = (),
     ) -> None:
-        """Complete the line of an attempt: when it ended, why, its exit code (None: nobody saw it), its class, and what
-        its events say of faults."""
+        """Complete the line of an attempt with its end, reason, exit code, exit class and faults.
+
+        Args:
+            code: exit code; None: nobody saw it.
+            events: events of the attempt, for its fault fields.
+        """
         attempts = self.attempts()
         ended = {"end": now, "class": exit_class, "reason": reason, "checkpoint_after": self.newest_checkpoint()}
         seen = ({} if code is None else {"code": code}) | attempt_fault_fields(events, attempts[:number])
@@ -85,7 +89,7 @@ class RunFolder:
         self._write_attempts(attempts)
 
     def newest_checkpoint(self) -> str | None:
-        """Name of the run's newest published checkpoint."""
+        """Return the name of the run's newest published checkpoint."""
         found = listed(self.path / "checkpoints")
         return found[-1].name if found else None
 
@@ -94,25 +98,25 @@ class RunFolder:
 
 
 def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Plan | None, now: float) -> RunFolder:
-    """Make runs/<name>-<UTC time>-<4 hex>/ with the resolved run file, and topology and plan when they are given.
+    """Create runs/<name>-<UTC time>-<4 hex>/ with the resolved run file, and topology and plan if given.
 
     Raises:
-        InputError: its path cannot be that of a run folder.
+        InputError: a run folder cannot have this path.
         StorageError: it cannot be written.
     """
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
     check_path(path)
-    # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
+    # Mode 0700 from the first moment: it protects the key, logs and pickles in the folder.
     with storage_errors(path), owner_only():
         path.mkdir(parents=True, mode=0o700)
         with contextlib.suppress(OSError):
-            # A default ACL of the folder above goes down to all that is made here, past every umask.
+            # A default ACL of the parent folder would apply to all files that are created here, whatever the umask.
             os.removexattr(path, "system.posix_acl_default")
         for name in ("checkpoints", "generations", "logs"):
             (path / name).mkdir()
         write_text(path / "run.yaml", render_run(run))
-        # Whoever can read the key can speak to the agents: owner only.
+        # Whoever can read the key can talk to the agents.
         write_text(path / "key", secrets.token_hex(32) + "\n", mode=0o600)
         if topology is not None:
             topology.write(path / "topology.json")
@@ -122,7 +126,7 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
 
 
 def check_path(path: Path) -> None:
-    """A run folder's path stands in a job script, in lines of records and on terminals.
+    """Check the path of a run folder, which appears in a job script, in records and on terminals.
 
     Raises:
         InputError: it holds a line break or another control character.
@@ -137,7 +141,7 @@ def check_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def remove_on_error(folder: RunFolder) -> Iterator[None]:
-    """A new run folder that never becomes a run is taken away: it would hide the run of that name before it."""
+    """Remove a new run folder if the block fails: it would hide the earlier run of that name."""
     try:
         yield
     except BaseException:
@@ -146,29 +150,29 @@ def remove_on_error(folder: RunFolder) -> Iterator[None]:
 
 
 def render_run(run: Run) -> str:
-    """The run file as YAML text, every key written out."""
+    """Return the run file as YAML text, every key written out."""
     text: str = yaml.safe_dump(run.to_json(), sort_keys=False, allow_unicode=True, width=120)
     return text
 
 
 LOCK_FILE = "run.lock"
-"""File in a run folder that a process which uses the run holds a lock on."""
+"""File in a run folder that the processes of the run hold a lock on."""
 
 
 class RunLock:
-    """Held while processes use the folder: the descriptor is inherited by each node process, and the kernel frees
-    the lock when the last of them is gone, however it went."""
+    """The lock on a run folder. Each node process inherits the descriptor; the kernel frees the lock when the last of
+    them has ended, in whatever way."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def release(self) -> None:
-        """Give up this process's share; others that inherited it still hold the lock."""
+        """Close this process's descriptor; other processes that inherited it still hold the lock."""
         os.close(self.descriptor)
 
 
 def lock_run_folder(path: Path) -> RunLock:
-    """Take the folder for one run.
+    """Lock the folder for one run.
 
     Raises:
         InputError: another run uses it, or it is not this user's alone.
@@ -189,7 +193,7 @@ def lock_run_folder(path: Path) -> RunLock:
 
 
 def kept_words(path: Path) -> str:
-    """What a resumed run would start from."""
+    """Return what a resumed run would start from, as a sentence."""
     found = listed(path / "checkpoints")
     if not found:
         return "there is no checkpoint yet, nothing was saved"
@@ -197,7 +201,7 @@ def kept_words(path: Path) -> str:
 
 
 def newest_plan(path: Path) -> Path | None:
-    """The plan that a person would look at: of the newest generation that got a plan of its own."""
+    """Return the newest plan that is meant for people: the newest plan-<n>.json, else plan.json."""
     numbered = [(int(file.stem[5:]), file) for file in path.glob("plan-*.json") if file.stem[5:].isdigit()]
     if numbered:
         return max(numbered)[1]
@@ -206,7 +210,7 @@ def newest_plan(path: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class LockHolder:
-    """The process that took a run folder. On a shared file system it may be one of another machine."""
+    """The process that locked a run folder. On a shared file system it may run on another machine."""
 
     pid: int
     host: str
@@ -221,13 +225,13 @@ class LockHolder:
 
 
 def lock_holder(path: Path) -> LockHolder | None:
-    """Process that took the folder and lives; None when nobody holds it."""
+    """Return the living process that locked the folder; None if nobody holds it."""
     try:
         descriptor = open_owned(path / LOCK_FILE)
     except FileNotFoundError:
         return None
     try:
-        # Shared: NFS gives an exclusive lock only to those who may write.
+        # A shared lock, as NFS gives an exclusive one only to those who may write.
         if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
         holder = _read_holder(descriptor)
@@ -239,7 +243,7 @@ def lock_holder(path: Path) -> LockHolder | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether any process holds the folder, also where the one that took it is gone and its children go on."""
+    """Whether any process holds the lock, even if the one that took it has ended and its children go on."""
     try:
         descriptor = open_owned(path / LOCK_FILE)
     except FileNotFoundError:
@@ -251,13 +255,13 @@ def is_locked(path: Path) -> bool:
 
 
 def _read_holder(descriptor: int) -> LockHolder | None:
-    """What the process that took the lock wrote."""
+    """Return the process that the lock file names."""
     pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
     return LockHolder(int(pid), host) if pid.isdecimal() and host else None
 
 
 def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock, with a second try: `hpctrain status` holds it for an instant to see whether it is free."""
+    """Take the lock, with a second try: `hpctrain status` holds it for an instant to check whether it is free."""
     for delay_s in (0.1, 0.0):
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

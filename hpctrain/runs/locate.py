@@ -1,5 +1,5 @@
-"""From what a person calls a run to its folder: a path, or a name or job id looked up in ./runs, in $HPCTRAIN_RUNS and
-among the runs that the person started anywhere."""
+"""Finding a run's folder: by path, or by a name or job id in ./runs, in $HPCTRAIN_RUNS and among the runs that the
+person started anywhere."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ from hpctrain.records.history.successor import queued_behind, read_successors
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
 JOB_FILE = "job_id"
-"""File in a run folder with the ids of its jobs, one a line, the newest last; queued successors are not in it yet."""
+"""File in a run folder with the ids of its jobs, one a line, the newest last; waiting successors are not in it yet."""
 
 _STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
 _SHOWN = 5
 
 
 def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
-    """The folder of a run.
+    """Return the folder of a run.
 
     Args:
-        name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of
-            one of its jobs, earlier ones included.
-        environ: environment variables; HPCTRAIN_RUNS names a second place to look, the history of started runs the
-            folders after that.
+        name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of one
+            of its jobs, earlier ones included.
+        environ: HPCTRAIN_RUNS names a second place to search; the history of started runs names further folders.
         cwd: folder that relative paths and `runs` start from.
 
     Raises:
-        UntrustedError: the folder is somebody else's, or others can write to it; where a name is looked up, no other
-            folder has that name.
-        InputError: there is no such run; the nearest names are listed.
+        UntrustedError: the folder is somebody else's, or others can write to it; for a name, no other folder has it.
+        InputError: there is no such run; the message lists the nearest names.
     """
     path = cwd / Path(name).expanduser()
     if is_trusted_run(path):
@@ -60,7 +58,7 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     named = [folder for folder in there.own if name in (*_names(folder), *_all_ids(folder), *past[folder])]
     if named:
         return max(named, key=_age_key)
-    # Only its name is known of a folder that is not this user's alone.
+    # Of a folder that is not this user's alone, only the name is read.
     others = [*scan_runs(environ, cwd).others, *there.others]
     for other in others:
         if name in _names(Path(other.path)):
@@ -74,7 +72,7 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
 
 
 def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
-    """Folder of each run that this person started anywhere -> ids of its jobs, oldest first; some may be gone."""
+    """Return the folder of each run that this person started anywhere -> ids of its jobs; some folders may be gone."""
     found: dict[Path, set[str]] = {}
     for past in read_past_runs(environ):
         found.setdefault(Path(past.folder), set()).update([past.job_id] if past.job_id else [])
@@ -82,12 +80,12 @@ def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
 
 
 def job_id(folder: Path) -> str | None:
-    """Id of the newest job that was submitted for the run; None for a run that was not submitted."""
+    """Return the id of the newest job that was submitted for the run; None for a run that was not submitted."""
     return next(reversed(_job_ids(folder)), None)
 
 
 def open_jobs(folder: Path) -> list[str]:
-    """The newest job and the successors queued behind it, in the order in which they would run; [] without a job.
+    """Return the newest job and its successors, in the order in which they would run; [] without a job.
 
     Raises:
         FileError: successors.jsonl is damaged.
@@ -97,12 +95,12 @@ def open_jobs(folder: Path) -> list[str]:
 
 
 def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """The newest run folder that had the job, whatever runs are called; None where there is none."""
+    """Return the newest run folder that had the job; None if there is none. Names of runs do not count."""
     return next((path for path in reversed(all_runs(environ, cwd)) if job in _all_ids(path)), None)
 
 
 def record_job(folder: Path, job: str) -> None:
-    """Add a job that was submitted for the run; its earlier ones still lead to it.
+    """Add a job that was submitted for the run; its earlier jobs are still listed.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -118,7 +116,7 @@ def _job_ids(folder: Path) -> list[str]:
 
 
 def _all_ids(folder: Path) -> list[str]:
-    """Its jobs, and those that wait to become its jobs; a list that is damaged or not to be trusted finds nothing."""
+    """Return the ids of the run's jobs and successors, without those of a list that is damaged or not trusted."""
     ids: list[str] = []
     with contextlib.suppress(InputError):
         ids += _job_ids(folder)
@@ -127,24 +125,24 @@ def _all_ids(folder: Path) -> list[str]:
 
 
 def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
-    """Every run folder of this user's in ./runs and in $HPCTRAIN_RUNS, oldest first."""
+    """Return all run folders of this user in ./runs and in $HPCTRAIN_RUNS, oldest first."""
     return scan_runs(environ, cwd).own
 
 
 def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
-    """The run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others were left out."""
+    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others are not."""
     scanned = [runs_in(place) for place in _places(environ, cwd)]
     own = {path.resolve() for places in scanned for path in places.own}
     return ScannedFolders(sorted_by_age(own), [other for places in scanned for other in places.others])
 
 
 def sorted_by_age(folders: Iterable[Path]) -> list[Path]:
-    """Run folders, there or gone, oldest first."""
+    """Return run folders, existing or not, oldest first."""
     return sorted(folders, key=_age_key)
 
 
 def run_name(folder: str) -> str:
-    """The run's name within the name of its folder: 'gpt-20260102T030405Z-00ff' -> 'gpt'; other names are whole."""
+    """Return the run's name within its folder's name: 'gpt-20260102T030405Z-00ff' -> 'gpt'; other names unchanged."""
     match = _STAMP.match(folder)
     return match["name"] if match else folder
 
@@ -159,16 +157,16 @@ def _places(environ: Mapping[str, str], cwd: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class ScannedFolders:
-    """Folders by whether they are run folders that may be believed."""
+    """Run folders, divided into trusted and untrusted ones."""
 
     own: list[Path]
-    """Run folders of this user's."""
+    """Run folders that are this user's alone."""
     others: list[UntrustedError]
-    """Why each of the others was left out: somebody else's, or open to others."""
+    """Why each of the others was left out: it is somebody else's, or open to others."""
 
 
 def is_trusted_run(path: Path) -> bool:
-    """Whether there is a run folder of this user's at the path; False where there is nothing, or no run file in it.
+    """Whether a run folder of this user lies at the path; False if nothing is there, or no run file is in it.
 
     Raises:
         UntrustedError: the folder or its run file is somebody else's, or others can write to it.
@@ -176,13 +174,13 @@ def is_trusted_run(path: Path) -> bool:
     try:
         with OwnedFolder(path) as folder:
             os.close(folder.open("run.yaml"))
-    except (OSError, ValueError):  # a path may hold what no path can
+    except (OSError, ValueError):  # the text may not be a valid path
         return False
     return True
 
 
 def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
-    """Which of the folders are run folders of this user's, and which were left out; what is none is neither."""
+    """Return which of the folders are run folders of this user, and which run folders were left out."""
     result = ScannedFolders([], [])
     for folder in folders:
         try:
@@ -195,7 +193,7 @@ def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
 
 
 def runs_in(place: Path) -> ScannedFolders:
-    """The run folders that lie in a folder, whoever that belongs to."""
+    """Return the run folders that lie in `place`, whoever owns that."""
     try:
         return split_by_owner(sorted(path for path in place.iterdir() if path.is_dir()))
     except OSError:
@@ -203,12 +201,12 @@ def runs_in(place: Path) -> ScannedFolders:
 
 
 def _is_run_folder(folder: Path) -> bool:
-    """Whether somebody else's folder is a run's as far as can be seen: by its name, where one may not look into it."""
+    """Whether an untrusted folder seems to be a run folder: by its name, or by a run file if that is visible."""
     return _STAMP.match(folder.name) is not None or os.path.lexists(folder / "run.yaml")
 
 
 def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:
-    """How many folders were left out and why, as a sentence; empty where there are none."""
+    """Return how many folders were left out and why, as a sentence; empty if there are none."""
     if not others:
         return ""
     counted = Counter(other.reason for other in others)
@@ -225,12 +223,12 @@ def _newest(name: str, runs: list[Path]) -> Path | None:
 
 
 def _age_key(path: Path) -> tuple[str, float]:
-    """Newer is larger: the UTC time in the name, then the run file's own time where two were made in one second."""
+    """Return a key that is larger for newer folders: the UTC time in the name, then the run file's time of change."""
     match = _STAMP.match(path.name)
     stamp = match["date"] + match["time"] if match else ""
     try:
         return stamp, (path / "run.yaml").stat().st_mtime
-    except OSError:  # gone since it was found
+    except OSError:  # removed in the meantime
         return stamp, 0.0
 
 

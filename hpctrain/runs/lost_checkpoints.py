@@ -1,7 +1,6 @@
-"""A run that had saved its state and finds none of it: it does not begin again from the seed unless somebody asks.
+"""Lost checkpoints: a run that had saved its state and can use none of it does not restart from the seed by itself.
 
-Days of training may be gone, and a run that silently counts from step 1 again hides it. What is known to have been
-saved is in events.jsonl.
+Days of training may be lost, and a run that silently counts from step 1 again would hide that. See events.jsonl.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def saved_step(events: Sequence[Event]) -> int | None:
-    """The newest step that a run has saved since it last began from the seed; None where it has saved none."""
+    """Return the newest step that a run has saved since it last began from the seed; None if it has saved none."""
     newest: int | None = None
     for event in events:
         if event.kind == "from_seed":
@@ -34,9 +33,9 @@ def saved_step(events: Sequence[Event]) -> int | None:
 
 
 def lost_checkpoints_text(folder: Path) -> str | None:
-    """Why a run cannot go on: it has saved a checkpoint, and none can be used now; None where nothing is wrong.
+    """Return why a run cannot go on, if it has saved a checkpoint and none can be used now; else None.
 
-    Sizes, owners and modes are looked at, not the content: that takes as long as reading every checkpoint.
+    Sizes, owners and modes are checked, not the content, which would take as long as reading every checkpoint.
     """
     step = saved_step(read_events(folder / "events.jsonl"))
     if step is None:
@@ -53,11 +52,11 @@ def lost_checkpoints_text(folder: Path) -> str | None:
 
 
 def lost_checkpoints_error(folder: Path, step: int, refused: Sequence[str]) -> str:
-    """What the person is told.
+    """Return the error message for lost checkpoints.
 
     Args:
-        step: the newest that was saved.
-        refused: the checkpoints that are there, each with what is wrong with it.
+        step: the newest step that was saved.
+        refused: the existing checkpoints, each with what is wrong with it.
     """
     state = f"none of those in {CHECKPOINTS} can be used ({'; '.join(refused)})" if refused else "none is there now"
     if not refused and (aside := sorted(path.name for path in (folder / CHECKPOINTS).glob("skipped-step-*"))):
@@ -71,14 +70,13 @@ def lost_checkpoints_error(folder: Path, step: int, refused: Sequence[str]) -> s
 
 @contextlib.contextmanager
 def restarting_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
-    """Note that somebody wants the run to begin again, and put what lies in checkpoints aside; the value is their new
-    names. When the block fails, all is as it was.
+    """Record that the run begins again, rename its checkpoints and yield their new names; undo it if the block fails.
 
     Args:
         now: seconds since 1970.
 
     Raises:
-        StorageError: it cannot be noted, or a checkpoint cannot be put aside.
+        StorageError: it cannot be recorded, or a checkpoint cannot be renamed.
     """
     folder, attempt, moved = run.path, max(0, len(run.attempts()) - 1), []
     events = folder / "events.jsonl"

@@ -1,4 +1,4 @@
-"""A word to the outside when a run changes its state: one POST of JSON to an address that is itself a secret."""
+"""Notifications when a run changes its state: one POST of JSON to an address that is itself a secret."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hpctrain.records.history.event import Event
 from hpctrain.records.run.run import Notify, NotifyState, run_of
 
 ADDRESS_BYTES_MAX = 1 << 16
-"""Largest file with an address that is read."""
+"""Bytes of the largest file with an address that is read."""
 DEADLINE_S = 5.0
-"""A job that is about to go back to the queue has little time left."""
+"""Seconds to wait for the server: a job that is about to be requeued has little time left."""
 
 
 def send_notification(
     folder: Path, attempt: int, state: NotifyState, reason: str, node: str, clock: Clock, environ: Mapping[str, str]
 ) -> None:
-    """Tell the state to the address that the run names, if it names one for this state.
+    """Send the state to the address in the run file, if there is one for this state.
 
-    It never fails and never waits for long: what came of a message that was not taken is an event.
+    It never fails and never waits for long. A message that was not accepted becomes an event.
     """
     try:
         run = run_of(folder)
     except HpctrainError:
-        return  # whoever needs the run file says what is wrong with it
+        return  # whoever needs the run file reports the error
     notify = run.notify
     if notify is None or state not in notify.on:
         return
@@ -53,10 +53,10 @@ def send_notification(
 
 
 def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
-    """The address to tell.
+    """Return the address of notifications.
 
     Raises:
-        InputError: it is not there, is none, or others can read it. The address itself is not repeated.
+        InputError: it is missing, is no address, or others can read it. The message does not repeat the address.
     """
     if notify.url_env is not None:
         where, text = f"notify.url_env: {notify.url_env}", environ.get(notify.url_env, "")
@@ -83,7 +83,7 @@ def _private_text(path: Path) -> str:
 
 
 def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | None:
-    """Why it was not taken; None: it was. In a thread, as a server may answer ever so slowly, byte by byte."""
+    """Return why the message was not accepted; None if it was. A thread limits the time of a slow server."""
     outcome: list[str | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_post(address, message)), daemon=True)
     thread.start()
@@ -92,7 +92,7 @@ def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | No
 
 
 def _post(address: str, message: Mapping[str, object]) -> str | None:
-    # The words of these errors may hold the address: only what the system or the server says of it is passed on.
+    # These errors' texts may hold the address: only the system's or the server's part of them is passed on.
     try:
         body = json.dumps(message).encode()
         request = urllib.request.Request(address, body, {"Content-Type": "application/json"}, method="POST")
@@ -120,5 +120,5 @@ def _write(folder: Path, event: Event) -> None:
     try:
         append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
     except StorageError as error:
-        # Not on stdout: the job script reads the attempt's number there.
+        # Not on stdout, where the job script reads the attempt's number.
         print(f"event not written: {error}", file=sys.stderr, flush=True)

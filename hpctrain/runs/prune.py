@@ -1,4 +1,4 @@
-"""What old runs and checkpoints take: a list of what could go and why, then, on a person's word, its removal."""
+"""Pruning old runs and checkpoints: a list of what can be removed and why, and its removal once a person agrees."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo
 
 RECENT_ACTIVITY_S = 15 * 60.0
-"""A run whose files changed this recently counts as alive, whatever lock and queue say: a node may see neither."""
+"""Seconds. A run whose files changed this recently counts as alive, as a node may see neither its lock nor its job."""
 DAY_S = 86400.0
 LEFTOVER_PATTERNS = ("skipped-step-*", ".step-*.tmp", ".removed-*")
-"""In `checkpoints`: what could not be used, and what killed writers left behind."""
+"""Names in `checkpoints` of what could not be used, and of what killed writers left behind."""
 NOT_ACTIVITY = ("report.html", "run.lock")
-"""Files that somebody who only looks at a run, or prunes it, writes."""
+"""Files that are written by somebody who only reads or prunes a run."""
 
 Jobs = Mapping[str, JobInfo] | CommandError
-"""What Slurm says of the runs' jobs, or why it does not."""
+"""Slurm's description of the runs' jobs, or why it cannot be had."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Something that could go."""
+    """Something that can be removed."""
 
     kind: Literal["run", "checkpoint", "leftover"]
     path: Path
@@ -46,7 +46,7 @@ class Removal:
 
 
 def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
-    """The newest jobs of the runs that were submitted, and those behind them: one question for all of them."""
+    """Return the newest jobs and successors of the runs that were submitted, with a single query for all runs."""
     try:
         return slurm.jobs([job for folder in folders for job in _slurm_jobs(folder)])
     except CommandError as error:
@@ -54,7 +54,7 @@ def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
 
 
 def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
-    """Why the run lives or may do so; None when it surely does not."""
+    """Return why the run is alive or may be; None if it surely is not."""
     if is_locked(folder):
         return "a process holds it"
     for job in _slurm_jobs(folder):
@@ -67,10 +67,10 @@ def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
 
 
 def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -> list[Removal]:
-    """What could go of a run that does not live: all of it, or its spare checkpoints.
+    """Return what can be removed of a run that is not alive: all of it, or its spare checkpoints.
 
     Args:
-        older_than_s: a run without a sign of life for so long goes as a whole; None: no run does.
+        older_than_s: a run without activity for so long is removed as a whole; None: no run is.
         keep: number of verified checkpoints that stay, at least 1.
     """
     age = now - last_activity(folder)
@@ -88,10 +88,10 @@ def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -
 def superfluous_checkpoints(
     checkpoints: Sequence[Path], keep: int, check: Callable[[Path], object] = verify
 ) -> list[tuple[Path, str]]:
-    """Checkpoints that a run can do without, and why.
+    """Return the checkpoints that a run can do without, each with the reason.
 
-    The `keep` newest that verify stay, and so does whatever is newer than the first of them: `latest` may name it, and
-    what is wrong with it may be mended. Where none verifies, all stay.
+    The `keep` newest that verify stay. So does whatever is newer than the first of them: `latest` may name it, and it
+    may still be repaired. If none verifies, all stay.
 
     Args:
         checkpoints: oldest first.
@@ -115,13 +115,13 @@ def superfluous_checkpoints(
 
 
 def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Callable[[], float]) -> list[str]:
-    """Remove what was listed, with each run's lock in hand; what was left after all comes back, as lines.
+    """Remove the listed items, holding each run's lock; return the runs that were left alone and why, as lines.
 
     Args:
         jobs: asks Slurm once more: a person may have resubmitted a run since the list was made.
 
     Raises:
-        StorageError: something cannot be removed; what comes before it is gone.
+        StorageError: something cannot be removed; the items before it are removed.
     """
     left = []
     for run in dict.fromkeys(item.run for item in removals):
@@ -136,13 +136,13 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
 
 
 def last_activity(folder: Path) -> float:
-    """When a file of the run changed last, seconds since 1970."""
+    """Return when a file of the run last changed, seconds since 1970."""
     times = [path.lstat().st_mtime for path in _files(folder) if path.name not in NOT_ACTIVITY]
     return max(times, default=folder.stat().st_mtime)
 
 
 def size_of(path: Path) -> int:
-    """Bytes that its files hold; what links point to stays where it is."""
+    """Return the bytes of the files in `path`, without what links point to."""
     return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in map(Path.lstat, _files(path))}.values())
 
 
@@ -155,7 +155,7 @@ def _slurm_jobs(folder: Path) -> list[str]:
     jobs = open_jobs(folder)
     with contextlib.suppress(HpctrainError):
         return jobs if jobs and run_of(folder).cluster.kind == "slurm" else []
-    return jobs  # an unreadable run file: Slurm is asked rather than not
+    return jobs  # an unreadable run file: ask Slurm to be safe
 
 
 def _remove(item: Removal) -> None:
@@ -172,7 +172,7 @@ def _remove(item: Removal) -> None:
     finally:
         lock.release()
     if item.kind == "run":
-        # Only now: on NFS a folder in which a removed file is still open is not empty.
+        # Not earlier: on NFS, a folder in which a removed file is still open is not empty.
         with contextlib.suppress(OSError):
             (item.path / LOCK_FILE).unlink(missing_ok=True)
             item.path.rmdir()
@@ -181,10 +181,10 @@ def _remove(item: Removal) -> None:
 
 
 def _empty(run: Path) -> None:
-    """All of a run but its lock; the run file goes last, so that what was left on the way is still found as a run.
+    """Remove all of a run except its lock. The run file goes last: what an interrupted removal leaves is still a run.
 
-    What is emptied is the folder that was opened, in which the run file lies: whoever can write to the folder above may
-    put another one in its place meanwhile.
+    Only the folder that was opened, with the run file in it, is emptied: whoever can write to the parent folder may put
+    another one in its place.
     """
     with OwnedFolder(run) as folder:
         os.close(folder.open(RUN_FILE))
@@ -193,7 +193,7 @@ def _empty(run: Path) -> None:
                 continue
             status = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                # rmtree takes a dir_fd from Python 3.11 on only.
+                # rmtree takes a dir_fd only from Python 3.11 on.
                 shutil.rmtree(f"/proc/self/fd/{folder.descriptor}/{name}")
             else:
                 os.unlink(name, dir_fd=folder.descriptor)

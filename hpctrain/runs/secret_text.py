@@ -1,4 +1,4 @@
-"""What looks like a secret in the text of a file that is kept: a token by its name, or by its own form. Pure."""
+"""Recognizing secrets in the text of a file that is kept: a token by its name or by its form. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _NAME = re.compile(
     r"(?:^|_)(?:(?i:TOKEN|API_?KEYS?|(?:ACCESS|PRIVATE|SECRET)_KEY|SECRETS?|CREDENTIALS?|JWT)|KEYS?)$|(?i:PASSWORD|PASSWD)"
 )
 _WORD = re.compile(r"(?:^|_)(?:BOS|CLS|END|EOS|MASK|PAD|SEP|SPECIAL|START|STOP|UNK)_TOKEN$", re.IGNORECASE)
-"""Names of a tokenizer's own words."""
+"""Names of a tokenizer's special tokens."""
 _SHORTEST = 6
-"""Characters of the shortest value that is taken for a secret: NUM_KEYS=8 is none."""
+"""Characters of the shortest value that counts as a secret: NUM_KEYS=8 does not."""
 _ASSIGNED = re.compile(r"""(?<![\w-])([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|]*)""")
 _OPTION = re.compile(r"""--(?:\w+-)*(?:token|password|api-key|secret)(?:=|\s+)(?!["']?[$`])\S""", re.IGNORECASE)
 _FORMS = (
@@ -26,18 +26,19 @@ _FORMS = (
         ),
     ),
 )  # fmt: skip
-"""Forms that services give their tokens, so that they can be found where they should not be."""
+"""Forms of tokens by service, to find them where they should not be."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of this name is one that people keep tokens in: HF_TOKEN, WANDB_API_KEY."""
+    """Whether the name of an environment variable is typical for a token: HF_TOKEN, WANDB_API_KEY."""
     return _NAME.search(name) is not None and _WORD.search(name) is None
 
 
 def find_secret(text: str) -> str | None:
-    """What looks like a secret in a line of shell or any other text, without the secret itself; None: nothing does.
+    """Return what looks like a secret in a line of shell or any other text, without the secret itself; None if nothing
+    does.
 
-    A variable whose value is looked up when the line runs (`$OTHER`, `$(cat file)`) or is a path holds none.
+    A variable whose value is evaluated when the line runs (`$OTHER`, `$(cat file)`), or is a path, holds none.
     """
     for name, value in _ASSIGNED.findall(text):
         if is_secret_name(name) and is_literal(value):
@@ -51,6 +52,6 @@ def find_secret(text: str) -> str | None:
 
 
 def is_literal(value: str) -> bool:
-    """Whether the value of a variable is written out, no path, and long enough."""
+    """Whether a variable's value is written out, is no path, and is long enough to be a secret."""
     bare = value.strip("\"'")
     return len(bare) >= _SHORTEST and not bare.startswith(("$", "`", "/", "~", "./", "../"))

@@ -1,5 +1,5 @@
-"""Tokens that a run needs: named in the run file, never written there. Their values stay in the environment, or in a
-file that only its owner can read, and so out of the run folder, of its job's script and of everything made of them."""
+"""Tokens that a run needs. The run file names them and never holds them: their values stay in the environment, or in a
+file that only its owner can read, and so out of the run folder, the job script and everything made of these."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpctrain.runs.notify import notify_url
 from hpctrain.runs.secret_text import find_secret, is_literal, is_secret_name
 
 SECRETS_BYTES_MAX = 1 << 20
-"""Largest file of tokens that is read."""
+"""Bytes of the largest file of tokens that is read."""
 
 
 def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
-    """The run file holds no secret, and every one that it names is there.
+    """Check that the run file holds no secret, and that every secret it names has a value.
 
     Raises:
         InputError: says where; the secret itself is not repeated.
@@ -34,10 +34,10 @@ def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
 
 
 def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
-    """The run's secrets: what is in its file, else in the environment.
+    """Return the run's secrets, from its file, else from the environment.
 
     Raises:
-        InputError: one is missing, or the file cannot be read, or others can.
+        InputError: one is missing, the file cannot be read, or others can read it.
     """
     given = _read(Path(run.secrets_file)) if run.secrets_file is not None else {}
     values = {name: given.get(name) or environ.get(name, "") for name in run.secrets}
@@ -69,7 +69,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in the run file, with the key it is under."""
+    """Yield every text in the run file, with its key."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, dict):

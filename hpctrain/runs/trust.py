@@ -1,4 +1,4 @@
-"""Whether a run folder is still its owner's alone: what lies in it is run, and submitit's part of it is unpickled."""
+"""Whether a run folder is its owner's alone: code in it is run, and submitit's files in it are unpickled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpctrain.base.owned_files import OwnedFolder
 
 
 def check_trusted(path: Path) -> None:
-    """Look at the folder, and at all in it that is run, before anything in it is used.
+    """Check the folder, and everything in it that is run, before anything in it is used.
 
     Raises:
-        InputError: something belongs to somebody else, or others can write to it, or read the key.
+        InputError: something belongs to somebody else, others can write to it, or others can read the key.
     """
     try:
         with OwnedFolder(path) as folder:

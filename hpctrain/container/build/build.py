@@ -1,4 +1,4 @@
-"""Building an image: beside its place and under another name, looked at, and only then put there."""
+"""Building an image: under a temporary name beside its place, verified, and only then moved there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpctrain.container.build.labels import INPUTS, labels_of
 from hpctrain.container.build.recipe import ImageRecipe, definition, inputs_sha256
 
 COMPRESSION = "-comp zstd -Xcompression-level 1"
-"""Of mksquashfs: 206 MB and 5 s for torch's packages, where its own choice takes 187 s for 191 MB."""
+"""Options of mksquashfs: 206 MB and 5 s for torch's packages; the default takes 187 s for 191 MB."""
 POLL_S = 0.2
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Say = Callable[[str], None]
@@ -27,26 +27,26 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BuildPermissions:
-    """What this user may do here that a build needs."""
+    """The permissions of this user that matter for a build."""
 
     host: Host
     user_namespaces: bool
-    """A process may make itself a user namespace."""
+    """Whether a process may create a user namespace."""
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """An image that is there."""
+    """An image that exists now."""
 
     image: Path
     fresh: bool
-    """Built now; otherwise it was there, of the same inputs."""
+    """Whether it was built now; otherwise it existed, built from the same inputs."""
     size_bytes: int
     time_s: float
 
 
 def build_permissions(host: Host, limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> BuildPermissions:
-    """The rights of this process."""
+    """Return the permissions of this process."""
     try:
         allowed = int(limit.read_text()) > 0
     except (OSError, ValueError):
@@ -55,18 +55,18 @@ def build_permissions(host: Host, limit: Path = Path("/proc/sys/user/max_user_na
 
 
 def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecipe, remote: bool) -> list[str]:
-    """Options of `apptainer build` for who builds, and what.
+    """Return the options of `apptainer build` for this user and recipe.
 
     Raises:
         InputError: the definition takes files of this machine, which a remote build does not see.
-        RefusedError: this user may build here in no way.
+        RefusedError: this user cannot build images here.
     """
     options = ["--mksquashfs-args", COMPRESSION] if runtime.name == "apptainer" else []
     if remote:
         if recipe.base.kind == "cpu-small" or recipe.environment != "install":
             raise InputError("--remote: only for images whose packages are installed by pip: --base cuda, rocm or cpu")
         return ["--remote", *options]
-    # Root with all rights needs nothing; root without them, and everybody else, is root in a namespace of their own.
+    # Root with all capabilities needs nothing; everybody else is root in a user namespace of their own.
     if not rights.host.is_root or rights.host.needs_user_namespace:
         if not rights.user_namespaces:
             raise RefusedError(
@@ -75,7 +75,7 @@ def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecip
             )
         options.insert(0, "--fakeroot")
     if recipe.environment == "bind":
-        options += ["--bind", f"{recipe.packages_folder}:{ENVIRONMENT}:ro"]  # for the test at its end
+        options += ["--bind", f"{recipe.packages_folder}:{ENVIRONMENT}:ro"]  # for the test at the end of the definition
     return options
 
 
@@ -83,16 +83,16 @@ def build(
     recipe: ImageRecipe, image: Path, commit: str, runtime: Runtime, options: list[str], runner: Runner, clock: Clock,
     environ: Mapping[str, str], say: Say, force: bool = False,
 ) -> BuildResult:  # fmt: skip
-    """Build the image unless one of the same inputs is there.
+    """Build the image unless one with the same inputs exists.
 
-    On any error, and when interrupted, what was there before is unchanged and nothing else is left.
+    On any error, and when interrupted, an earlier image is unchanged and nothing else is left.
 
     Args:
-        say: told each new line of progress.
+        say: called with each new line of progress.
         force: build in any case.
 
     Raises:
-        HpctrainError: the build failed, or what it gave is not the image that was asked for.
+        HpctrainError: the build failed, or its result is not the requested image.
         StorageError: the image cannot be written there.
     """
     started, inputs = clock.now(), inputs_sha256(recipe)
@@ -106,7 +106,7 @@ def build(
         with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
             file, log = Path(folder, "image.def"), Path(folder, "build.log")
             file.write_text(definition(recipe, commit))
-            # Forced, labels of a base that hpctrain built too are replaced.
+            # With --force, the labels of a base that hpctrain built too are replaced.
             argv = [runtime.path, "build", "--force", *options, str(temporary), str(file)]
             code = _run(argv, env, log, runner, clock, say)
             said = _lines(log)
@@ -150,7 +150,7 @@ def _run(argv: list[str], env: Mapping[str, str], log: Path, runner: Runner, clo
 
 
 def _lines(log: Path) -> list[str]:
-    """Whole lines, without colours."""
+    """Return the complete lines of the log, without colours."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
@@ -159,7 +159,7 @@ def _lines(log: Path) -> list[str]:
 
 
 def _reason(lines: list[str]) -> str:
-    """The last two lines that say more than where the build was."""
+    """Return the last two lines that say more than the build's position."""
     words = [
         line for line in lines if not line.startswith(("INFO:", "WARNING:", "+", "FATAL:   While performing build"))
     ]

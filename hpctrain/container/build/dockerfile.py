@@ -1,4 +1,4 @@
-"""A Dockerfile as parts of an Apptainer definition: read by spython, in a form that spython converts rightly."""
+"""A Dockerfile as parts of an Apptainer definition: rewritten for spython, which then reads it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from spython.main.parse.parsers import DockerParser
 from hpctrain.base.errors import FileError, InputError, FieldError
 
 _NO_MEANING = ("HEALTHCHECK", "EXPOSE", "STOPSIGNAL", "USER", "LABEL", "MAINTAINER", "VOLUME", "ONBUILD", "SHELL")
-"""Instructions that say nothing in an Apptainer image: it runs as who starts it, and nobody watches it."""
+"""Instructions without meaning in an Apptainer image: it runs as the user who starts it, and nothing monitors it."""
 _LOCAL = {"docker-archive:": "docker-archive", "localimage:": "localimage", "oci-archive:": "oci-archive"}
-"""How a base begins that is a file."""
+"""Prefix of a base that is a file -> how Apptainer names it."""
 
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """What a definition takes from a Dockerfile."""
+    """The parts of a Dockerfile that go into a definition."""
 
     path: str
     bootstrap: str
     source: str
     files: list[tuple[str, str]]
-    """(file beside the Dockerfile, place inside)."""
+    """Pairs of a file beside the Dockerfile and its place inside the image."""
     environment: list[str]
     """NAME=value, quoted for a shell."""
     commands: list[str]
@@ -36,11 +36,11 @@ class Dockerfile:
     run: str
     """The command of %runscript; empty for none."""
     dropped: list[str]
-    """Instructions that say nothing in an Apptainer image."""
+    """Instructions that were dropped, as they have no meaning in an Apptainer image."""
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
-    """Read a Dockerfile of one stage.
+    """Return the parts of a Dockerfile of one stage.
 
     Raises:
         FileError: it cannot be read, has several stages, or an instruction that has no equivalent.
@@ -69,7 +69,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def _instructions(text: str) -> list[tuple[int, str, str]]:
-    """(line number, instruction in capitals, whole instruction in one line)."""
+    """Return (line number, instruction in capitals, whole instruction in one line) for each instruction."""
     found: list[tuple[int, str, str]] = []
     start, parts = 0, [""]
     for number, line in enumerate(text.splitlines(), start=1):
@@ -87,7 +87,7 @@ def _instructions(text: str) -> list[tuple[int, str, str]]:
 
 
 def _rewritten(path: Path, number: int, word: str, line: str) -> str:
-    """The instruction in a form that spython converts rightly."""
+    """Return the instruction in a form that spython converts correctly."""
     rest = line[len(word) :].strip()
     if word in ("RUN", "CMD", "ENTRYPOINT") and rest.startswith("["):
         try:
@@ -114,7 +114,7 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
 
 
 def _download(rest: str) -> str:
-    """curl for ADD of an address; into a folder it keeps its name."""
+    """Return a curl command for ADD of an address; into a folder, the file keeps its name."""
     *addresses, target = rest.split()
     names = [target + address.rsplit("/", 1)[-1] if target.endswith("/") else target for address in addresses]
     pairs = zip(addresses, names, strict=True)
@@ -128,7 +128,7 @@ def _parse(path: Path, lines: list[str]) -> DockerParser:
         rewritten.write_text("\n".join(lines) + "\n")
         try:
             recipes = DockerParser(str(rewritten)).recipe
-        except Exception as error:  # whatever a parser of other people's files stumbles over
+        except Exception as error:  # a parser of other people's files may raise anything
             raise FileError(
                 path, [FieldError("", f"spython cannot read it: {error}; write a definition by hand")]
             ) from None
@@ -139,7 +139,7 @@ def _parse(path: Path, lines: list[str]) -> DockerParser:
 
 
 def _exported(commands: list[str], environment: list[str]) -> list[str]:
-    """ENV and ARG are seen by what RUN starts."""
+    """Return the commands with ENV and ARG exported, as RUN sees them."""
     assigned = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
     names = {item.partition("=")[0] for item in environment}
     out = []

@@ -1,4 +1,4 @@
-"""The lock of an image: the exact versions of everything that hpctrain needs, as installed here."""
+"""The lock of an image: the exact versions of all packages that hpctrain needs, as installed here."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HPCTRAIN_DISTRIBUTION = "hpctrain"
 DEBIAN_SEED_PACKAGES = (
     "python3-minimal", "bash", "dash", "coreutils", "grep", "sed", "libc-bin", "libstdc++6", "libgcc-s1", "media-types",
 )  # fmt: skip
-"""Debian packages that a small image is made of, with what these depend on; libstdc++6 is for torch."""
+"""Debian packages that a small image consists of, together with their dependencies; libstdc++6 is for torch."""
 _OMITTED_DEBIAN_PACKAGES = ("debconf", "dpkg", "perl-base", "tar", "install-info", "login", "mawk", "gcc-12-base")
-"""Only needed where packages are installed."""
+"""Packages that are only needed to install others."""
 
 
 def locked_packages(extras: Sequence[str] = ()) -> list[str]:
-    """NAME==VERSION of every package that hpctrain needs, in order; a build's own mark (+cpu) is no part of it.
+    """Return NAME==VERSION of every package that hpctrain needs, sorted, without a build's local version (+cpu).
 
     Args:
-        extras: those of hpctrain's extras that the image is to have.
+        extras: extras of hpctrain that the image is to have.
 
     Raises:
         InputError: a package is not installed here.
@@ -50,12 +50,12 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
 
 
 def lock_sha256(lock: Sequence[str]) -> str:
-    """Names a lock."""
+    """Return the hash that identifies a lock."""
     return hashlib.sha256("\n".join(lock).encode()).hexdigest()
 
 
 def debian_packages(runner: Runner) -> list[str]:
-    """NAME=VERSION of the Debian packages that this machine's own Python consists of, in order.
+    """Return NAME=VERSION of the Debian packages that this machine's own Python consists of, sorted.
 
     Raises:
         InputError: this is no Debian, or its Python is another one than hpctrain's.
@@ -79,14 +79,14 @@ def debian_packages(runner: Runner) -> list[str]:
 
 
 def _installed(runner: Runner) -> dict[str, tuple[str, list[str]]]:
-    """{package: (version, those that it depends on)} of this machine."""
+    """Return {package: (version, dependencies)} of this machine."""
     fields = r"${Package}\t${Version}\t${db:Status-Status}\t${Pre-Depends}, ${Depends}\n"
     done = runner.run(["dpkg-query", "-W", "-f", fields], timeout_s=60)
     known: dict[str, tuple[str, list[str]]] = {}
     for line in done.stdout.splitlines():
         name, version, state, needed = line.split("\t")
         if state == "installed":
-            # Of alternatives, "a | b", both that are installed; a version or an architecture behind a name is no name.
+            # Of alternatives, "a | b", both count if installed. Versions and architectures after a name are dropped.
             known[name] = (version, [word for item in re.split(r"[,|]", needed) if (word := _name(item))])
     return known
 

@@ -1,4 +1,4 @@
-"""What an image is built from: base, lock and definition. Pure, once base and lock are known: text out."""
+"""What an image is built from: base, lock and definition. Pure once base and lock are known."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hpctrain.container.build.lock import lock_sha256
 
 Kind = Literal["cuda", "rocm", "cpu", "cpu-small", "localimage", "dockerfile"]
 Environment = Literal["install", "copy", "bind"]
-"""How hpctrain's packages get inside: pip in the image; copied from here; seen from here when the image starts."""
+"""How hpctrain's packages get into the image: installed by pip, copied from here, or bound from here at each start."""
 BASES = "cuda, rocm, cpu, cpu-small, localimage:PATH, or the path of a Dockerfile"
 
 
 @dataclass(frozen=True)
 class Base:
-    """What an image is built on."""
+    """The base that an image is built on."""
 
     kind: Kind
     source: str | None = None
-    """Its name in a registry, or the path of an image; default: the definition's own."""
+    """Name in a registry, or path of an image; default: the definition's own."""
     docker: Dockerfile | None = None
 
 
 def parse_base(text: str, source: str | None = None) -> Base:
-    """A base as written on the command line.
+    """Return a base as written on the command line.
 
     Args:
-        source: another image than the definition's own to start from.
+        source: another image to start from than the definition's own.
 
     Raises:
         InputError: there is no such base, image or Dockerfile.
@@ -59,21 +59,21 @@ def parse_base(text: str, source: str | None = None) -> Base:
 
 
 def default_environment(kind: Kind) -> Environment:
-    """How packages get inside unless somebody says otherwise."""
+    """Return how packages get into an image of this base by default."""
     return "bind" if kind == "cpu-small" else "install"
 
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """Everything that decides what is in an image."""
+    """Everything that determines the content of an image."""
 
     base: Base
     environment: Environment
     lock: list[str]
     python: str
-    """Minor version of the Python here, as 3.11: packages that come from here fit no other."""
+    """Minor version of the Python here, such as 3.11: packages from here fit no other."""
     packages_folder: str
-    """Where hpctrain's packages are here."""
+    """Folder of hpctrain's packages on this machine."""
     debian: list[str]
     """NAME=VERSION of the Debian packages of a small image; empty for others."""
     cuda: str = "12.8"
@@ -84,7 +84,7 @@ class ImageRecipe:
 
 
 def inputs_sha256(recipe: ImageRecipe) -> str:
-    """Names everything that the image depends on: an image with this label need not be built again."""
+    """Return the hash of everything that the image depends on: an image with this label need not be built again."""
     own = _stamp(recipe.base.source) if recipe.base.kind == "localimage" and recipe.base.source else ""
     files = [_stamp(origin) for origin, _ in recipe.base.docker.files] if recipe.base.docker else []
     text = definition(replace(recipe, version=""), commit="", inputs="")
@@ -92,7 +92,7 @@ def inputs_sha256(recipe: ImageRecipe) -> str:
 
 
 def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> str:
-    """The text of the definition file.
+    """Return the text of the definition file.
 
     Args:
         commit: git commit of the hpctrain that builds it; no input, as hpctrain itself comes with each run.
@@ -112,7 +112,7 @@ def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> s
 
 
 def _stamp(path: str) -> str:
-    """A file, or all that are in a folder, by size and time of change: an image may have gigabytes."""
+    """Return size and time of change of a file or of all files in a folder, as text. Hashing would take long."""
     root = Path(path)
     try:
         files = sorted(item for item in root.rglob("*") if item.is_file()) if root.is_dir() else [root]

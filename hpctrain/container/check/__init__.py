@@ -1,1 +1,1 @@
-"""What is wrong with an image, found from outside and from within."""
+"""What is wrong with an image, checked from outside and from inside."""

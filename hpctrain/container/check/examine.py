@@ -1,4 +1,4 @@
-"""Looking at an image: it is started as a run starts it, asked what it sees, and signalled as Slurm does it."""
+"""Examining an image: it is started as a run starts it, reports what it sees, and gets Slurm's signals."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class ImageStart:
     which: Which
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The argv that runs `words` inside."""
+        """Return the argv that runs `words` inside."""
         return entry_command(self.runtime, self.host, self.container, self.binds, words)
 
     def environment(self, tools: Path) -> dict[str, str]:
-        """What it starts with; `tools` is an empty folder."""
+        """Return the environment that the image is started with; `tools` is an empty folder."""
         env = entry_environment(self.container, self.environ, self.runtime.prefix)
         return with_surviving_mount(env, tools, self.which, alone=True)
 
 
 def host_environment(environ: Mapping[str, str], driver: str | None) -> HostEnvironment:
-    """This machine and this Python."""
+    """Return the facts about this machine and this Python that an image has to match."""
     infiniband = Path("/dev/infiniband")
     names = [f"{maker}_{name}" for maker in ("APPTAINER", "SINGULARITY") for name in _ISOLATION_SETTINGS]
     return HostEnvironment(
@@ -74,10 +74,10 @@ def host_environment(environ: Mapping[str, str], driver: str | None) -> HostEnvi
 
 
 def examine(way: ImageStart, file_system: str, runner: Runner, clock: Clock) -> ImageExamination:
-    """Start the image four times: twice for nothing, to look around, and to be signalled.
+    """Start the image four times: twice to time the start, once to report what it sees, once to be signalled.
 
     Raises:
-        HpctrainError: it cannot be started, or has no Python; the runtime's own words are kept.
+        HpctrainError: it cannot be started, or has no Python; the message has the runtime's own words.
     """
     with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
         env = way.environment(Path(folder, "tools"))
@@ -95,7 +95,7 @@ def examine(way: ImageStart, file_system: str, runner: Runner, clock: Clock) -> 
 
 
 def _start(way: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
-    """Seconds to start Python inside and end it."""
+    """Return the seconds to start Python inside and end it."""
     before = clock.now()
     done = runner.run(way.command([PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)
     if done.code != 0:
@@ -108,7 +108,7 @@ def _start(way: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock
 def _signalled(
     way: ImageStart, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock
 ) -> tuple[list[str], bool]:
-    """The signals that reached a process inside, and whether it could read from the image afterwards."""
+    """Return the signals that reached a process inside, and whether it could read from the image afterwards."""
     process = runner.start(way.command([PYTHON, _INSIDE, "signals"]), env=env, log=log)
     try:
         deadline = clock.now() + READY_S
@@ -135,7 +135,7 @@ def _signal_all(pid: int, number: signal.Signals) -> None:
 
 
 def _answer(text: str) -> dict[str, Any] | None:
-    """The JSON object in the last line."""
+    """Return the JSON object in the last line; None if there is none."""
     try:
         answer = json.loads(_last(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is wrong with an image for runs from here: decided from what was seen inside and outside. Pure."""
+"""What is wrong with an image for runs from here, decided from what was seen inside and outside. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Level = Literal["ok", "note", "problem"]
 SAME_VERSION_PACKAGES = ("submitit", "cloudpickle")
-"""A job's task reads with these what submit wrote with them."""
+"""Packages whose version must be equal inside and outside: a job's task reads with them what submit wrote."""
 REQUIRED_PACKAGES = (
     "click",
     "ClusterShell",
@@ -27,45 +27,45 @@ CUDA_OF_DRIVER = ((580, (13, 0)), (525, (12, 0)), (450, (11, 0)))
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     name: str
     level: Level
     value: str
     words: str = ""
-    """What it means and what to do; empty where all is well."""
+    """What it means and what to do; empty if all is well."""
 
 
 @dataclass(frozen=True)
 class HostEnvironment:
-    """What the image is held against."""
+    """The facts about this machine that the image is compared with."""
 
     python: str
     packages: Mapping[str, str]
     driver: str | None
-    """Version of the NVIDIA driver, where one is loaded."""
+    """Version of the NVIDIA driver; None if none is loaded."""
     infiniband: Sequence[str]
     contained: Sequence[str]
-    """Settings of the environment that hide the machine from images: APPTAINER_COMPAT."""
+    """Environment variables that hide the machine from images: APPTAINER_COMPAT."""
 
 
 @dataclass(frozen=True)
 class ImageExamination:
-    """What was seen of the image."""
+    """What was seen of an image."""
 
     inside: Mapping[str, Any]
     """The answer of inside.py."""
     signals: Sequence[str]
-    """Those that reached a process inside when all processes of it were sent TERM and USR2, as Slurm does."""
+    """Signals that reached a process inside when TERM and USR2 went to all its processes, as Slurm sends them."""
     survived: bool
-    """It could go on afterwards."""
+    """Whether that process could go on afterwards."""
     starts_s: Sequence[float]
-    """Seconds of the first and the next start."""
+    """Seconds of the first and of the second start."""
     file_system: str
 
 
 def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
-    """Every finding, in order."""
+    """Return all findings, in order."""
     torch = seen.inside["torch"]
     found = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
     if "error" not in torch:
@@ -82,7 +82,7 @@ def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageF
 
 
 def worst_level(findings: Sequence[ImageFinding]) -> Level:
-    """The level that counts for all of them."""
+    """Return the worst level of the findings."""
     levels = {finding.level for finding in findings}
     return "problem" if "problem" in levels else "note" if "note" in levels else "ok"
 

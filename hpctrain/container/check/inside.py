@@ -21,7 +21,7 @@ WAIT_S = 10.0
 
 
 def look(packages: list[str]) -> dict[str, Any]:
-    """Versions, devices, folders."""
+    """Return versions, devices and folders as seen inside."""
     infiniband = Path("/dev/infiniband")
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -46,7 +46,7 @@ def _torch() -> dict[str, Any]:
     try:
         torch = importlib.import_module("torch")
         distributed = importlib.import_module("torch.distributed")
-    except Exception as error:  # a library that it needs may be missing in any way
+    except Exception as error:  # importing a library may fail in any way
         first = str(error).partition("\n")[0]
         return {"error": f"{type(error).__name__}: {first}"}
     there = distributed.is_available()
@@ -62,7 +62,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _why_not_writable(folder: str) -> str | None:
-    """None where a file can be made."""
+    """Return why no file can be created in the folder; None if one can."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
             return None
@@ -71,7 +71,7 @@ def _why_not_writable(folder: str) -> str | None:
 
 
 def signals() -> dict[str, Any]:
-    """Says that it is ready, then which signals came; and reads from the image again once they have."""
+    """Print that it is ready, wait for the signals, read from the image again, and return the signals that came."""
     came: set[str] = set()
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda got, _: came.add(signal.Signals(got).name))
@@ -79,7 +79,7 @@ def signals() -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline and len(came) < 2:
         time.sleep(0.05)
-    time.sleep(0.3)  # the image's file system had the same signals
+    time.sleep(0.3)  # the process of the image's file system got the same signals
     importlib.import_module("wave")  # a file of the image that nobody has read yet
     return {"came": sorted(came)}
 

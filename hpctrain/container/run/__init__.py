@@ -1,1 +1,1 @@
-"""Commands inside an image: what is bound, how it is entered, and what keeps it mounted."""
+"""Commands inside an image: binds, argv and environment, and keeping the image mounted."""

@@ -1,4 +1,4 @@
-"""What of the machine is seen inside an image: hpctrain itself, the run's own files, and what the person names."""
+"""Files of the machine that are visible inside an image: hpctrain, the run's files, and what the person names."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from hpctrain.base.errors import InputError
 from hpctrain.records.run.run import Run
 
 LIBRARY = "/opt/hpctrain/lib"
-"""On the module path inside: the hpctrain that submits, so that no image has to be built again for a new one."""
+"""Inside, on the module path: the code of the hpctrain that submits, so that a new version needs no new image."""
 ENVIRONMENT = "/opt/hpctrain/environment"
-"""Inside: the packages that the submitting hpctrain is installed beside. Only images built for that look there."""
+"""Inside: the packages beside the submitting hpctrain. Only images built for that use them."""
 _ALWAYS_MOUNTED = (Path("/tmp"), Path("/var/tmp"))
 _TEMPORARY = ("SLURM_TMPDIR", "TMPDIR")
 
 
 @dataclass(frozen=True)
 class Bind:
-    """A file or folder of the machine, and where it is inside."""
+    """A file or folder of the machine, and its place inside."""
 
     source: str
     target: str
     read_only: bool = False
 
     def text(self) -> str:
-        """SOURCE:TARGET[:ro], as Apptainer, SingularityCE and pyxis read it."""
+        """Return SOURCE:TARGET[:ro], as Apptainer, SingularityCE and pyxis read it."""
         return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
 
 
 def parse_bind(text: str) -> Bind:
-    """SOURCE[:TARGET[:ro|rw]].
+    """Return the bind written as SOURCE[:TARGET[:ro|rw]].
 
     Raises:
-        InputError: it is none.
+        InputError: it is no bind.
     """
     parts = text.split(":")
     source, target = parts[0], parts[1] if len(parts) > 1 else parts[0]
@@ -51,7 +51,7 @@ def parse_bind(text: str) -> Bind:
 
 
 def check_binds(binds: Iterable[str]) -> None:
-    """What a person wants to see inside is there: a runtime would only say so in the job.
+    """Check that the sources of a person's binds exist: a runtime would only report it in the job.
 
     Raises:
         InputError: a bind is badly written, or its source does not exist.
@@ -65,7 +65,7 @@ def check_binds(binds: Iterable[str]) -> None:
 
 
 def program_binds() -> list[Bind]:
-    """hpctrain's own code, and the packages installed beside it."""
+    """Return the binds of hpctrain's own code and of the packages beside it."""
     package = Path(hpctrain.__file__).resolve().parent
     packages = Path(sysconfig.get_path("purelib"))
     return [
@@ -75,11 +75,11 @@ def program_binds() -> list[Bind]:
 
 
 def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
-    """Everything that the run needs inside, each at the path it has outside; what the person names comes last.
+    """Return everything that the run needs inside, each at the path it has outside; the person's binds come last.
 
     Args:
         folder: the run folder, absolute.
-        environ: of the node: where its temporary folders are.
+        environ: environment of the node, which names its temporary folders.
 
     Raises:
         InputError: a path cannot be handed to a container runtime.
@@ -98,13 +98,13 @@ def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
 
 
 def _same(path: Path, read_only: bool = False) -> list[Bind]:
-    """The path inside as outside; where a link is on its way, what it leads to as well."""
+    """Return binds of the path to itself; if it contains a link, of the link's target as well."""
     real = path.resolve()
     return [Bind(str(item), str(item), read_only) for item in dict.fromkeys((real, path))]
 
 
 def _temporary(run: Run, environ: Mapping[str, str]) -> list[Path]:
-    """The node's temporary folders that are not seen inside anyway, and exist."""
+    """Return the node's existing temporary folders that the runtime does not mount anyway."""
     named = [environ.get(name) for name in _TEMPORARY]
     named += [Template(run.data.stage_folder).safe_substitute(environ) if run.data.stage_folder else None]
     paths = [Path(name) for name in named if name and name.startswith("/")]

@@ -1,4 +1,4 @@
-"""The program that starts images on this machine, and what it must be told here."""
+"""The program that starts images on this machine, and what it depends on here."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class Runtime:
 
     @property
     def prefix(self) -> str:
-        """How the variables begin that are set inside: APPTAINERENV_."""
+        """Prefix of the variables that the runtime sets inside: APPTAINERENV_."""
         return f"{self.name.upper()}ENV_"
 
 
 @dataclass(frozen=True)
 class Host:
-    """What decides how an image is started on a machine."""
+    """What determines how an image is started on a machine."""
 
     is_root: bool
     may_raise_limits: bool
-    """Has CAP_SYS_RESOURCE. Root without it (inside another container) cannot start an image the usual way."""
+    """Whether the process has CAP_SYS_RESOURCE. Root without it (inside another container) needs a user namespace."""
     has_nvidia: bool
-    """The NVIDIA driver is loaded."""
+    """Whether the NVIDIA driver is loaded."""
 
     @property
     def needs_user_namespace(self) -> bool:
-        """Whether a user namespace must be asked for: others than root get one anyway, or need none."""
+        """Whether a user namespace must be requested: users other than root get one anyway, or need none."""
         return self.is_root and not self.may_raise_limits
 
 
 def find_runtime(asked: str, which: Which) -> Runtime:
-    """The program asked for; `auto`: Apptainer, else SingularityCE.
+    """Return the named program; for `auto` Apptainer, else SingularityCE.
 
     Raises:
         InputError: it is not on the path.
@@ -61,7 +61,7 @@ def find_runtime(asked: str, which: Which) -> Runtime:
 
 
 def this_host(status: Path = Path("/proc/self/status"), driver: Path = Path("/dev/nvidiactl")) -> Host:
-    """The machine that this process runs on."""
+    """Return the machine that this process runs on."""
     try:
         lines = status.read_text().splitlines()
     except OSError:

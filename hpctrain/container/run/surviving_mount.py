@@ -20,11 +20,11 @@ PROGRAM = "squashfuse_ll"
 
 
 def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which, alone: bool) -> dict[str, str]:
-    """The environment with such a script first on the path; unchanged where there is no such program.
+    """Return the environment with such a script first on the path; unchanged if there is no squashfuse_ll.
 
     Args:
-        folder: of this node alone; made here.
-        alone: no Slurm ends what is left of a killed node: the program ends with the one that started it.
+        folder: folder of this node alone; created here.
+        alone: no Slurm ends what is left of a killed node: the program ends with the process that started it.
 
     Raises:
         StorageError: the script cannot be written.

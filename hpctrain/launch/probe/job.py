@@ -1,4 +1,4 @@
-"""A probe as a Slurm job of its own: one task on each allocated node, started and waited for by srun."""
+"""A probe as a Slurm job: one task on each allocated node; srun starts them and waits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hpctrain.slurm.commands import Slurm, client_environment
 
 @dataclass(frozen=True)
 class ProbeJob:
-    """What the probe's job asks Slurm for."""
+    """What the probe's job requests from Slurm."""
 
     nodes: int
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     time: str | None = "15"
-    """Wall-time limit as Slurm writes it: minutes."""
+    """Time limit as Slurm writes it: minutes."""
     nodelist: str | None = None
     """Exactly these nodes."""
     gpus_per_node: int | None = None
-    """Default: as many as Slurm lists on these nodes, unless only CPUs are measured."""
+    """GPUs on each node; default: as many as Slurm lists on these nodes, or none if only CPUs are measured."""
 
 
 def probe_job(
@@ -44,7 +44,7 @@ def probe_job(
     mode: str = "full",
     prior: Path | None = None,
 ) -> Topology:
-    """Probe nodes that Slurm allocates; inside an allocation, those of it.
+    """Probe nodes that Slurm allocates, or those of the allocation that this process is in; return the topology.
 
     Args:
         folder: an empty folder on a file system that the nodes share; the caller removes it.
@@ -63,7 +63,7 @@ def probe_job(
     argv = srun_command(job, folder.resolve(), device, seed, inside, mode, prior)
     process = runner.start(argv, env=env, log=log)
     try:
-        # A node that dies once the rest is measured keeps srun waiting for ever; the result does not depend on it.
+        # If a node dies after the measurement, srun waits for it for ever; the result does not depend on it.
         watch_probe(process, folder, clock, progress or no_progress, queued=True, result=folder / "topology.json")
         if not (folder / "topology.json").exists():
             raise_probe_error(process, log)
@@ -76,7 +76,7 @@ def probe_job(
 
 
 def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:
-    """The GPUs to ask for on each node: those of the allocation, else those of the partition's nodes."""
+    """Return the GPUs to request on each node: those of the allocation, else those of the partition's nodes."""
     if "SLURM_JOB_ID" in environ:
         found = environ.get("SLURM_GPUS_ON_NODE", "")
         return int(found) if found.isdigit() else None
@@ -86,14 +86,14 @@ def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None
             or None
         )
     except CommandError:
-        return None  # srun asks the same controller in a moment, and says what is wrong
+        return None  # srun asks the same controller in a moment, and reports the error
 
 
 def srun_command(
     job: ProbeJob, folder: Path, device: str, seed: int, inside: bool = False, mode: str = "full",
     prior: Path | None = None,
 ) -> list[str]:  # fmt: skip
-    """The argv: a task a node with everything of it, which learns from Slurm which node it is.
+    """Return srun's argv: one task a node with all its resources; Slurm's environment names its node.
 
     Args:
         inside: as a step of an allocation; there --exclusive would give it one CPU a task.
@@ -108,7 +108,7 @@ def srun_command(
         ("gpu-bind", "none" if job.gpus_per_node else None),
     )
     options = [f"--{name}={value}" for name, value in asked if value is not None]
-    # The number of tasks is said, as that of an allocation (salloc -n 16) would hold for its steps too.
+    # The number of tasks is explicit, as that of an allocation (salloc -n 16) would hold for its steps too.
     argv = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
     argv += [] if inside else ["--exclusive"]
     argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]

@@ -1,4 +1,4 @@
-"""A probe of virtual nodes: start them as processes of this machine, watch them, read the topology they write."""
+"""A probe of virtual nodes: processes of this machine are started and watched until they have written the topology."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def probe_local(
     progress: Progress | None = None,
     mode: str = "full",
 ) -> Topology:
-    """Probe `count` virtual nodes of this machine.
+    """Probe `count` virtual nodes of this machine; return the topology.
 
     Args:
         folder: an empty folder for the probe's files and logs; the caller removes it.

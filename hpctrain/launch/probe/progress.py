@@ -1,4 +1,4 @@
-"""Watching a probe from outside: its progress, its end, and what its first node said last."""
+"""Watching a probe from outside: its progress, its end, and the last line of its first node's log."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hpctrain.records.format.json_text import parse_json
 
 POLL_S = 0.1
 STALL_S = 90.0
-"""A probe that gets no further in this time is given up: its first node, which watches the others, must hang."""
+"""Seconds without progress after which a probe is given up: its first node, which watches the others, must hang."""
 
 FINAL_WAIT_S = 3.0
-"""How long the nodes get to leave by themselves when the result is there."""
+"""Seconds that the nodes get to leave by themselves once the result is written."""
 
 Progress = Callable[[str, int, int], None]
-"""Told of (phase, done, planned) when it changes; the phases are join, links and devices."""
+"""Called with (phase, done, planned) when it changes; the phases are join, links and devices."""
 
 
 def watch_probe(
     process: Process, folder: Path, clock: Clock, progress: Progress, queued: bool = False, result: Path | None = None
 ) -> None:
-    """Wait until `process` has ended, telling of progress.
+    """Wait until `process` has ended, and report progress.
 
     Args:
         process: the probe's first node, or the job that holds all of them.
-        queued: the probe may have to wait for its nodes first, as long as the queue wants.
-        result: the file that the first node writes last; once it is there, the process gets FINAL_WAIT_S to end.
+        queued: the probe may first have to wait for its nodes in the queue, without limit.
+        result: the file that the first node writes last; once it exists, the process gets FINAL_WAIT_S to end.
 
     Raises:
         HpctrainError: it hangs.
@@ -53,7 +53,7 @@ def watch_probe(
 
 
 def raise_probe_error(process: Process, log: Path) -> None:
-    """An error with the last line of the log, when the process did not end well.
+    """Raise an error with the last line of the log if the process failed.
 
     Raises:
         HpctrainError: it ended with another code than 0.
@@ -67,7 +67,7 @@ def raise_probe_error(process: Process, log: Path) -> None:
 
 
 def no_progress(phase: str, done: int, planned: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore the progress: the default where nobody watches."""
 
 
 def _progress(folder: Path) -> tuple[str, int, int] | None:
