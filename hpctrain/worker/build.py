@@ -244,7 +244,7 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
 def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> Reducer:
     reducer = build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
     # Overlap only without pp and tp: else the backward pass sends messages over the same links, gradients are split, or
-    # tied embeddings are summed after it. A residual must not hold the loss scale, nor a step that overflowed.
+    # tied embeddings are summed after it. Residuals must not contain the loss scale or an overflow.
     alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.compression[0].has_state)
     if isinstance(reducer, DenseReducer | ReduceScatterAllGather) and alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])

@@ -27,7 +27,7 @@ from hpctrain.worker.build import Trainer
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A tensor with non-finite values: NaN or infinite."""
+    """A tensor of `values` numbers, of which `bad` are not finite: NaN or infinite."""
 
     order: tuple[int, int, int]
     """Position in the model: stage, module in the order of execution, 0 for its input or 1 for its output."""
@@ -37,9 +37,7 @@ class NonFinite:
     what: str
     """'forward output', 'forward input' or 'gradient of weight'."""
     bad: int
-    """Number of non-finite values."""
     values: int
-    """Number of all values."""
     bad_weights: int
     """Number of non-finite values in the module's own parameters."""
     weights: int

@@ -1,4 +1,4 @@
-"""What a worker reports about the error that ended it: fault, class, message and the line that raised it."""
+"""Describes the error that ended a worker: its fault, class and message, and the line that raised it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Failure:
     """Name of the exception class."""
     message: str
     where: str | None
-    """As '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message says everything."""
+    """As '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is enough."""
     line: str | None
     """Number, file and text of that line of code, for the user."""
     fault: Fault
@@ -60,7 +60,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what is known of an error."""
+    """Return the failure that describes an error."""
     cause = _cause(error)
     kind, message = type(cause).__name__, str(cause).strip()[:MESSAGE_CHARS]
     if isinstance(cause, HpctrainError):

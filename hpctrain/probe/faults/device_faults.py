@@ -11,9 +11,9 @@ from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.records.topology.topology import Device, DeviceType, Node
 
 SLOW_CUDA = 0.97
-"""Share of the peers' median below which a GPU is slow: GPUs of one type differ by 1 or 2 %."""
+"""Share of the peers' median below which a device is slow. GPUs of one type differ by 1 or 2 %; CPUs by more, also
+because of other processes."""
 SLOW_CPU = 0.80
-"""The same for a CPU: processors differ by more, and other processes disturb their figures."""
 OUTLIER_DEVIATIONS = 4.0
 _HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 """Throttle reasons that are never normal. A software power cap is normal under load."""

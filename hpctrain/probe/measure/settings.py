@@ -77,7 +77,7 @@ class ProbeSettings:
 
     @property
     def silence_s(self) -> float:
-        """How long a node waits for the coordinator's next message before it gives up."""
+        """Time that a node waits for the coordinator's next message before it gives up."""
         deadlines = (self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s, self.backend_deadline_s)
         return max(deadlines) + 15.0
 

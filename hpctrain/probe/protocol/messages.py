@@ -28,7 +28,7 @@ Whole = TypeVar("Whole")
 
 
 class Join(Part):
-    """What a node reports about itself when it joins the coordinator."""
+    """The message with which a node joins the coordinator."""
 
     kind: Literal["join"]
     node: Text

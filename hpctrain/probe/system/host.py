@@ -1,4 +1,4 @@
-"""What the operating system reports: the processor's name and the memory that a process may use."""
+"""Reads the processor's name and the memory that a process may use from the operating system."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ P2p = Literal["ok", "no", "unknown"]
 
 @dataclass
 class Load:
-    """What a GPU did while it multiplied matrices."""
+    """Figures of a GPU under load, while it multiplies matrices."""
 
     memory_bytes: float
     """Memory that was free before the load."""

@@ -59,7 +59,7 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
         channel.send({"kind": "ready"})
         message = channel.wait_message(GO_S)
         if message is None or message.get("kind") != "go":
-            return HpctrainError.exit_code  # the node process gave up or is gone: nobody to measure for
+            return HpctrainError.exit_code  # the node process gave up or is gone
         channel.send({"kind": "devices", "report": _report(device, share)})
         exchange = BackendMeasurement()
         while (message := channel.wait_message(GO_S)) is not None:
