@@ -1,1 +1,1 @@
-"""Nodes, devices and links into a topology: resident agents, contention-free rounds, timing at the receiver."""
+"""Measures nodes, devices and links and makes a topology: contention-free rounds, bandwidth timed by the receiver."""

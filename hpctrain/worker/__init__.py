@@ -1,1 +1,1 @@
-"""The processes that hold tensors: training, and the device half of the probe."""
+"""Processes that use torch: training, the device measurements of the probe, and other verbs on models."""

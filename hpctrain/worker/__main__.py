@@ -21,14 +21,14 @@ VERBS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run a verb; an error is one line on stderr and its exit code."""
+    """Run a verb and return its exit code. An `HpctrainError` is printed as one line on stderr."""
     if argv and argv[0] == "fork":
         return forking.main(argv[1:], _run)
     if not argv or argv[0] not in VERBS:
         print(f"usage: python -m hpctrain.worker {{fork|{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE
     if argv[0] == "train":
-        # Before torch is loaded, whose loggers keep the stderr that they find. The other verbs print what is parsed.
+        # Before torch is loaded, because its loggers keep the stderr of that moment. The other verbs' output is parsed.
         timestamp_output()
     return _run(argv)
 
@@ -43,7 +43,7 @@ def _run(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Slurm signals every process of a step; what a signal means is the agent's to decide, so workers are deaf to it.
+    # Slurm signals every process of a step. The agent decides what a signal means, so workers ignore it.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
-"""The worker's end of the channel to its agent: orders come in on a thread, news go out as they happen.
+"""The worker's end of the agent channel: a thread receives the agent's orders; messages are sent as things happen.
 
-When the agent is gone the worker ends at once: nothing may train outside a generation.
+When the agent is gone, the worker exits at once: nothing may train outside a generation.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ POLL_S = 1.0
 
 
 class AgentChannel:
-    """What the agent asked for, and a way to tell it things."""
+    """The orders received from the agent, and the way to send it messages."""
 
     def __init__(self, channel: LineChannel) -> None:
         self._channel = channel
-        # An agent that is held up by its file system is waited for; one that is gone closes the channel.
+        # No time limit: an agent may be delayed by its file system; one that is gone closes the channel.
         self._channel.send_timeout_s = None
         self._lock = threading.Lock()
         self._save = threading.Event()
         self._stop = threading.Event()
 
     def wait_start(self) -> Message:
-        """The `start` order: {plan, rank, store, restore, …}.
+        """Wait for the `start` order and return it: {plan, rank, store, restore, …}.
 
         Raises:
-            HpctrainError: the agent went away or sent none in time.
+            HpctrainError: the agent is gone or sent no such order within `START_TIMEOUT_S`.
         """
         message = self._channel.wait_message(START_TIMEOUT_S)
         if message is None or message.get("type") != "start":
@@ -38,31 +38,31 @@ class AgentChannel:
         return message
 
     def listen(self) -> None:
-        """Start taking `save` and `stop` orders in the background."""
+        """Start the thread that receives `save` and `stop` orders."""
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def save_wanted(self) -> bool:
-        """Whether a checkpoint was ordered; asking clears it."""
+        """Whether the agent ordered a checkpoint. The call clears the order."""
         wanted = self._save.is_set()
         self._save.clear()
         return wanted
 
     def stop_wanted(self) -> bool:
-        """Whether the worker was ordered to save and leave."""
+        """Whether the agent ordered the worker to save and exit."""
         return self._stop.is_set()
 
     def tell(self, kind: str, /, **content: object) -> None:
-        """Send news to the agent: ready, step, compiling, saved, error."""
+        """Send a message to the agent. Kinds are ready, step, compiling, saved, error and others."""
         with self._lock:
             self._channel.send({"type": kind, **content})
 
     def _listen(self) -> None:
         while not self._channel.closed:
-            # What arrived together with the start order is there already, and the socket silent about it.
+            # A message that arrived with the start order is in the buffer already; the socket does not report it again.
             message = self._channel.wait_message(POLL_S)
             if message is not None:
                 self._handle(message)
-        # The agent is gone. Nothing is flushed on purpose: the state on disk is whole at any moment.
+        # The agent is gone. Nothing needs a flush: the state on disk is consistent at any moment.
         os._exit(EXIT_RESUMABLE)
 
     def _handle(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""From the number of a sample to tensors: window, objective, device."""
+"""Turns sample numbers into tensors: reads windows of the corpus, applies the objective, copies to the device."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from hpctrain.records.run.objective import AnyObjective, lengths
 from hpctrain.records.run.run import Run
 
 UNNAMED_SET = ""
-"""The validation set that has no name of its own."""
+"""Key of the validation set that has no name."""
 
 
 class SampleBatch(NamedTuple):
-    """Samples as the pipeline takes them, [rows, …]."""
+    """Samples in the form that the pipeline takes, of shape [sequences, …]."""
 
     inputs: Tensor
     targets: Tensor
-    """-100 where there is none."""
+    """Target of each position; -100 where there is none."""
     decoder_tokens: Tensor | None
-    """What the decoder of a model with two stacks reads."""
+    """Input of the decoder, for encoder-decoder models; else None."""
 
 
 class SequenceStream(Protocol):
-    """An endless, shuffled stream of windows, as `Corpus` and `Mixture` are."""
+    """An endless, shuffled stream of windows. `Corpus` and `Mixture` are such streams."""
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
-        """Samples [start, start + count), [count, length + 1]."""
+        """Return samples [start, start + count) as an array of shape [count, length + 1]."""
 
 
 @dataclass(frozen=True)
 class BatchLoader:
-    """A stream, and what is made of it."""
+    """A stream with the objective and the device that its batches are made for."""
 
     stream: SequenceStream
     objective: AnyObjective
@@ -51,7 +51,7 @@ class BatchLoader:
     device: torch.device
 
     def batch(self, seed: int, start: int, count: int) -> SampleBatch:
-        """The samples [start, start + count) of the run with that seed."""
+        """Return the samples [start, start + count) of a run with that seed."""
         samples = np.arange(start, start + count, dtype=np.int64)
         rows = self.stream.rows(seed, start, count)
         made = examples(self.objective, self.special, self.seq_len, seed, samples, rows)
@@ -61,22 +61,27 @@ class BatchLoader:
         return SampleBatch(inputs, targets, torch.from_numpy(made.decoder_tokens).to(self.device))
 
     def taken(self, samples: int) -> dict[str, int] | None:
-        """Samples of each weighted folder among the first `samples`; None where folders have no weights."""
+        """Count the samples of each weighted folder among the first `samples`; None when folders have no weights."""
         return self.stream.taken(samples) if isinstance(self.stream, Mixture) else None
 
 
 def open_batch_loaders(
     run: Run, device: torch.device, environ: Mapping[str, str]
 ) -> tuple[BatchLoader, dict[str, BatchLoader]]:
-    """What the run trains on, and its validation sets by name (`UNNAMED_SET`: the one without); copies on this node are
-    read where there are any.
+    """Open the training data and the validation sets of a run.
+
+    Copies in the node cache are read where there are any.
+
+    Returns:
+        The loader of the training data, and the loaders of the validation sets by name. The key of a set without a
+        name is `UNNAMED_SET`.
 
     Raises:
-        InputError, FileError: data is missing, damaged or of another tokenizer.
+        InputError, FileError: data is missing, damaged or was made with another tokenizer.
     """
     data, objective = run.data, run.effective_objective()
     train = cached_folders(data.train_folders, environ)
-    special = special_tokens(data.train_folders, objective, data.seq_len)  # copies have no tokenizer
+    special = special_tokens(data.train_folders, objective, data.seq_len)  # not from `train`: copies have no tokenizer
     length = lengths(objective, data.seq_len).raw
     stream = open_training(data.train_folders, data.weights, length, train)
     sets: dict[str, SequenceStream] = {}

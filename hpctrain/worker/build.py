@@ -1,4 +1,4 @@
-"""From a Plan to live objects: process group, mesh, pipeline, reducer, optimizer, corpus, checkpoints."""
+"""Builds the objects of a rank from a plan: process group, mesh, pipeline, reducer, optimizer, data, checkpoints."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ from hpctrain.worker.reducer_state import restore_reducer_state
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STORE_TIMEOUT_S = 60
 WRITER_TIMEOUT_S = 1800
-"""Training goes on while a checkpoint is written, so a slow file system has time."""
+"""Long, because training goes on while a checkpoint is written: a slow file system has time."""
 
 
 def collective_timeout(run: Run) -> timedelta:
-    """How long a rank waits for the others in one operation. A safety net only: the agents, who see all ranks, end a
-    generation that makes no step before that, and know which rank is to blame."""
+    """Return how long a rank waits for the others in one collective.
+
+    A last resort: the agents, which see all ranks, end a hung generation earlier and know which rank is to blame.
+    """
     return timedelta(seconds=2 * run.step_timeout_s)
 
 
 @dataclass(frozen=True)
 class StartOrder:
-    """The start order of a worker, as sent by its agent."""
+    """The `start` order that an agent sends its worker."""
 
     folder: Path
     plan: str
@@ -63,11 +65,15 @@ class StartOrder:
     store_fd: int | None
     restore: str | None
     store_secret: str = field(repr=False)
-    """Begins the name of all that the generation's workers write to the store."""
+    """Part of the prefix of every key that the generation's workers write to the store."""
 
     @classmethod
     def of(cls, folder: Path, message: Message) -> StartOrder:
-        """Read the message `start`."""
+        """Parse the message `start`.
+
+        Args:
+            folder: the run folder.
+        """
         store = message["store"]
         return cls(
             folder, message["plan"], message["rank"], message["generation"],
@@ -77,7 +83,7 @@ class StartOrder:
 
 @dataclass
 class Trainer:
-    """Everything that the loop needs."""
+    """Everything that the training loop needs."""
 
     run: Run
     plan: Plan
@@ -92,31 +98,31 @@ class Trainer:
     reducer: Reducer
     train: BatchLoader
     valid: dict[str, BatchLoader]
-    """By name; `UNNAMED_SET` has none."""
+    """Loaders of the validation sets by name; the key of a set without a name is `UNNAMED_SET`."""
     saver: CheckpointSaver
     fence: Fence
     step: int
-    """Steps done."""
+    """Number of steps done."""
     base_bytes: float
     """Peak memory of this worker before it built the model."""
     scaler: LossScaler | None = None
-    """With precision fp16."""
+    """Only with precision fp16."""
     past_scale: LossScale | None = None
-    """Of an earlier part of the run, in fp16: the steps it skipped do not count for the optimizer."""
+    """Loss scale of the checkpoint, if it was written in fp16. Its skipped steps do not count for the optimizer."""
     outer_optimizer: OuterOptimizer | None = None
-    """Of replicas that train on their own."""
+    """Only with local SGD: the optimizer over the replicas' weights."""
     residuals_dropped: str | None = None
-    """Why what the reducers kept in the checkpoint was not taken over, where there was any."""
+    """Why the residuals in the checkpoint were not restored; None when they were or there are none."""
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Where this replica's rows start within a global batch, and how many they are."""
+        """Index of this replica's first sequence within a global batch, and the number of its sequences."""
         start = sum(replica.sequences for replica in self.plan.replicas[: self.coordinate.dp])
         return start, self.pipeline.rows
 
 
 def build(start_order: StartOrder) -> Trainer:
-    """Join the generation's process group and build this rank's part of the plan. Collective over the world."""
+    """Join the generation's process group and build this rank's part of the plan. Collective over all ranks."""
     run = run_of(start_order.folder)
     plan = Plan.read(start_order.folder / start_order.plan, owned=True)
     if run.deterministic:
@@ -139,7 +145,7 @@ def build(start_order: StartOrder) -> Trainer:
     optimizer = _optimizer(run, pipeline, plan)
     named = pipeline.parameters()
     prepare_moments(named, optimizer)
-    # A group of its own: the writer thread must never wait behind, or in the middle of, the training's collectives.
+    # A separate group: the collectives of the writer thread must not mix with those of training.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
         manifest = _restore(start_order, pipeline, optimizer, scaler, group)
@@ -188,7 +194,7 @@ def _device(place: str) -> torch.device:
 
 
 def _join(start_order: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
-    """Meet the other workers at the store; rank 0 serves it on the socket that its agent holds open."""
+    """Join the process group over the store, which rank 0 serves on the socket inherited from its agent."""
     store = dist.TCPStore(
         start_order.store_addr,
         start_order.store_port,
@@ -199,8 +205,8 @@ def _join(start_order: StartOrder, plan: Plan, device: torch.device, timeout: ti
         master_listen_fd=start_order.store_fd,
     )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # Torch lets anybody who reaches the port in. A late worker of another generation, or another job's, does not meet
-    # this one by mistake; that it keeps no attacker out is in docs/security.md.
+    # torch accepts everyone who reaches the port. The prefix keeps out late workers of another generation or job that
+    # connect by mistake, but no attacker: see docs/security.md.
     prefixed = dist.PrefixStore(f"generation-{start_order.generation}-{start_order.store_secret}", store)
     dist.init_process_group(
         backend, store=prefixed, rank=start_order.rank, world_size=plan.world_size, timeout=timeout,
@@ -210,22 +216,22 @@ def _join(start_order: StartOrder, plan: Plan, device: torch.device, timeout: ti
 
 
 def _first_weights(start_order: StartOrder, run: Run) -> Fill | None:
-    """What the stages are filled from, where it is not the seed; a checkpoint needs no folder any more."""
+    """Return what initializes the weights from a Hugging Face folder; None for random weights or a checkpoint."""
     if run.model.hf is None or run.model.found is None or start_order.restore is not None:
         return None
     return HfWeights(run.model.found, Path(run.model.hf)).fill
 
 
 def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only."""
+    """Return AdamW with weight decay on matrices only."""
     settings = run.optimizer
     parameters = [parameter for _, parameter in pipeline.parameters()]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    # The batched forms refuse a mix of DTensors and plain tensors, or of meshes, which a stage under tensor parallelism
-    # has. torch does not choose one by itself for DTensors. On CPU the fused one takes a third of the time.
+    # `foreach` and `fused` refuse a mix of DTensors and plain tensors, or of meshes, which a stage with tensor
+    # parallelism has. For DTensors torch chooses neither by default. On CPU `fused` takes a third of the time.
     split = any(isinstance(parameter, DTensor) for parameter in parameters)
     fused = True if not split and parameters[0].device.type == "cpu" else None
     return torch.optim.AdamW(
@@ -237,8 +243,8 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
 
 def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> Reducer:
     reducer = build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
-    # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a tied
-    # model are added up after it. What a reducer keeps must not be scaled, and a step that overflows not be sent.
+    # Overlap only without pp and tp: else the backward pass sends messages over the same links, gradients are split, or
+    # tied embeddings are summed after it. Residuals must not contain the loss scale or an overflow.
     alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.compression[0].has_state)
     if isinstance(reducer, DenseReducer | ReduceScatterAllGather) and alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])

@@ -1,4 +1,4 @@
-"""Bytes that tensor parallelism puts on the wire, counted at torch's functional collectives."""
+"""Counts the bytes that tensor parallelism sends, at torch's functional collectives."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """While active, adds up what this rank sends in functional collectives: those that a program calls, and those that
-    DTensor issues while it works on an operation. The pipeline's sends and the reduction over replicas, which go to
-    torch.distributed directly, are not among them.
+    """While active, adds up the bytes that this rank sends in functional collectives: those of the program and
+    those that DTensor issues within an operation. Stage messages and the reduction over replicas are not counted: they
+    call torch.distributed directly.
 
-    The bytes are those of the ring form of each collective, the least that any form sends; what the backend sends for
-    them, with its headers, may be more. Shapes do not change from step to step, so one counted step stands for all;
-    counting every step would slow each operation down.
+    Each collective counts as in its ring algorithm, which sends the least; the backend, with its headers, may send
+    more. Shapes do not change from step to step, so the loop counts one step: counting slows every operation down.
     """
 
     def __init__(self) -> None:
@@ -26,8 +25,8 @@ class CollectiveCounter(TorchDispatchMode):
         self.sent_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        # A mode is off while it handles an operation. Declining those on DTensors lets DTensor take them apart with the
-        # mode still on, so that its collectives come here.
+        # A mode is off while it handles an operation. NotImplemented lets DTensor decompose its operations with the
+        # mode still on, so that its collectives arrive here.
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func.namespace in _NAMESPACES:
@@ -36,7 +35,7 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def _sent(func: Any, args: tuple[Any, ...]) -> int:
-    """Bytes one rank sends in a ring implementation of the collective."""
+    """Return the bytes that one rank sends in the ring algorithm of the collective."""
     name = func._schema.name.rpartition("::")[2].removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
     share = _SHARES.get(name)
     if share is None:
@@ -58,4 +57,4 @@ _SHARES: dict[str, Callable[[int], float]] = {
     "shard_dim_alltoall": lambda world: (world - 1) / world,
     "broadcast": lambda world: (world - 1) / world,
 }
-"""Collective -> bytes sent by each rank of `world`, as a share of its input; of a broadcast, the mean over ranks."""
+"""Collective -> bytes that a rank of `world` sends, as a share of its input. For a broadcast: the mean over ranks."""

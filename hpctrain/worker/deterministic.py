@@ -1,4 +1,4 @@
-"""The same weights from the same run, bit by bit: what of torch has to be told so."""
+"""Settings of torch with which the same run gives the same weights, bit by bit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import torch
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""One of the two settings with which cuBLAS gives the same sums every time, the faster one."""
+"""The faster of the two settings with which cuBLAS is deterministic."""
 
 
 def make_deterministic() -> None:
-    """Choose the repeatable form of every operation. Call it before anything runs on a CUDA device.
+    """Make torch choose deterministic algorithms. Call this before anything runs on a CUDA device.
 
-    An operation that has no such form raises an error that names it. Order of samples, initial weights and sums over
-    ranks are repeatable anyway, on the same plan.
+    An operation without a deterministic algorithm raises an error that names it. With the same plan, the order of
+    samples, the initial weights and sums over ranks are deterministic anyway.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)

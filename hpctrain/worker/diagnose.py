@@ -1,8 +1,8 @@
-"""Where a loss or a gradient first stopped being a number. Costs nothing until that happens.
+"""Finds where a loss or a gradient first became NaN or infinite. Costs nothing until that happens.
 
-The forward pass of the same micro-batches is run again with a look at every module: in training mode with the same
-random numbers after a training step, in evaluation mode after a validation. What is found first in the order of the
-model counts, over all ranks; without any, the gradient that the backward pass met first.
+The forward pass of the same micro-batches runs again with hooks on every module: in training mode with the same random
+numbers after a training step, in evaluation mode after a validation. The report names the first non-finite activation
+in the order of the model, over all ranks; if there is none, the first non-finite gradient of the backward pass.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from hpctrain.worker.build import Trainer
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A tensor with values that are no numbers."""
+    """A tensor of `values` numbers, of which `bad` are not finite: NaN or infinite."""
 
     order: tuple[int, int, int]
-    """Where in the model: stage, module in the order of execution, 0 for its input and 1 for its output."""
+    """Position in the model: stage, module in the order of execution, 0 for its input or 1 for its output."""
     rank: int
     module: str
-    """Its name in the whole model."""
+    """Name of the module in the whole model."""
     what: str
     """'forward output', 'forward input' or 'gradient of weight'."""
     bad: int
     values: int
     bad_weights: int
-    """Of the module's own parameters, values that are no numbers."""
+    """Number of non-finite values in the module's own parameters."""
     weights: int
     largest_weight: float
-    """The largest of the others, without its sign."""
+    """The largest absolute value of the finite weights."""
 
 
 def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, training: bool) -> str:
-    """Say in a line what is no number, where it began and what may help. Collective over the world.
+    """Return a line that says which value is not finite, where it began and what may help. Collective over all ranks.
 
     Args:
         step: the step that failed, 1 is the first.
-        batch: this replica's share of it.
-        norm: of the gradient, the same on every rank.
-        training: whether it was a training step, and no validation.
+        batch: this replica's share of its batch.
+        norm: norm of the gradient, the same on every rank.
+        training: True after a training step, False after a validation.
     """
     with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
         share, forward = _forward(trainer, batch, training)
@@ -66,9 +66,10 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
 
 
 def diagnosis_line(step: int, loss: float, norm: float, found: NonFinite | None, places: list[str], run: Run) -> str:
-    """The line for the person.
+    """Return the line that the user reads.
 
     Args:
+        found: the first non-finite tensor; None when the second forward pass shows none.
         places: the device of each rank.
     """
     wrong = f"loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
@@ -102,7 +103,7 @@ def _advice(run: Run, weights_are_lost: bool) -> str:
 
 
 def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[float, NonFinite | None]:
-    """This replica's share of the loss, and the first place on this rank where activations are no numbers."""
+    """Return this replica's share of the loss, and the first non-finite activation on this rank."""
     findings: list[NonFinite] = []
     pipeline = trainer.pipeline
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
@@ -113,7 +114,7 @@ def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[floa
 
 @contextlib.contextmanager
 def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
-    """Look at what goes into and out of every module of every stage of this rank."""
+    """Check the inputs and outputs of every module of this rank's stages; append non-finite ones to `findings`."""
     handles = []
     for stage in trainer.pipeline.stages:
         watch = _NonFiniteHooks(stage.stage_index, trainer.coordinate.rank, findings)
@@ -127,7 +128,7 @@ def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
 
 
 class _NonFiniteHooks:
-    """Forward hooks of one stage. A module's place is where its first call ended: what it holds comes before it."""
+    """Forward hooks of one stage. Modules are ordered by the end of their first call, so submodules come first."""
 
     def __init__(self, stage: int, rank: int, findings: list[NonFinite]) -> None:
         self._stage = stage
@@ -136,7 +137,7 @@ class _NonFiniteHooks:
         self._places: dict[str, int] = {}
 
     def hook(self, name: str) -> Callable[[nn.Module, object, object], None]:
-        """The hook of the module of that name."""
+        """Return the hook of the module of that name."""
 
         def look(module: nn.Module, inputs: object, output: object) -> None:
             masks = not any(True for _ in module.parameters(recurse=False))
@@ -153,7 +154,7 @@ class _NonFiniteHooks:
 
 
 def _gradient(trainer: Trainer) -> NonFinite | None:
-    """The place nearest to the loss where this rank's part of the gradient is no number: backward came there first."""
+    """Return this rank's non-finite gradient nearest to the loss: the backward pass reached it first."""
     found = None
     for stage in trainer.pipeline.stages:
         for place, (name, parameter) in enumerate(stage.submod.named_parameters()):
@@ -167,7 +168,7 @@ def _gradient(trainer: Trainer) -> NonFinite | None:
 
 
 def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
-    """How many weights are no numbers, how many there are, and the largest of the others."""
+    """Return the number of non-finite weights, the number of all weights, and the largest finite absolute value."""
     tensors = [_local(parameter.detach()) for parameter in parameters]
     largest = max(
         (float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) for tensor in tensors if tensor.numel()), default=0.0
@@ -180,10 +181,10 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, int]:
-    """How many values are no numbers, and how many there are; of a tensor that is split, in this rank's part.
+    """Return the number of non-finite values and of all values; of a DTensor, in this rank's part.
 
     Args:
-        masks: -inf is no fault: modules without weights may pass masks and masked scores on.
+        masks: whether -inf is allowed: modules without weights may pass on masks and masked scores.
     """
     bad = values = 0
     for item in tensors:

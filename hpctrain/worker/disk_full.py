@@ -1,6 +1,6 @@
-"""The end of a run on a full disk: no later checkpoint makes up for the last one, so the run waits for room.
+"""Retries the last writes of a run on a full disk: no later checkpoint replaces the last one, so the run waits.
 
-Collective over the world: every rank goes through the same rounds, rank 0's clock counts.
+Collective over all ranks: every rank goes through the same rounds, and the first clock to reach the limit ends them.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from hpctrain.records.history.fault import fault_of
 from hpctrain.worker.agent_channel import AgentChannel
 
 RETRY_S = 2.0
-"""Between two tries; the agent hears of each, and does not take the wait for a hang."""
+"""Time between two tries. The worker reports each one, so that the agent does not see a hang."""
 
 
 def is_disk_full(error: str | None) -> bool:
-    """Whether it was for want of room that something could not be written."""
+    """Whether the error of a write is that the disk is full."""
     return error is not None and fault_of(error).name == "disk_full"
 
 
 @dataclass(frozen=True)
 class PendingWrites:
-    """What is left to be written, and how it is tried again."""
+    """The writes that failed, and how to try them again."""
 
     step: int
     save: Callable[[], str | None]
-    """Save again; the error, the same on every rank. Collective."""
+    """Saves again and returns the error, the same on every rank. Collective."""
     flush: Callable[[], str | None]
-    """Write the rows that wait, on the rank that has them; the error."""
+    """Writes the waiting rows of metrics.jsonl on the rank that has them and returns the error."""
 
 
 def retry_until_written(
     writes: PendingWrites, error: str | None, limit_s: float, agent_channel: AgentChannel
 ) -> str | None:
-    """Try again until all is written, the time is over or somebody asks to stop; the error of the checkpoint that is
-    left, None when it is on disk.
+    """Try again until everything is written, the time is over or the agent orders a stop.
 
     Args:
-        error: why the last checkpoint is not on disk; None where it is.
+        error: why the last checkpoint is not on disk; None when it is.
+
+    Returns:
+        The error of the last try to save the checkpoint; None when it is on disk.
     """
     deadline, told = time.monotonic() + limit_s, False
     with ACTIVITY.doing("wait for room on the disk"):
@@ -65,7 +67,7 @@ def retry_until_written(
 
 
 def _agreed(*flags: bool) -> tuple[bool, ...]:
-    """Each flag as it is on any rank."""
+    """Return each flag as true when it is true on any rank."""
     vector = torch.tensor([float(flag) for flag in flags])
     dist.all_reduce(vector, op=dist.ReduceOp.MAX)
     return tuple(value > 0 for value in vector.tolist())

@@ -1,4 +1,4 @@
-"""What a worker says of its own end: whose fault, what kind of error, its whole message, and where it was raised."""
+"""Describes the error that ended a worker: its fault, class and message, and the line that raised it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named, fault_of
 
 MESSAGE_CHARS = 8000
-"""Characters of a message that travel; the log has all of it."""
+"""Longest message that is sent to the agent; the log has all of it."""
 SENTENCE_CHARS = 1000
-"""Characters of it in a reason."""
+"""Longest part of the message in a reason."""
 _HOUSE = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
 _LIBRARIES = (_TORCH, Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"]))
 _BOILERPLATE = "CUDA kernel errors might be asynchronously reported"
-"""Begins the lines that torch adds to every error of CUDA."""
+"""Start of the lines that torch adds to every CUDA error."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Failure:
     """An error that ended a worker."""
 
     kind: str
-    """Name of its class."""
+    """Name of the exception class."""
     message: str
     where: str | None
-    """'/…/code/model.py:12 in forward'; None for an error that hpctrain raised on purpose, whose message says all."""
+    """As '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is enough."""
     line: str | None
-    """The line of code there, with its number and file, for a person."""
+    """Number, file and text of that line of code, for the user."""
     fault: Fault
 
     def sentence(self, at: str) -> str:
-        """One line for a person.
+        """Return one line for the user.
 
         Args:
-            at: which rank was doing what.
+            at: which rank did what, as from `place_now`.
         """
         if self.where is None:
             return _one_line(self.message)
@@ -55,16 +55,16 @@ class Failure:
         return f"{at}: {self.kind}: {said} ({self.line}){whose}"
 
     def to_message(self) -> dict[str, Any]:
-        """Plain values for the agent."""
+        """Return the failure as plain values for the agent."""
         return {"kind": self.kind, "message": self.message, "where": self.where, "fault": self.fault.name}
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What is known of an error."""
+    """Return the failure that describes an error."""
     cause = _cause(error)
     kind, message = type(cause).__name__, str(cause).strip()[:MESSAGE_CHARS]
     if isinstance(cause, HpctrainError):
-        # It may stand for an error of the system, which knows better whose fault it is.
+        # Its cause may be an error of the system, which says more about the fault.
         faults = [_fault_of(known) for known in (cause, cause.__cause__) if known is not None]
         return Failure(kind, message, None, None, next((row for row in faults if row.name != EXCEPTION), faults[0]))
     frame = _frame(cause)
@@ -75,23 +75,27 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _fault_of(error: BaseException) -> Fault:
-    """The row of the table. Code that is not torch's or hpctrain's may speak of a time-out, and of one with anybody: no
-    rank is lost by it."""
+    """Return the error's row of the fault table.
+
+    A time-out in other code than torch and hpctrain is no network fault: no rank is lost by it.
+    """
     fault = fault_of(str(error), [known.__name__ for known in type(error).__mro__])
     outside = error.__traceback__ is not None and not _is_within(_innermost(error), (_TORCH, _HOUSE))
     return fault_named(EXCEPTION) if fault.blame == "network" and outside else fault
 
 
 def place_now() -> str:
-    """'rank 1 in step 3, reduce dp': which rank this is, and what it does."""
+    """Return which rank this is and what it does, as 'rank 1 in step 3, reduce dp'."""
     now = ACTIVITY.now
     rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
     return f"rank {rank} in step {now.step}, {now.words()}"
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error itself, or what it wraps where torch raised it over another one: its pipeline reports the arguments of
-    a stage and not what the stage said."""
+    """Return the error that torch wrapped, or the error itself.
+
+    The error that torch's pipeline raises has the arguments of a stage, and not the stage's own message.
+    """
     while error.__cause__ is not None and _is_within(_innermost(error), (_TORCH,)):
         error = error.__cause__
     return error
@@ -103,7 +107,7 @@ def _innermost(error: BaseException) -> Path:
 
 
 def _frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The last line that the person wrote on the way to the error, else the last of hpctrain, else the last of all."""
+    """Return the innermost frame in the user's code, else the innermost in hpctrain, else the innermost of all."""
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if not _is_within(Path(frame.filename), (*_LIBRARIES, _HOUSE))]
     house = [frame for frame in frames if _is_within(Path(frame.filename), (_HOUSE,))]

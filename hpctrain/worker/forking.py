@@ -1,7 +1,7 @@
-"""`python -m hpctrain.worker fork`: loads torch and what training needs, then forks a worker for each order.
+"""`python -m hpctrain.worker fork`: loads torch and the training code, then forks a worker for each order.
 
-The other end is `hpctrain.base.forking`. A worker belongs to the process that asks for it: it is forked twice, and so
-adopted. Nothing here may start a thread, or touch a GPU: neither outlives a fork.
+The other end is `hpctrain.base.forking`. Each worker is forked twice, so that the process that ordered it adopts it as
+its child. Nothing here may start a thread or use a GPU: neither survives a fork.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hpctrain.base.process import WORKER
 
 LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure.measure")
 HIGH_FD = 500
-"""Where descriptors wait until those of this process are closed."""
+"""Lowest number of a descriptor that waits until the low numbers are free."""
 
 Verb = Callable[[list[str]], int]
 
 
 def main(argv: list[str], run: Verb) -> int:
-    """Load, and fork until the other end closes.
+    """Load the code, then fork until the other end closes the socket.
 
     Args:
-        run: what a fork does with the words of its order; its answer is the exit code.
+        run: runs the order's arguments in a fork and returns the exit code.
     """
     parser = argparse.ArgumentParser(prog="hpctrain.worker fork")
     parser.add_argument("--folder", help="of the run; here so that the command line tells it")
@@ -44,7 +44,7 @@ def main(argv: list[str], run: Verb) -> int:
     options = parser.parse_args(argv)
     die_with_parent(options.parent)
     plain = sys.stdout, sys.stderr
-    # Before torch is loaded, whose loggers keep the stderr that they find.
+    # Before torch is loaded, because its loggers keep the stderr of that moment.
     timestamp_output()
     channel = socket.socket(fileno=_moved(options.fd))
     _load()
@@ -57,12 +57,12 @@ def main(argv: list[str], run: Verb) -> int:
     if order["argv"][0] != "train":
         sys.stdout, sys.stderr = plain
     code = run(order["argv"])
-    del stamped  # not before: with the one stream ends the descriptor of the other
+    del stamped  # not earlier: closing one stream closes the descriptor of the other
     return code
 
 
 def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork for each order: in a fork its order comes back, here None when the other end has closed."""
+    """Fork for each order. Return the order in the fork; return None here when the other end has closed."""
     while True:
         try:
             message, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MAX_FDS)
@@ -72,7 +72,7 @@ def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
             return None
         order: dict[str, Any] = json.loads(message)
         token, *fds = fds
-        wanted = os.read(token, 1)  # empty where the order was withdrawn meanwhile
+        wanted = os.read(token, 1)  # empty when the order was withdrawn meanwhile
         os.close(token)
         pid = _fork(channel, order, fds) if wanted else 0
         if pid is None:
@@ -86,13 +86,13 @@ def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
 def _load() -> None:
     for module in LOADED:
         load(module)
-    # What is there now stays: a worker's collections need not touch, and so copy, its pages.
+    # Freeze the loaded objects: else garbage collection in a worker would touch, and so copy, their pages.
     gc.collect()
     gc.freeze()
 
 
 def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> int | None:
-    """The new worker's process id; None in that process."""
+    """Fork a worker. Return its process id; return None in the worker itself."""
     ours, theirs = os.pipe()
     between = os.fork()
     if between:
@@ -105,7 +105,7 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
         os._exit(0)
     os.setsid()
     while os.getppid() == middle:
-        time.sleep(0.001)  # what the worker does first may be to ask who its parent is
+        time.sleep(0.001)  # the worker may ask at once who its parent is
     channel.close()
     os.close(ours)
     theirs = _moved(theirs)
@@ -113,13 +113,13 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
     os.write(theirs, str(os.getpid()).encode())
     os.close(theirs)
     if sys.modules["torch"].cuda._is_in_bad_fork():
-        # Some library has touched the GPU while it was loaded, which no fork survives.
+        # Some library used the GPU while it was loaded, and CUDA does not survive a fork: start a new process.
         os.execv(WORKER[0], [*WORKER, *order["argv"]])
     return None
 
 
 def _settle(order: dict[str, Any], fds: Sequence[int]) -> None:
-    """Take the descriptors and the environment that this worker was promised."""
+    """Move the descriptors to the numbers in the order, and set the order's environment."""
     log, *kept = [_moved(fd) for fd in fds]
     for number in (1, 2):
         os.dup2(log, number)

@@ -1,4 +1,4 @@
-"""The training loop, read as a recipe."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from hpctrain.worker.step_metrics import (
 
 
 def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
-    """Train until the last step or until told to stop.
+    """Train until the last step or until the agent orders a stop.
 
     Returns:
         True when the run is complete, False when it was stopped at a checkpoint on request.
 
     Raises:
-        HpctrainError: the gradient is no number any more, or the last checkpoint could not be written.
+        HpctrainError: the loss or the gradient is not finite, or the last checkpoint could not be written.
         StorageError: there is no room for the last rows of metrics.jsonl.
     """
     loop = Loop(trainer, agent_channel)
@@ -76,7 +76,7 @@ class Loop:
         self._tp_bytes = 0
 
     def next_step(self) -> GlobalStepMetrics:
-        """One step, profiled when it is the one that is to be."""
+        """Run one step, under the profiler when it is the step that the run file names."""
         trainer, step = self.trainer, self.trainer.step + 1
         ACTIVITY.begin_step(step)
         if step != trainer.run.profile.step:
@@ -85,7 +85,7 @@ class Loop:
             return self.one_step()
 
     def one_step(self) -> GlobalStepMetrics:
-        """One optimizer step: batch, pipeline, reduction, norm, update, checkpoint, validation, news."""
+        """Run one optimizer step: batch, pipeline, reduction, norm, update, metrics, checkpoint, validation, report."""
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
         scale = trainer.scaler.value if trainer.scaler is not None else None
@@ -106,7 +106,7 @@ class Loop:
             trainer.reducer.metrics(), self.agent_channel.stop_wanted(), self.agent_channel.save_wanted(),
         )  # fmt: skip
         job = gather_step_metrics(trainer, mine)
-        # In fp16 a norm that is no number may only mean a scale too large. It is applied after the loss, though.
+        # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
         placed = rank_placements(trainer, counters) if self._first else None
@@ -118,7 +118,7 @@ class Loop:
         return job
 
     def save(self) -> None:
-        """Start writing a checkpoint of this step, unless it was already; waits for one still under way."""
+        """Start writing a checkpoint of this step, unless it was started already. Waits for the previous one to end."""
         trainer = self.trainer
         if self.saved_step == trainer.step:
             return
@@ -131,10 +131,10 @@ class Loop:
         self.saved_step = trainer.step
 
     def finish_saving(self, wait_for_room: bool) -> None:
-        """Wait for the writer; the run has not ended before its last checkpoint is on disk.
+        """Wait until the last checkpoint and all rows of metrics.jsonl are on disk.
 
         Args:
-            wait_for_room: on a full disk, try again for as long as the run file says.
+            wait_for_room: on a full disk, try again for `checkpoint.wait_for_room_s` of the run file.
         """
         with ACTIVITY.doing("wait for the writer of the last checkpoint"):
             self._tell_saved(self.trainer.saver.finished(wait=True))
@@ -149,7 +149,7 @@ class Loop:
             raise HpctrainError(f"the last checkpoint could not be written: {self._save_error}")
 
     def _save_again(self) -> str | None:
-        """Save this step once more; the error. Only a success is told: the failure was."""
+        """Save this step once more and return the error. Only a success is reported: the failure was already."""
         self._start_saving()
         saved = self.trainer.saver.finished(wait=True)
         assert saved is not None, "it was just started"
@@ -165,7 +165,7 @@ class Loop:
             trainer.saver.save(tensors, manifest_of(trainer))
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
-        """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
+        """Return this replica's share of the loss and this rank's gradients, not yet reduced."""
         self.trainer.pipeline.random.step = step
         with ACTIVITY.doing("read the batch"):
             batch = self._batch(self.trainer.train, step * self.trainer.plan.sequences, self.trainer.run.seed)
@@ -178,15 +178,15 @@ class Loop:
         return share, gradients
 
     def _reduce(self, gradients: list[Tensor]) -> int:
-        """Sum the gradients over the replicas and free them of the loss scale; bytes this rank sent."""
+        """Sum the gradients over the replicas, divide out the loss scale, and return the bytes that this rank sent."""
         trainer = self.trainer
         scaler, keeps = trainer.scaler, trainer.plan.compression[0].has_state
         if scaler is not None and keeps:
-            # What a reducer keeps outlives the scale, and a step that is skipped must leave it alone.
+            # Residuals live longer than a loss scale, and a skipped step must not change them.
             scaler.unscale(gradients)
             with ACTIVITY.doing("all-reduce of whether gradients overflowed", waits=True):
                 if not finite_everywhere(gradients):
-                    gradients[0].fill_(math.nan)  # every rank sees the same: a norm that is no number
+                    gradients[0].fill_(math.nan)  # so that the norm is NaN on every rank
                     return 0
         with ACTIVITY.doing("reduce dp", waits=True):
             sent = trainer.reducer.reduce(gradients)
@@ -211,18 +211,18 @@ class Loop:
         return lr
 
     def _no_number(self, step: int, norm: float) -> HpctrainError:
-        """The error for a step whose loss or gradient is no number, the same on every rank."""
+        """Return the error for a step with a non-finite loss or gradient, the same on every rank."""
         trainer = self.trainer
-        self._tell_saved(trainer.saver.finished(wait=True))  # the worker leaves at once; a good checkpoint must not go
-        self._tell_compiling()  # with hooks in them, blocks are compiled anew
+        self._tell_saved(trainer.saver.finished(wait=True))  # the worker exits soon; a good checkpoint must not be lost
+        self._tell_compiling()  # blocks with hooks are compiled anew
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.sequences, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, batch, norm, training=True))
 
     def _validate_and_tell(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
-        """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
+        """Validate if it is due, then report the step. A failed validation loses neither the row nor a checkpoint.
 
         Raises:
-            Exception: whatever the validation raised, once the checkpoint under way is on disk.
+            Exception: what the validation raised, after the checkpoint that is being written is on disk.
         """
         try:
             if self.trainer.valid and self._is_due(self.trainer.run.validation.every):
@@ -234,21 +234,21 @@ class Loop:
             self._tell(job, info)
 
     def _validate(self) -> dict[str, float]:
-        """The mean loss over each set's validation batches, always the same samples. Collective over the world.
+        """Return the mean loss of each validation set, always over the same samples. Collective over all ranks.
 
         Raises:
-            HpctrainError: it is no number.
+            HpctrainError: a loss is not finite.
         """
         trainer = self.trainer
         if self._first_validation:
             self._first_validation = False
-            self._tell_compiling()  # once more: what is compiled for training keeps what a backward pass needs
+            self._tell_compiling()  # again: code compiled for training saves activations for a backward pass
         starts = [index * trainer.plan.sequences for index in range(trainer.run.validation.batches)]
         parts = [(loader, start) for loader in trainer.valid.values() for start in starts]
         shares = [trainer.pipeline.evaluate(*self._batch(loader, start, 0)) for loader, start in parts]
         losses = torch.tensor(shares, dtype=torch.float64)
         trainer.pipeline.take_counters()
-        # Every tp rank computes the same loss: one of them speaks for the row.
+        # Every tp rank computes the same loss: only rank 0 of the group counts.
         losses *= trainer.coordinate.tp == 0
         with ACTIVITY.doing("all-reduce of the validation's losses", waits=True):
             dist.all_reduce(losses)
@@ -261,12 +261,12 @@ class Loop:
         return dict(zip(trainer.valid, means.tolist(), strict=True))
 
     def _tell_compiling(self) -> None:
-        """Ask for the time that compiling takes, where blocks are compiled; until the next step is told."""
+        """If blocks are compiled, ask the agent to allow more time until the next step is reported."""
         if self.trainer.run.compile:
             self.agent_channel.tell("compiling")
 
     def _batch(self, loader: BatchLoader, start: int, seed: int) -> SampleBatch:
-        """This replica's rows of the global batch that starts at sample `start`."""
+        """Return this replica's sequences of the global batch that starts at sample `start`."""
         first, count = self.trainer.rows
         return loader.batch(seed, start + first, count)
 
@@ -282,7 +282,7 @@ class Loop:
     def _tell_saved(self, saved: SaveResult | None) -> None:
         if saved is None:
             return
-        # That of the newest save counts: an earlier one that failed is made up for by the next.
+        # Only the newest save counts: it replaces an earlier one that failed.
         self._save_error = saved.error
         if self.trainer.coordinate.rank != 0:
             return
@@ -292,7 +292,7 @@ class Loop:
 
 
 def manifest_of(trainer: Trainer) -> Manifest:
-    """What is said of a checkpoint of the trainer's state, all but its files."""
+    """Return the manifest of a checkpoint of the trainer's state, without its files."""
     run = trainer.run
     return Manifest(
         step=trainer.step,

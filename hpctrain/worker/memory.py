@@ -1,4 +1,4 @@
-"""How much memory this worker has taken."""
+"""Peak memory of a worker."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 
 
 def peak_memory_bytes(device: torch.device) -> float:
-    """Peak memory of this worker: allocated on its CUDA device, or resident.
+    """Return the peak memory of this worker: allocated on its CUDA device, or resident on a CPU.
 
-    The resident peak is the kernel's own of this process (proc(5), VmHWM): that of getrusage(2) starts with what the
-    process that started this one held.
+    The resident peak is VmHWM of proc(5), because the peak of getrusage(2) begins with that of the parent process.
     """
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))

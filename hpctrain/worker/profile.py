@@ -1,6 +1,6 @@
-"""torch's profiler around one step: a trace of each rank, with the step's parts as named spans.
+"""Runs torch's profiler around one step: a trace of each rank, with the operations of the step as named spans.
 
-A span is called as the activity record calls the operation: 'forward stage 1 mb 3', 'recv output of stage 0 mb 3 from
+A span has the name of the operation in the activity record: 'forward stage 1 mb 3', 'recv output of stage 0 mb 3 from
 rank 0', 'reduce dp', 'optimizer', 'checkpoint copy'.
 """
 
@@ -18,14 +18,13 @@ from hpctrain.base.activity import ACTIVITY
 
 
 def trace_path(folder: Path, step: int, rank: int) -> Path:
-    """Where the trace of a step lies within a run folder."""
+    """Return the path of a step's trace within a run folder."""
     return folder / "profile" / f"step-{step}.rank-{rank}.json.gz"
 
 
 @contextlib.contextmanager
 def profiled(path: Path) -> Iterator[None]:
-    """Record what happens in the block and write it as a Chrome trace. A trace that cannot be written costs nothing
-    but itself: the reason goes to the worker's log."""
+    """Profile the block and write a Chrome trace. If it cannot be written, the reason is logged and the run goes on."""
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     with profile(activities=kinds) as profiler:
         ACTIVITY.annotate = record_function
@@ -42,7 +41,7 @@ def profiled(path: Path) -> Iterator[None]:
 
 def _write(profiler: profile, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    # Under another name first: whoever looks into the folder finds whole traces only. The ending decides the format.
+    # Under a temporary name first, so that the folder shows only whole traces. The name's ending decides the format.
     temporary = path.with_name(f".{path.name}")
     profiler.export_chrome_trace(str(temporary))
     temporary.rename(path)

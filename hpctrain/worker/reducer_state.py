@@ -1,5 +1,4 @@
-"""What the reducers of gradients keep from one step to the next, in checkpoints: each rank's own tensors, under names
-of its place in the mesh."""
+"""Saves and restores the reducers' state in checkpoints: each rank's own tensors, named by its mesh coordinate."""
 
 from __future__ import annotations
 
@@ -16,23 +15,23 @@ from hpctrain.records.plan.plan import Plan
 
 
 def reducer_state_tensors(reducer: Reducer, place: Coordinate) -> dict[str, Tensor]:
-    """The reducer's state under the names that it has in a checkpoint; shared memory."""
+    """Return the reducer's state under its names in a checkpoint. The tensors share the reducer's memory."""
     return {_prefix(place) + key: tensor for key, tensor in reducer.state().items()}
 
 
 def restore_reducer_state(
     reducer: Reducer, place: Coordinate, plan: Plan, manifest: Manifest, path: Path, group: dist.ProcessGroup
 ) -> str | None:
-    """Take over what this rank's reducer kept when the checkpoint was written. Collective over the world.
+    """Load the state that this rank's reducer had when the checkpoint was written. Collective over all ranks.
 
-    What one rank has not sent yet is of its own batches and its own part of the model, so it is of use only where the
-    ranks, their parts and the codec are the same; on which devices they are does not matter.
+    A residual belongs to a rank's batches and its part of the model. It is of use only when the ranks, their parts and
+    the codec are the same; the devices may differ.
 
     Returns:
-        Why nothing was taken over, where there was something.
+        Why the state in the checkpoint was not loaded; None when it was or there is none.
 
     Raises:
-        CheckpointError: a tensor of it cannot be read.
+        CheckpointError: a tensor of the state cannot be read.
     """
     if manifest.reduction_sha256 is None:
         return None

@@ -1,4 +1,4 @@
-"""From what each rank counted to one line in metrics.jsonl."""
+"""Gathers the counts of all ranks into one line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from hpctrain.worker.memory import peak_memory_bytes
 
 @dataclass(frozen=True)
 class RankStepMetrics:
-    """What one rank knows about a step."""
+    """The figures of one rank about a step."""
 
     loss_share: float
     counters: dict[int, StageCounters]
     schedule_s: float
-    """How long the schedule took, from its first action to its last."""
+    """Duration of the schedule, from its first action to its last."""
     dp_bytes: int
     tp_bytes: int
     compression: dict[str, float]
-    """Figures of its reducer, by names in `REDUCER_METRICS`."""
+    """Figures of the rank's reducer, by names in `REDUCER_METRICS`."""
     stop: bool
     save: bool
 
 
 @dataclass(frozen=True)
 class GlobalStepMetrics:
-    """The step over all ranks, the same on each of them after the gather."""
+    """The figures of a step over all ranks, the same on each rank after the gather."""
 
     loss: float
     bytes_sent: BytesSent
@@ -53,7 +53,7 @@ class GlobalStepMetrics:
     stage_forward_s: list[float]
     stage_backward_s: list[float]
     bubble_fraction: float | None
-    """As in MetricRow."""
+    """As in `MetricRow`."""
     micro_batches: list[int]
     memory_bytes_max: float
     stop: bool
@@ -64,12 +64,12 @@ _SCALARS = 10 + len(REDUCER_METRICS)
 
 
 def gather_step_metrics(trainer: Trainer, mine: RankStepMetrics) -> GlobalStepMetrics:
-    """Exchange what each rank counted. Collective over the world: one all-gather of a few numbers."""
+    """Combine the figures of all ranks. Collective over all ranks: one all-gather of a few numbers."""
     stages = len(trainer.plan.stages)
     times = [0.0] * 3 * stages
     for index, counters in mine.counters.items():
         times[index::stages] = [counters.compute_s, counters.forward_s, counters.backward_s]
-    # Every tp rank computes the same loss: one of them speaks for the row.
+    # Every tp rank computes the same loss: only rank 0 of the group counts.
     speaks = 1.0 if trainer.coordinate.tp == 0 else 0.0
     scalars = [
         mine.loss_share * speaks,
@@ -92,7 +92,7 @@ def gather_step_metrics(trainer: Trainer, mine: RankStepMetrics) -> GlobalStepMe
 
 
 def _idle_fraction(mine: RankStepMetrics) -> float:
-    """Share of the schedule's time in which this rank computed nothing."""
+    """Return the share of the schedule's time in which this rank computed nothing."""
     compute_s = sum(counters.compute_s for counters in mine.counters.values())
     return 1.0 - compute_s / mine.schedule_s
 
@@ -120,14 +120,18 @@ def _combine(table: torch.Tensor, plan: Plan) -> GlobalStepMetrics:
 
 
 def _figures(table: torch.Tensor) -> CompressionFigures | None:
-    """The means over the ranks that have a figure, of [ranks, figures] with NaN where there is none."""
+    """Return the mean of each figure over the ranks that have it.
+
+    Args:
+        table: figures of shape [ranks, figures], NaN where a rank has none.
+    """
     means = dict(zip(REDUCER_METRICS, table.nanmean(0).tolist(), strict=True))
     found = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     return CompressionFigures(**found) if found else None
 
 
 def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
-    """What every rank really holds, read back from its objects. Collective; a list on rank 0 only."""
+    """Return what every rank really holds, read from its objects; None except on rank 0. Collective."""
     replica = trainer.plan.replicas[trainer.coordinate.dp]
     mine = RankPlacement(
         rank=trainer.coordinate.rank,
@@ -146,7 +150,7 @@ def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> lis
 
 
 class MetricsLog:
-    """metrics.jsonl as rank 0 writes it. A row that finds no room on the disk waits and is written with a later one."""
+    """The writer of metrics.jsonl on rank 0. A row that cannot be written waits and is written with a later one."""
 
     def __init__(self, path: Path, fence: Fence) -> None:
         self._path = path
@@ -154,7 +158,7 @@ class MetricsLog:
         self._waiting: list[str] = []
 
     def write(self, row: MetricRow) -> None:
-        """Append a row, after those that are still waiting.
+        """Append the waiting rows and this row; what cannot be written waits.
 
         Raises:
             Superseded: the writer's generation is over.
@@ -164,10 +168,10 @@ class MetricsLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting.
+        """Write the waiting rows.
 
         Raises:
-            StorageError: there is still no room; the rows go on waiting.
+            StorageError: a row could not be written; the rows go on waiting.
             Superseded: the writer's generation is over.
         """
         while self._waiting:
@@ -176,7 +180,7 @@ class MetricsLog:
             del self._waiting[0]
 
     def try_flush(self) -> str | None:
-        """As `flush`; why rows still wait, where they do."""
+        """Flush and return the error; None when all rows are written."""
         try:
             self.flush()
         except StorageError as error:
@@ -185,7 +189,7 @@ class MetricsLog:
 
 
 def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) -> MetricRow:
-    """The row of the step that was just done."""
+    """Return the row of metrics.jsonl of the step that was just done."""
     run, plan = trainer.run, trainer.plan
     tokens = plan.sequences * run.data.seq_len
     return MetricRow(
@@ -218,13 +222,13 @@ def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) ->
 
 @dataclass(frozen=True)
 class LocalStepInfo:
-    """What rank 0 knows about a step beyond the gather."""
+    """The figures of a step that are not gathered."""
 
     seconds: float
     lr: float
     grad_norm: float
     valid_losses: Mapping[str, float]
-    """By validation set; empty where there was no validation."""
+    """Loss by validation set; empty when there was no validation."""
     placement: list[RankPlacement] | None
     loss_scale: float | None = None
-    """That the step was computed with."""
+    """Loss scale of the step's backward pass; only in fp16."""

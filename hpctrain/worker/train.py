@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the agent")
     parser.add_argument("--activity", type=int, required=True, help="inherited memory that tells what this rank does")
     options = parser.parse_args(argv)
-    # For ps, pgrep and py-spy: workers that are forked share one command line.
+    # For ps, pgrep and py-spy: forked workers share one command line.
     set_process_name(WORKER_NAME.format(os.environ.get("RANK", "?")))
     ACTIVITY.share(options.activity)
     import_code_first(options.folder / CODE_FOLDER)
@@ -41,14 +41,14 @@ def main(argv: list[str]) -> int:
     code = _guarded(agent_channel, options.folder)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of gloo may still be waiting for ranks that are gone; the interpreter's own exit would wait for them.
+    # Threads of gloo may still wait for ranks that are gone, and a normal exit would wait for these threads.
     os._exit(code)
 
 
 def _guarded(agent_channel: AgentChannel, folder: Path) -> int:
     try:
         return _work(agent_channel, folder)
-    except (Exception, SystemExit) as error:  # the agent must hear of any fault, whatever it is
+    except (Exception, SystemExit) as error:  # the agent must learn of every error
         return _leave(agent_channel, error)
 
 
@@ -67,7 +67,7 @@ def _work(agent_channel: AgentChannel, folder: Path) -> int:
 
 
 def _leave(agent_channel: AgentChannel, error: BaseException) -> int:
-    """Tell the agent why this worker ends; the exit code comes back."""
+    """Report to the agent why this worker ends, and return the exit code."""
     failure = failure_of(error)
     now, sentence = ACTIVITY.now, failure.sentence(place_now())
     said = {**failure.to_message(), "step": now.step, "operation": now.words()}

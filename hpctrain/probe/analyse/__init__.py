@@ -1,1 +1,1 @@
-"""From measurements to a topology: classes of links, clocks, and the verdict."""
+"""Makes a topology from measurements: link classes, clock offsets and the verdict."""

@@ -1,4 +1,4 @@
-"""From a probe's outcome to a topology, pure."""
+"""Makes a topology from a probe's outcome. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from hpctrain.records.topology.topology import DeviceType, Node, Provenance, Top
 def assemble(
     outcome: ProbeOutcome, settings: ProbeSettings, wall: float, job_id: str | None = None, partial: bool = False
 ) -> Topology:
-    """The topology that was measured, with the verdict.
+    """Return the measured topology with the verdict.
 
     Args:
         wall: seconds since 1970, for the provenance.
-        job_id: Slurm job that measured.
-        partial: the probe goes on: switches are not looked for yet.
+        job_id: Slurm job of the probe.
+        partial: whether the probe still runs; switches are then not searched for.
     """
     matrix = outcome.matrix()
     tree = SwitchTree() if partial else switch_tree(outcome, settings)
@@ -89,7 +89,7 @@ def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | No
 
 
 def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
-    """Node -> the interface that most of its sockets really used."""
+    """Return for each node the interface that most of its sockets used."""
     used: dict[str, list[str]] = {}
     for pair in pairs:
         for name, end in ((pair.a, pair.at_a), (pair.b, pair.at_b)):
@@ -127,9 +127,9 @@ def _links(outcome: ProbeOutcome, bulk_bytes: int) -> list[Link]:
 def _figures(
     quiet: PairResult, busy: PairResult | None, line: AlphaBetaLine, backend: tuple[str, BackendFigures] | None
 ) -> LinkFigures:
-    """The direction from a to b: latency as its sender saw it, bandwidth as its receiver timed it.
+    """Return the figures from a to b: latency as the sender measured it, bandwidth as the receiver timed it.
 
-    Beta comes from the loaded bandwidth where there is one: in a training step all nodes talk at once.
+    Beta comes from the loaded bandwidth where there is one, because in a training step all nodes send at once.
     """
     sender, receiver = quiet.at_a, quiet.at_b
     under_load = busy.at_b.bytes_per_s if busy else None

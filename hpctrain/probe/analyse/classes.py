@@ -1,4 +1,4 @@
-"""Kinds of links, pure: pairs that leave switches of the same height behave alike, and stand for those not measured."""
+"""Link classes. Pairs that leave switches of the same level behave alike and stand for unmeasured pairs. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import Fabric, NodeCluster
 
 HELD_OUT_EVERY = 20
-"""One pair in so many tests the classes and is no part of them."""
+"""One pair in so many is held out: it tests the classes and is not part of them."""
 HELD_OUT_BYTES = 2**20
-"""Size of the message whose time is compared."""
+"""Size of the message whose predicted and measured times are compared."""
 
 Floats = npt.NDArray[np.floating]
 Backend = Mapping[tuple[str, str], tuple[str, BackendFigures]]
-"""(sender, receiver) -> the training backend and what messages over it take."""
+"""(sender, receiver) -> the training backend and the figures of messages over it."""
 
 
 def fabric_of(
@@ -32,10 +32,10 @@ def fabric_of(
     backend: Backend,
     settings: ProbeSettings,
 ) -> Fabric:
-    """Classes, clusters and links.
+    """Return the fabric: link classes, clusters and links.
 
     Args:
-        ratios: oversubscription of each level of switches.
+        ratios: oversubscription of each switch level.
         links: pairs with all their figures.
     """
     levels = tree.pair_levels if tree.levels else np.zeros((len(matrix.nodes),) * 2, dtype=np.int_)
@@ -60,7 +60,7 @@ def fabric_of(
 
 
 def _costs(matrix: PairMatrix, links: Sequence[Link]) -> tuple[Floats, Floats]:
-    """(alpha in seconds, beta in seconds per byte) of each pair, NaN where not measured."""
+    """Return (alpha in seconds, beta in seconds per byte) of each pair, NaN where not measured."""
     alpha, beta = (array.astype(np.float64) for array in matrix.costs())
     for link in links:
         a, b = matrix.index[link.a], matrix.index[link.b]
@@ -73,7 +73,7 @@ def _costs(matrix: PairMatrix, links: Sequence[Link]) -> tuple[Floats, Floats]:
 def _by_level(
     backend: Backend, index: Mapping[str, int], levels: npt.NDArray[np.int_]
 ) -> dict[int, list[tuple[str, BackendFigures]]]:
-    """What messages over the training backend took, by the level of their pair."""
+    """Return the figures of messages over the training backend, by the level of their pair."""
     found: dict[int, list[tuple[str, BackendFigures]]] = {}
     for (source, target), figures in backend.items():
         found.setdefault(int(levels[index[source], index[target]]), []).append(figures)
@@ -81,7 +81,7 @@ def _by_level(
 
 
 def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, BackendFigures]:
-    """Medians, by backend."""
+    """Return the median figures of each backend."""
     by_name: dict[str, list[BackendFigures]] = {}
     for name, figures in measured:
         by_name.setdefault(name, []).append(figures)
@@ -95,7 +95,7 @@ def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, 
 
 
 def _class_names(tree: SwitchTree, loopback: bool) -> dict[int, str]:
-    """Name of the class of each level; level 0 are the pairs that share no switch that is known."""
+    """Return the class name of each level. Level 0 holds the pairs that share no known switch."""
     if loopback or not tree.levels:
         return {0: "loopback" if loopback else "network"}
     lower = {height: f"same_level{height}" for height in range(2, len(tree.levels) + 1)}
@@ -135,7 +135,7 @@ def _clusters(tree: SwitchTree, nodes: Sequence[str], ratios: dict[int, float]) 
 
 
 def _held_out(matrix: PairMatrix, settings: ProbeSettings) -> npt.NDArray[np.bool_]:
-    """[a, b]: pairs that the classes are tested on; only where pairs stand for others."""
+    """Return [a, b]: whether a pair is held out. Only in the mode sampled, where pairs stand for others."""
     n = len(matrix.nodes)
     if settings.mode != "sampled":
         return np.zeros((n, n), dtype=bool)
@@ -151,7 +151,7 @@ def _error(
     alpha: Floats,
     beta: Floats,
 ) -> float | None:
-    """Median relative error of the classes' time for a message, over the pairs that were held out."""
+    """Return the median relative error of the classes' time for a message, over the held-out pairs."""
     told = np.full(alpha.shape, np.nan)
     for entry in classes:
         kind = levels == (entry.level or 0) if tree.levels else np.ones_like(held_out)

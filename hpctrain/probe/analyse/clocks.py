@@ -1,4 +1,4 @@
-"""How far the clocks of the nodes are apart, from the offsets that pairs measured. Pure."""
+"""Clock offsets between the nodes, from the offsets that pairs measured. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import PairResult
 
 Offset = tuple[float, float]
-"""(seconds, how wrong it may be)"""
+"""(offset in seconds, largest error in seconds)"""
 
 
 def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str, Offset]:
-    """Each node's clock minus that of the first node, directly where the two measured, else by way of others.
+    """Return each node's clock minus that of the first node, measured directly or else over other nodes.
 
-    That of the first is 0, exactly; a node that no measured pair connects with it is absent.
+    The first node's offset is exactly 0. A node that no chain of measured pairs connects with it is absent.
     """
     between = _between(pairs)
     known: dict[str, Offset] = {nodes[0]: (0.0, 0.0)} if nodes else {}
@@ -32,7 +32,7 @@ def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str
 
 
 def _between(pairs: Iterable[PairResult]) -> dict[str, dict[str, Offset]]:
-    """Node -> its peers, with each peer's clock minus the node's; of several measurements the surest."""
+    """Return node -> peer -> the peer's clock minus the node's; of several measurements the most accurate."""
     best: dict[str, dict[str, Offset]] = {}
     for pair in pairs:
         for offset, error in (*_seen(pair.at_a, 1), *_seen(pair.at_b, -1)):

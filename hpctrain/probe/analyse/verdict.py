@@ -1,4 +1,4 @@
-"""May one train on these nodes? Pure: nodes are compared with their peers, never with a table of nominal figures."""
+"""The verdict on nodes and allocation. Nodes are compared with their peers, never with nominal figures. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def find_faults(
     ratios: dict[int, float],
     settings: ProbeSettings,
 ) -> list[ProbeFinding]:
-    """Everything that was found wrong.
+    """Return all faults of nodes, devices, links and switches.
 
     Args:
-        ratios: oversubscription of each level of switches.
+        ratios: oversubscription of each switch level.
     """
     hosts = [] if settings.loopback else host_faults([node for node in nodes if node.id not in outcome.lost])
     devices = device_faults(nodes, types, settings.slow_ratio if settings.loopback else 1.0)
@@ -42,8 +42,8 @@ def find_faults(
 
 
 def node_healths(outcome: ProbeOutcome, faults: Sequence[ProbeFinding]) -> dict[str, Health]:
-    """The verdict on each node: bad when it is to be left out, unknown when it could not be measured, degraded when it
-    is used with a warning, else ok."""
+    """Return the verdict on each node: bad when it is to be excluded, unknown when it could not be measured, degraded
+    when it is used with a warning, else ok."""
     return {name: _health(name, outcome, faults) for name in outcome.nodes}
 
 
@@ -54,8 +54,11 @@ def overall(
     nodes: Sequence[Node],
     loopback: bool,
 ) -> Verdict:
-    """The verdict on the allocation. Nodes to be left out are a warning while more than half remain; with half or
-    fewer, or nothing measured, or a fault of all, leaving nodes out does not help: refuse."""
+    """Return the verdict on the allocation.
+
+    Excluded nodes are a warning while more than half of the nodes remain. The verdict is refuse with half or fewer,
+    when no device could be measured, or when a fault has severity refuse.
+    """
     exclude = [name for name in outcome.nodes if healths[name].verdict == "bad"]
     told = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))
     left = len(outcome.nodes) - len(exclude)
@@ -73,7 +76,7 @@ def overall(
 
 
 def _named(fault: ProbeFinding) -> Reason:
-    """The reason with the node that it is about."""
+    """Return the reason, with the name of its node in the text."""
     if fault.node is None:
         return fault.reason
     return fault.reason.model_copy(update={"text": f"{fault.node}: {fault.reason.text}"})
@@ -99,7 +102,7 @@ def _unreachable(outcome: ProbeOutcome) -> list[ProbeFinding]:
 
 
 def _unmeasured(outcome: ProbeOutcome) -> list[ProbeFinding]:
-    """PROBE_FAILED: what could not be measured, so that nothing is known of it: never a reason to leave a node out."""
+    """Return PROBE_FAILED for all that could not be measured. It never excludes a node, because nothing is known."""
     again = "run `hpctrain probe` again"
     parts = [
         make_finding(
@@ -121,7 +124,7 @@ def _unmeasured(outcome: ProbeOutcome) -> list[ProbeFinding]:
 
 
 def _without_links(outcome: ProbeOutcome) -> set[str]:
-    """Living nodes whose every pair broke."""
+    """Return the living nodes all of whose pairs are broken."""
     touched = {name for pair in outcome.broken for name in pair} - set(outcome.lost)
     if not touched:
         return set()

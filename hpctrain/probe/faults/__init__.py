@@ -1,1 +1,1 @@
-"""What is wrong with a node, a device or a link, judged from what was measured."""
+"""Finds faults of nodes, devices and links in the measurements."""

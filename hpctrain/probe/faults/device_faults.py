@@ -1,4 +1,4 @@
-"""Faults of devices, pure: what they say of their links and clocks, and how fast they are beside their peers."""
+"""Faults of devices: links, throttling, memory errors, and speed compared with their peers. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.records.topology.topology import Device, DeviceType, Node
 
 SLOW_CUDA = 0.97
-"""GPUs of one kind differ by 1 or 2 %; processors by more, and their figures by what else runs on them."""
+"""Share of the peers' median below which a device is slow. GPUs of one type differ by 1 or 2 %; CPUs by more, also
+because of other processes."""
 SLOW_CPU = 0.80
 OUTLIER_DEVIATIONS = 4.0
 _HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
-"""Reasons that are never normal. A software power cap is, under load; slow clocks show in the figures."""
+"""Throttle reasons that are never normal. A software power cap is normal under load."""
 CPU_QUOTA = "cpu_quota"
-"""The one reason of a CPU device."""
+"""The only throttle reason of a CPU device."""
 
 NodeDevices = Sequence[tuple[Node, Device]]
 
 
 def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: float = 1.0) -> list[ProbeFinding]:
-    """Everything that is wrong with the devices of these nodes.
+    """Return all faults of the devices of these nodes.
 
     Args:
-        most: no device is called slow above this share of its peers, whatever its kind.
+        most: share of the peers' median above which no device is slow, whatever its type.
     """
     places = [(node, device) for node in nodes for device in node.devices]
     told = [fault for check in CHECKS for fault in check(places)]
@@ -34,7 +35,7 @@ def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: flo
 
 
 def pcie_downshift(places: NodeDevices) -> list[ProbeFinding]:
-    """PCIE_DOWNSHIFT: fewer lanes or an older generation than both ends are capable of, while data flows."""
+    """Return PCIE_DOWNSHIFT faults: under load, fewer lanes or an older generation than both ends are capable of."""
     faults = []
     for node, device in places:
         link = device.pcie
@@ -51,8 +52,8 @@ def pcie_downshift(places: NodeDevices) -> list[ProbeFinding]:
 
 
 def p2p_disabled(places: NodeDevices) -> list[ProbeFinding]:
-    """P2P_DISABLED: a device cannot read a neighbour's memory, though the same devices of other nodes can or NVLink
-    joins them. Where no node can, that is how these devices are."""
+    """Return P2P_DISABLED faults: a device cannot read a neighbour's memory, though the same devices of other nodes
+    can, or NVLink joins the two. Where no node can, it is no fault."""
     able = {(device.type, device.id, peer) for _, device in places for peer, word in device.p2p.items() if word == "ok"}
     faults = []
     for node, device in places:
@@ -70,7 +71,7 @@ def p2p_disabled(places: NodeDevices) -> list[ProbeFinding]:
 
 
 def nvlink_down(places: NodeDevices) -> list[ProbeFinding]:
-    """NVLINK_DOWN: links of NVLink that are there and not up."""
+    """Return NVLINK_DOWN faults: NVLink links that exist and are not up."""
     faults = []
     for node, device in places:
         down = {peer: link for peer, link in device.nvlink.items() if link.active < link.links}
@@ -84,7 +85,7 @@ def nvlink_down(places: NodeDevices) -> list[ProbeFinding]:
 
 
 def throttled(places: NodeDevices) -> list[ProbeFinding]:
-    """THROTTLED: clocks held down by heat, a power brake or the hardware itself."""
+    """Return THROTTLED faults: clocks lowered by heat, a power brake or the hardware itself."""
     faults = []
     for node, device in places:
         held = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
@@ -97,8 +98,8 @@ def throttled(places: NodeDevices) -> list[ProbeFinding]:
 
 
 def quota_reached(places: NodeDevices) -> list[ProbeFinding]:
-    """THROTTLED: a CPU quota that stops this processor and not those of most nodes. Where it stops most, that is what
-    the job was given."""
+    """Return THROTTLED faults: a CPU quota that stops this node's processor while most others run freely. Where a quota
+    stops half of them or more, it is what the job was given."""
     held = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
     if 2 * len(held) >= len(places):
         return []
@@ -111,7 +112,7 @@ def quota_reached(places: NodeDevices) -> list[ProbeFinding]:
 
 
 def broken_memory(places: NodeDevices) -> list[ProbeFinding]:
-    """ECC_ERRORS: memory that lost data; the next error ends the training, or worse, does not."""
+    """Return ECC_ERRORS faults: memory that lost data. The next error ends the training or corrupts it silently."""
     return [
         make_finding(
             node.id,
@@ -128,9 +129,9 @@ def broken_memory(places: NodeDevices) -> list[ProbeFinding]:
 
 
 def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float = 1.0) -> list[ProbeFinding]:
-    """SLOW_NODE: a figure of a device well below the median of the devices of its type.
+    """Return SLOW_NODE faults: a figure of a device well below the median of the devices of its type.
 
-    Nodes of one machine take turns on its cores and its memory: which of them got less says nothing of a processor.
+    CPUs of nodes on the same machine are not compared: they share its cores and memory, and chance decides.
     """
     machines = Counter(
         node.host_facts.boot_id for node in {node.id: node for node, _ in places}.values() if node.host_facts
@@ -152,7 +153,7 @@ def _below(values: dict[tuple[str, str], float], ratio: float, what: str, unit: 
     if len(values) < 2:
         return  # nothing to compare with
     middle = statistics.median(values.values())
-    # Of two, each is as far from the middle as the other.
+    # Two values are equally far from their median, so they give no spread.
     away = [abs(value - middle) for value in values.values()] if len(values) > 2 else [0.0]
     spread = 1.4826 * statistics.median(away)
     for (node, device), value in values.items():
@@ -172,7 +173,7 @@ def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
 
 
 def _peer_words(places: NodeDevices, device: Device) -> str:
-    """How the other devices of its type are linked."""
+    """Return how the other devices of its type are linked, as the end of a sentence; empty when there are none."""
     others = Counter(
         (other.pcie.generation, other.pcie.width)
         for _, other in places

@@ -1,4 +1,4 @@
-"""One thing that a probe found wrong: of a node or of the allocation, with what follows from it."""
+"""A fault that a probe found, of a node or of the allocation, with its severity."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ Severity = Literal["note", "warn", "exclude", "refuse"]
 
 @dataclass(frozen=True)
 class ProbeFinding:
-    """A fault. A check that could not run makes none."""
+    """A fault of a node or of the allocation. A check that could not run returns none."""
 
     node: str | None
-    """None: of the whole allocation."""
+    """Name of the node; None for a fault of the whole allocation."""
     severity: Severity
-    """note: how the cluster is. warn: go on, knowing it. exclude: go on without this node. refuse: do not go on."""
+    """note: a property of the cluster. warn: use the node, with a warning. exclude: go on without the node. refuse: do
+    not go on."""
     reason: Reason
 
 
 def make_finding(node: str | None, severity: Severity, code: str, text: str, evidence: str, fix: str) -> ProbeFinding:
-    """A finding from its parts.
+    """Make a finding from its parts.
 
     Args:
         text: one sentence with the numbers.
-        evidence: what it was compared with, how often.
+        evidence: what the figures were compared with, and how often.
         fix: what to do next, as an imperative.
     """
     return ProbeFinding(node, severity, Reason(code=code, text=text, evidence=evidence, fix=fix))

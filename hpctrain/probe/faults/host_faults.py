@@ -1,6 +1,6 @@
-"""Faults that show in what the nodes' systems say, pure: interface, host name, packet size, clock, driver.
+"""Faults in what the nodes' systems report: interface, host name, MTU, clock, driver. Pure.
 
-Each check takes all nodes, because most of these are faults only in comparison. Who did not tell is passed over.
+Each check takes all nodes, because most faults show only in comparison. A node without the figure is skipped.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.records.topology.topology import Node
 
 CLOCK_SKEW_S = 0.5
-"""Beyond this, time stamps of two nodes' logs no longer tell what came first."""
+"""Offset beyond which time stamps in two nodes' logs no longer give the order of events."""
 _CLOCK_FIX = "tell the administrators that NTP or PTP is not running; the order of log lines cannot be trusted"
 _RDMA = ("ib", "hsn")
-"""Interfaces of cards that do RDMA."""
+"""Prefixes of interfaces that support RDMA."""
 _LOCAL_ONLY = ("docker", "veth", "virbr", "br-", "cni", "flannel", "podman", "lxc")
-"""Interfaces that lead to containers of the same machine."""
+"""Prefixes of interfaces that lead only to containers of the same machine."""
 
 
 def host_faults(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Everything that is wrong with the systems of these nodes."""
+    """Return all faults of the systems of these nodes."""
     return [fault for check in CHECKS for fault in check(nodes)]
 
 
 def wrong_interface(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """WRONG_INTERFACE: reached over a bridge of containers, or over another interface than nearly all, which it has."""
+    """Return WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than most
+    nodes though it has the usual one."""
     used = Counter(node.iface for node in nodes if node.iface)
     usual, count = used.most_common(1)[0] if used else ("", 0)
     faults = []
@@ -54,7 +55,7 @@ def wrong_interface(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 
 def loopback_hostname(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """LOOPBACK_HOSTNAME: the node's own name leads to itself, and Gloo listens where the name leads."""
+    """Return LOOPBACK_HOSTNAME faults: the host name resolves to loopback, and Gloo listens on that address."""
     faults = []
     for node in nodes:
         address = node.host_facts.hostname_resolves_to if node.host_facts else None
@@ -72,7 +73,7 @@ def loopback_hostname(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 
 def mtu_mismatch(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """MTU_MISMATCH: packets that some nodes send are too large for others."""
+    """Return MTU_MISMATCH faults: some nodes send packets that are too large for others."""
     sizes = {node.id: node.host_facts.mtu.get(node.iface or "") for node in nodes if node.host_facts}
     groups = _groups({name: size for name, size in sizes.items() if size})
     if len(groups) < 2:
@@ -83,7 +84,7 @@ def mtu_mismatch(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 
 def clock_skew(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """CLOCK_SKEW: a clock that is off from the median of all."""
+    """Return CLOCK_SKEW faults: a clock is more than `CLOCK_SKEW_S` off the median of all."""
     offsets = {
         node.id: node.host_facts.clock_offset_s
         for node in nodes
@@ -109,7 +110,7 @@ def clock_skew(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 
 def _skew_of_two(offsets: dict[str, float]) -> list[ProbeFinding]:
-    """Of two clocks that differ, either may be the wrong one: it is a fault of neither node."""
+    """Return CLOCK_SKEW for two nodes, as a fault of the allocation: either clock may be the wrong one."""
     (first, one), (second, other) = offsets.items()
     if abs(other - one) <= CLOCK_SKEW_S:
         return []
@@ -118,7 +119,7 @@ def _skew_of_two(offsets: dict[str, float]) -> list[ProbeFinding]:
 
 
 def mixed_drivers(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """MIXED_DRIVERS: several versions of one driver; another branch of it may refuse to talk to this one."""
+    """Return MIXED_DRIVERS faults: nodes have different driver versions. Different branches may not work together."""
     versions = {node.id: device.driver for node in nodes for device in node.devices[:1] if device.driver}
     groups = _groups(versions)
     if len(groups) < 2:
@@ -141,8 +142,8 @@ def mixed_drivers(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 
 def tcp_fallback(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """TCP_FALLBACK: no InfiniBand or Slingshot interface is up on this node, while nearly all others have one: NCCL
-    takes TCP to and from it. The probe itself speaks TCP, so this is all that it can see of it."""
+    """Return TCP_FALLBACK faults: a node has no InfiniBand or Slingshot interface that is up, while most others have
+    one, so NCCL uses TCP with it. The probe measures over TCP and cannot see more of this fault."""
     told = {
         node.id: any(name.startswith(_RDMA) and addresses for name, addresses in node.host_facts.interfaces.items())
         for node in nodes
@@ -161,9 +162,9 @@ def tcp_fallback(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 
 def interface_env(nodes: Sequence[Node]) -> dict[str, str]:
-    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with an interface that every node has; empty where there is none.
+    """Return GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with an interface that every node has; empty if there is none.
 
-    Gloo takes exactly one name; NCCL would also take any that begins with it, so '=' asks for this one alone.
+    Gloo takes one exact name. NCCL takes a prefix, so '=' asks for an exact match.
     """
     used = Counter(node.iface for node in nodes if node.iface)
     for name, _ in used.most_common():
@@ -180,11 +181,11 @@ def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
-        return False  # a name that leads nowhere is told by what cannot connect
+        return False  # no address: the connections that fail report it
 
 
 def _groups(values: dict[str, int] | dict[str, str]) -> dict[str, list[str]]:
-    """Names by value, the commonest value first."""
+    """Return the names by value, the most common value first."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(str(value), []).append(name)

@@ -1,4 +1,4 @@
-"""Faults of the network between nodes, pure: nodes and links behind their peers, and levels that carry too little."""
+"""Faults of the network between nodes: slow nodes, slow links and oversubscribed switch levels. Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from hpctrain.probe.pair_selection.outliers import (
 from hpctrain.probe.pair_selection.retests import RetestResult, retested_links, retested_nodes
 
 UNCONFIRMED_RATIO = 0.8
-"""Share of the peers' bandwidth below which a node is called slow without having been measured again."""
+"""Share of the peers' bandwidth below which a node is slow even without a retest."""
 ASYMMETRIC_RATIO = 0.8
-"""One direction over the other, below which it is the direction that is slow and not the node."""
+"""Ratio of the two directions below which the fault is one direction and not the node."""
 SHARED_RATIO = 0.7
-"""Of nodes of one machine, the share of the peers' bandwidth below which one is slow: they take turns on its cores,
-which costs one or the other some of its bandwidth and any of them its latency."""
+"""Share of the peers' bandwidth below which a node that shares its machine with another is slow. Such nodes compete
+for cores, which costs some of them bandwidth and makes their latencies useless."""
 MIN_NODES_TO_COMPARE = 3
-"""Of two, either may be the slow one."""
+"""Of two nodes, either may be the slow one."""
 
 
 @dataclass(frozen=True)
 class _SuspectFigures:
-    """What is known of one suspect: beside all its partners, and once more beside good pairs where that was done."""
+    """The relative performance of one suspect in the first measurement, and in its retest if there was one."""
 
     sent: float
     received: float
@@ -46,7 +46,7 @@ class _SuspectFigures:
 
 
 def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSettings) -> list[ProbeFinding]:
-    """Everything that is wrong with the network, as far as it was measured."""
+    """Return all faults of the network that the measurements show."""
     if len(outcome.alive) < MIN_NODES_TO_COMPARE:
         return []
     suspects, links = retest_candidates(outcome, settings, tree)
@@ -66,17 +66,17 @@ def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSetti
 
 
 def _of_one_machine(outcome: ProbeOutcome) -> set[str]:
-    """Nodes that share their machine with another one."""
+    """Return the nodes that share their machine with another one."""
     machines = {name: place.facts.boot_id for name, place in outcome.joined.items() if place.facts}
     count = Counter(machine for machine in machines.values() if machine is not None)
     return {name for name, machine in machines.items() if machine is not None and count[machine] > 1}
 
 
 def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
-    """OVERSUBSCRIBED: levels of switches that carry less than their nodes send.
+    """Return OVERSUBSCRIBED faults: switch levels that carry less than their nodes send.
 
     Args:
-        ratios: of each level, with those below it.
+        ratios: oversubscription of each level, including the levels below it.
     """
     return [
         make_finding(
@@ -98,10 +98,10 @@ def _suspect_figures(now: RelativePerformance, node: int, again: RetestResult | 
 
 
 def _judge(name: str, seen: _SuspectFigures, settings: ProbeSettings, shared: bool) -> ProbeFinding | None:
-    """What is said of a suspect; None when good partners showed that it is as fast as others.
+    """Return the fault of a suspect; None when it is as fast as others.
 
     Args:
-        shared: it shares its machine with another node, so that its latency is not its own.
+        shared: whether it shares its machine with another node, which makes its latency useless.
     """
     slow_ratio = min(settings.slow_ratio, SHARED_RATIO) if shared else settings.slow_ratio
     if seen.again is None:

@@ -1,1 +1,1 @@
-"""What one pair or one device is measured by, and the figures that come of it."""
+"""Settings and rounds of a probe, and the figures of pairs and devices."""

@@ -1,4 +1,4 @@
-"""Figures of messages over the training backend (Gloo, NCCL): who meets whom, what a rank reports, and its lines."""
+"""Messages over the training backend (Gloo, NCCL): rounds, a rank's report, and the lines through its times."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.topology.link import BackendFigures
 
 MAX_ROUNDS = 15
-"""Rounds of a large group: every node meets so many others, and the classes get their medians."""
+"""Rounds of a large group: each node measures with so many others, enough for the medians of the link classes."""
 SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
-"""Bytes of the messages. The first one is also the answer."""
+"""Sizes of the messages in bytes. The first one is also the size of the answer."""
 LARGE_BYTES = 131072
 TIMES, TIMES_LARGE, TIMES_MIN = 12, 5, 3
-"""Messages of a size; of those above LARGE_BYTES; and of any size when the time is up."""
+"""Messages of each size; of each size above `LARGE_BYTES`; and of each size when the time is up."""
 WARM_UP, WARM_UP_LARGER = 5, 1
-"""Messages of the first size, and of each other one, that do not count."""
+"""Messages that are not counted: of the first size, and of each other size."""
 LIMIT_S = 0.5
-"""A slow link stops at the size that passes this time."""
+"""Time limit of a size sweep: a slow link stops at the size that exceeds it."""
 
 _NETWORK = re.compile(r"NCCL INFO .*Using network (\S+)")
 
 
 class BackendReport(Part):
-    """What one rank measured with the ranks that it met."""
+    """The message times that one rank measured with its partners."""
 
     backend: str
-    """gloo or nccl."""
+    """Name of the backend: gloo or nccl."""
     times: dict[int, SizeTimes]
     """Peer's rank -> (bytes, one-way seconds) of messages to it."""
     network: str | None = None
-    """What NCCL says that it uses between nodes: IB, Socket."""
+    """The network that NCCL reports for traffic between nodes: IB, Socket."""
 
 
 def backend_rounds(world: int, seed: int) -> list[list[Pair]]:
-    """The rounds in which ranks meet: all pairs of a small group, the first rounds of a large one."""
+    """Return the rounds of ranks: all pairs of a small group, the first `MAX_ROUNDS` rounds of a large one."""
     return rounds(world, seed)[:MAX_ROUNDS]
 
 
 def times_of(size: int) -> int:
-    """How many messages of this size are timed."""
+    """Return the number of timed messages of this size."""
     return TIMES_LARGE if size > LARGE_BYTES else TIMES
 
 
 def warm_up_of(size: int) -> int:
-    """How many messages of this size go before those."""
+    """Return the number of warm-up messages of this size."""
     return WARM_UP if size == SIZES[0] else WARM_UP_LARGER
 
 
 def choose_backend(kinds: Sequence[set[str]], loopback: bool) -> str:
-    """nccl when every node has CUDA devices of its own, else gloo.
+    """Return nccl when every node has CUDA devices of its own, else gloo.
 
     Args:
-        kinds: kinds of devices of each node.
-        loopback: the nodes are processes of one machine and share its devices, which NCCL refuses.
+        kinds: the kinds of devices on each node.
+        loopback: whether the nodes are processes of one machine; NCCL refuses devices that they share.
     """
     return "nccl" if kinds and all("cuda" in found for found in kinds) and not loopback else "gloo"
 
@@ -65,12 +65,13 @@ def choose_backend(kinds: Sequence[set[str]], loopback: bool) -> str:
 def backend_lines(
     names: Sequence[str], reports: Mapping[str, BackendReport]
 ) -> dict[tuple[str, str], tuple[str, BackendFigures]]:
-    """(sender, receiver) -> the backend and the line through its message times.
+    """Return (sender, receiver) -> the backend and the line through its message times.
 
     Args:
         names: the node of each rank.
+        reports: the report of each node.
     """
-    # A line needs two sizes; what a slow link did not get to is not guessed.
+    # A line needs two sizes. A link too slow for two gets no line.
     measured = [
         (sender, names[peer], times)
         for sender, report in reports.items()
@@ -80,7 +81,7 @@ def backend_lines(
     found = {}
     for (sender, target, _), line in zip(measured, fit_lines([times for *_, times in measured]), strict=True):
         if line.beta_s_per_byte == 0:
-            continue  # times that do not grow with the size tell no bandwidth
+            continue  # times that do not grow with the size give no bandwidth
         figures = BackendFigures(
             alpha_s=line.alpha_s,
             beta_s_per_byte=line.beta_s_per_byte,
@@ -92,6 +93,6 @@ def backend_lines(
 
 
 def network_used(log: str) -> str | None:
-    """What NCCL carries messages between nodes with, from its log at NCCL_DEBUG=INFO: IB, Socket, or a plugin."""
+    """Return the network that NCCL uses between nodes, from its log at NCCL_DEBUG=INFO: IB, Socket, or a plugin."""
     found = _NETWORK.search(log)
     return found.group(1) if found else None

@@ -1,4 +1,4 @@
-"""Which nodes share a switch, from latencies, pure: average-linkage clustering, cut where the heights jump."""
+"""Infers from latencies which nodes share a switch: average-linkage clustering, cut where the heights jump. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
 MIN_NODES_FOR_TREE = 8
-"""Fewer nodes differ by chance as much as by a switch, and every pair of them is in the file anyway."""
+"""Fewest nodes for a tree. With fewer, chance hides a switch, and the file has every pair anyway."""
 MIN_GAP = 0.10
-"""A level of switches adds at least this share to the latency of the level below."""
+"""A switch level adds at least this share to the latency of the level below."""
 MIN_SEPARATION = 3.0
-"""And at least this many standard deviations of the latencies within its clusters."""
+"""A switch level adds at least this many standard deviations of the latencies within its clusters."""
 
 
 @dataclass(frozen=True)
 class SwitchTree:
-    """The levels of switches, lowest first: for each node the number of its cluster, -1 where it is unknown."""
+    """The switch levels, lowest first: for each node the number of its cluster, -1 where it is unknown."""
 
     levels: tuple[Ints, ...] = ()
     source: str = "measured"
 
     @cached_property
     def pair_levels(self) -> Ints:
-        """[a, b]: height of the lowest cluster that holds both (1 is a leaf switch), 0 where none does."""
+        """[a, b]: level of the lowest cluster that contains both nodes (1 is a leaf switch), 0 where none does."""
         n = len(self.levels[0]) if self.levels else 0
         found = np.zeros((n, n), dtype=np.int_)
         for height in range(len(self.levels), 0, -1):
@@ -41,10 +41,10 @@ class SwitchTree:
 
 
 def distances_of(matrix: PairMatrix) -> Floats:
-    """[a, b]: latency of each pair in seconds, the same in both directions, NaN where not measured.
+    """Return [a, b]: latency of each pair in seconds, the same in both directions, NaN where not measured.
 
-    The mean of both directions, and of the fastest and the median round trip: the fastest hangs on one sample, the
-    median on what else the network does.
+    It is the mean of both directions, and of the minimum and the median: the minimum depends on one sample, the median
+    on other traffic.
     """
     one_way = (matrix["latency_min_s"].astype(np.float64) + matrix["latency_p50_s"]) / 2
     mean: Floats = (one_way + one_way.T) / 2
@@ -52,10 +52,16 @@ def distances_of(matrix: PairMatrix) -> Floats:
 
 
 def infer_tree(sided: Floats) -> SwitchTree:
-    """The switches, from the distances of (nearly) every pair, NaN elsewhere; no levels where all are alike.
+    """Infer the switches from the distances of (nearly) all pairs.
 
-    What a node adds to all its pairs is taken off first: a node with a slow processor is behind the same switch as
-    before. Nodes without any figure get -1.
+    The latency that a node adds to all its pairs is subtracted first, because a slow processor does not change a
+    node's switch.
+
+    Args:
+        sided: [a, b] in seconds, NaN where not measured.
+
+    Returns:
+        The tree; without levels when all distances are alike. Nodes without any distance get -1.
     """
     known = np.flatnonzero(np.isfinite(sided).sum(axis=1) > 0)
     if len(known) < MIN_NODES_FOR_TREE:
@@ -71,7 +77,7 @@ def infer_tree(sided: Floats) -> SwitchTree:
 
 
 def _completed(distances: Floats) -> Floats:
-    """Pairs that were not measured get the median of the two nodes' other pairs: neither near nor far."""
+    """Fill unmeasured pairs with the mean of the two nodes' median distances, which is neither near nor far."""
     np.fill_diagonal(distances, np.nan)
     usual = np.nanmedian(distances, axis=1)
     filled = np.where(np.isnan(distances), (usual[:, None] + usual[None, :]) / 2, distances)
@@ -80,12 +86,12 @@ def _completed(distances: Floats) -> Floats:
 
 
 def _without_node_effects(distances: Floats) -> Floats:
-    """Subtract what each node adds to all its pairs, the near and the far ones alike.
+    """Subtract the latency that each node adds to all its pairs, near and far.
 
-    A node that only has fewer near ones is on a small switch: its nearest and farthest are as far as those of others.
+    A node on a small switch has fewer near pairs, but its nearest and farthest are as far as those of other nodes.
     """
     n, made = len(distances), distances
-    for _ in range(3):  # a slow node is among the farthest of all others, until it is taken off
+    for _ in range(3):  # a slow node is among the farthest of all others until its excess is subtracted
         profiles = np.sort(made + np.diag(np.full(n, np.inf)), axis=1)[:, : n - 1]
         above = profiles - np.median(profiles, axis=0)
         near, far = above[:, :2].mean(axis=1), above[:, -max(2, n // 10) :].mean(axis=1)
@@ -96,8 +102,8 @@ def _without_node_effects(distances: Floats) -> Floats:
 
 
 def _cuts(distances: Floats) -> list[Ints]:
-    """Labels of each level, lowest first."""
-    # Here, because scipy is a third of an agent's start and few agents come this far.
+    """Return the labels of each level, lowest first."""
+    # Imported here, because scipy takes a third of an agent's start and few agents need it.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
@@ -117,7 +123,7 @@ def _cuts(distances: Floats) -> list[Ints]:
 
 
 def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
-    """Whether pairs that leave these clusters are clearly farther apart than those within (and not within `below`)."""
+    """Whether pairs across these clusters are clearly farther apart than pairs within them (and not within `below`)."""
     same = labels[:, None] == labels[None, :]
     np.fill_diagonal(same, False)
     if below is not None:
@@ -127,17 +133,17 @@ def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
         return False
     within, beyond = distances[same], distances[other]
     near, far = float(np.median(within)), float(np.median(beyond))
-    # Half of the middle 68 %: what a standard deviation is where there are no outliers.
+    # Half the width of the middle 68 %: a standard deviation that ignores outliers.
     low, high = np.quantile(within, [0.16, 0.84])
     return far >= near * (1 + MIN_GAP) and far - near >= MIN_SEPARATION * float(high - low) / 2
 
 
 def declared_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
-    """The switches as somebody told them.
+    """Return the switches as Slurm or an earlier file declares them.
 
     Args:
-        paths: for each node the switches above it, the highest first; empty where nothing was told.
-        source: who told: slurm, prior.
+        paths: for each node the switches above it, the highest first; empty for an undeclared node.
+        source: where the paths come from: slurm, prior.
     """
     depth = min((len(path) for path in paths if path), default=0)
     levels = []
@@ -150,7 +156,7 @@ def declared_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
 
 
 def pair_f1(labels: Ints, truth: Ints) -> float:
-    """How well clusters were recovered: F1 of 'these two share a switch' over all pairs; 1 is perfect."""
+    """Return how well clusters were recovered: F1 of 'these two share a switch' over all pairs; 1 is perfect."""
     upper = np.triu_indices(len(truth), 1)
     said = (labels[:, None] == labels[None, :])[upper] & (labels >= 0)[upper[0]]
     true = (truth[:, None] == truth[None, :])[upper]

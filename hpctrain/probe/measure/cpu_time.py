@@ -1,4 +1,4 @@
-"""How much of a stretch of time this thread needed a processor, whether it got one or not."""
+"""Measures the time in which this thread needed a processor, whether it got one or not."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 CONTENDED = 0.9
-"""Above this share of the time, a processor and not the wire sets the pace."""
+"""Share of the time above which the processor and not the network limits a transfer."""
 
 
 def cpu_demand_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:
-    """Seconds of this thread so far on a processor or in the queue for one; without the queue where the kernel keeps no
-    count of it (CONFIG_SCHED_INFO)."""
+    """Return the seconds that this thread has run on a processor or waited for one. Without CONFIG_SCHED_INFO in the
+    kernel, the waiting is not counted."""
     try:
         on_cpu_ns, waiting_ns, _ = schedstat.read_text().split()
         return (int(on_cpu_ns) + int(waiting_ns)) / 1e9

@@ -1,4 +1,4 @@
-"""The devices of this node, measured by a process that holds torch; this side only starts it and reads its answer."""
+"""Starts the process that measures this node's devices with torch, and reads its reports."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.topology.topology import Device, DeviceType
 
 MAX_DEVICES = 1024
-"""Devices of one node."""
+"""Most devices of one node."""
 
 
 class DeviceReport(Part):
-    """What the measuring process found on one node."""
+    """The figures that the measuring process reports for one node."""
 
     devices: list[Device]
     device_types: dict[str, DeviceType]
     intra_bytes_per_s: float | None = None
-    """From the first device to the second, where there are two."""
+    """Median copy bandwidth between two devices of the node; None with fewer than two."""
 
     @model_validator(mode="after")
     def _figures_are_figures(self) -> DeviceReport:
@@ -47,13 +47,13 @@ def _rates(device: Device) -> Iterable[float | None]:
 
 
 class MeasuringProcess:
-    """The process of this node that holds torch, for the time of a probe. Close it, whatever happened."""
+    """The process that measures with torch, for the duration of a probe. Always call `close`."""
 
     def __init__(self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings) -> None:
-        """Start it.
+        """Start the process.
 
         Raises:
-            CommandError: it could not start.
+            CommandError: the process could not start.
         """
         self._clock = clock
         self._log = log
@@ -69,9 +69,9 @@ class MeasuringProcess:
             theirs.close()
 
     def devices(self, barrier: Callable[[], bool]) -> DeviceReport:
-        """Wait until the process is ready, pass the barrier, and read its figures.
+        """Wait until the process is ready, pass the barrier, and return its figures.
 
-        All nodes measure at the same time: virtual nodes that share cores each report the share that they really get.
+        All nodes measure at the same time, so that each of several virtual nodes on the same cores reports its share.
 
         Args:
             barrier: called when the process is ready; returns True when all nodes may start, False to give up.
@@ -87,7 +87,7 @@ class MeasuringProcess:
         return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
 
     def ask(self, order: Message, answer: str, limit_s: float) -> Message:
-        """Pass on an order of the coordinator and wait for its answer.
+        """Send an order of the coordinator to the process and return the answer of kind `answer`.
 
         Raises:
             CommandError: the process died or took too long.

@@ -1,4 +1,4 @@
-"""From samples of one link to its figures, pure: percentiles of latency, bandwidth from arrivals, clock offsets."""
+"""Figures of a link from its samples: percentiles of latency, bandwidth from arrivals, clock offset. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.topology.link import Latency
 
 SLICES = 8
-"""Slices that the timed part of a transfer is cut into; the median of their rates is the bandwidth."""
+"""Number of slices of the timed part of a transfer; the median of their rates is the bandwidth."""
 MAX_SIZES = 64
 
 
@@ -35,30 +35,30 @@ SizeTimes = Annotated[tuple[tuple[int, float], ...], Field(max_length=MAX_SIZES)
 
 
 class PairFigures(Part):
-    """What one end of a pair measured."""
+    """The figures that one end of a pair measured."""
 
     latency: Annotated[Latency, AfterValidator(_positive)]
-    """Of the round trips that this end started."""
+    """One-way latency, from the round trips that this end started."""
     bytes_per_s: float = Field(gt=0)
-    """Rate at which this end received."""
+    """Bandwidth at which this end received."""
     n: int = Field(ge=1)
-    """Slices behind the rate."""
+    """Number of slices behind the bandwidth."""
     ladder: SizeTimes = ()
     """Median one-way seconds of single messages that this end sent, by size in bytes."""
     sending_cpu: float | None = None
-    """Share of the time of its transfer that this end needed or waited for a processor."""
+    """Share of its sending time in which this end used a processor or waited for one."""
     receiving_cpu: float | None = None
     """The same while it received."""
     clock_offset_s: float | None = None
     """The peer's clock minus this end's."""
     clock_error_s: float | None = None
-    """How wrong that may be: half of the fastest round trip."""
+    """Largest error of the offset: half of the fastest round trip."""
     iface: str | None = None
     """Network interface that this end's socket used."""
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The sample below or at which `share` of all lie (nearest rank).
+    """Return the sample below or at which `share` of all lie (nearest rank).
 
     Raises:
         ValueError: no samples.
@@ -70,16 +70,16 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def latency_of(round_trips_s: Sequence[float]) -> Latency:
-    """One-way latency, as half of each round trip (a clock on one side only cannot tell the two ways apart)."""
+    """Return the one-way latency, as half of each round trip: one clock cannot time the two directions separately."""
     one_way = [seconds / 2 for seconds in round_trips_s]
     return Latency(min=min(one_way), p50=percentile(one_way, 0.5), p95=percentile(one_way, 0.95))
 
 
 def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """Bytes per second and the number of slices behind it, from (seconds, bytes so far) at the receiver.
+    """Return bytes per second and the number of slices behind it, from (seconds, bytes so far) at the receiver.
 
     The first quarter is dropped, because it was sent into empty buffers. The rest is cut into slices of equal volume;
-    their median forgives a burst or a pause.
+    the median of their rates ignores a burst or a pause.
 
     Raises:
         ValueError: fewer than two arrivals at different times after the first quarter.
@@ -90,7 +90,7 @@ def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
     if slices < 1 or kept[-1][0] <= kept[0][0]:
         raise ValueError("too few arrivals for a bandwidth")
     marks = [kept[round(index * (len(kept) - 1) / slices)] for index in range(slices + 1)]
-    # A slice read at once from the buffer took no time that the clock can tell: it has no rate.
+    # A slice read from the buffer at once took no measurable time and has no rate.
     rates = [
         (after[1] - before[1]) / (after[0] - before[0])
         for before, after in itertools.pairwise(marks)
@@ -100,10 +100,12 @@ def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
 
 
 def clock_offset(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The peer's clock minus ours and how wrong that may be, both in seconds, from (round trip, offset if the answer
-    was written half-way).
+    """Return the peer's clock minus ours and its largest error, both in seconds.
 
-    The fastest round trip had the least room for the two ways to differ (Mills, RFC 5905, clock filter).
+    The fastest round trip limits the error most (Mills, RFC 5905, clock filter).
+
+    Args:
+        samples: (round trip, offset if the answer was written half-way), in seconds.
 
     Raises:
         ValueError: no samples.

@@ -13,32 +13,32 @@ Point = tuple[float, float]
 """(bytes, seconds)"""
 
 BREAK_GAIN = 4.0
-"""Two lines must explain the times so many times better than one (squared error) to be reported as a break."""
+"""Factor by which two lines must lower the squared error of one line to be reported as a break."""
 MIN_BREAK_ERROR = 0.1
-"""One line that is off by less than this, root mean square of the relative error, is good enough."""
+"""Root mean square of the relative error below which one line is good enough."""
 SMALL_BYTES = 4096
 LARGE_SHARE = 16
-"""Messages from this share of the largest on count as large."""
+"""Messages of at least the largest size divided by this count as large."""
 
 
 @dataclass(frozen=True)
 class AlphaBetaLine:
-    """How long messages take."""
+    """The time of a message of n bytes: alpha + beta·n."""
 
     alpha_s: float
-    """Start-up time: of small messages, where there is a break."""
+    """Start-up time; with a break, that of small messages."""
     beta_s_per_byte: float
-    """Time per byte: of large messages, where there is a break."""
+    """Time per byte; with a break, that of large messages."""
     break_bytes: int | None
     """Smallest size of the second line; None when there is no clear one."""
 
 
 def fit_line(points: Sequence[Point]) -> AlphaBetaLine:
-    """One line through all points, or two where small and large messages behave differently.
+    """Return one line through all points, or two where small and large messages behave differently.
 
-    Libraries send small messages at once ("eager") and ask before large ones, cards and shapers let a burst pass: a
-    single line through both is wrong for both. Times of a busy machine may fit neither one line nor two: then alpha is
-    what small messages take and beta what large ones take, and no break is told.
+    A single line is wrong where libraries send small messages at once ("eager") and negotiate large ones, or where
+    network cards and traffic shapers let a burst pass. Times of a busy machine may fit neither one line nor two: then
+    alpha is the time of small messages, beta the slope of large ones, and no break is reported.
 
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
@@ -47,7 +47,7 @@ def fit_line(points: Sequence[Point]) -> AlphaBetaLine:
 
 
 def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
-    """See `fit_line`, for the points of many links at once: a probe of 1,000 nodes has a million of them."""
+    """Return a line as of `fit_line` for each link, all at once: a probe of 1,000 nodes has a million directions."""
     groups: dict[tuple[float, ...], list[int]] = {}
     ordered = [sorted(points) for points in many]
     for place, points in enumerate(ordered):
@@ -60,7 +60,7 @@ def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
 
 
 def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLine]:
-    """Lines of links with messages of the same sizes.
+    """Return the lines of links with messages of the same sizes.
 
     Args:
         sizes: bytes of each message, ascending.
@@ -82,16 +82,16 @@ def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLin
 def _two_lines(
     size: Floats, seconds: Floats, whole: Floats, alpha: Floats, beta: Floats
 ) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """(alpha, beta, size of the break or 0) of links that one line is poor for.
+    """Return (alpha, beta, size of the break or 0) of links that one line fits poorly.
 
     Args:
         whole: error of the one line.
-        alpha, beta: the one line, which stays where nothing else is better.
+        alpha, beta: the one line, which stays where nothing is better.
     """
     breaks = np.zeros(len(seconds), dtype=np.int64)
     small, large = size <= SMALL_BYTES, size * LARGE_SHARE >= size[-1]
     if size[large][0] < size[-1]:
-        # Where no message is small, the smallest stands for them.
+        # Where no message is small, the smallest is used.
         few = seconds[:, small] if small.any() else seconds[:, :1]
         steep = _fit(size[large], seconds[:, large])[1]
         alpha, beta = np.where(steep > 0, np.median(few, axis=1), alpha), np.where(steep > 0, steep, beta)
@@ -109,16 +109,19 @@ def _two_lines(
 
 
 def one_way_s(round_trip_s: float, answer_s: float) -> float:
-    """One-way seconds of a message whose small answer takes `answer_s`: never less than half of the round trip, because
-    the answer is the smaller of the two. A disturbed answer would make the message look as if it took no time."""
+    """Return the one-way seconds of a message whose small answer takes `answer_s`.
+
+    It is at least half of the round trip, because the answer is the smaller message. Otherwise a delayed answer would
+    make the message seem to take no time.
+    """
     return max(round_trip_s - answer_s, round_trip_s / 2)
 
 
 def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
-    """Alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
+    """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
 
-    Least squares of the relative error (each residual divided by its time), so that the small messages, which alone
-    tell alpha, are not drowned by the large ones. Neither figure is ever negative.
+    Least squares of the relative error (each residual divided by its time), so that the large messages do not outweigh
+    the small ones, which alone determine alpha. Neither figure is ever negative.
 
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
@@ -128,10 +131,10 @@ def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """See `fit_alpha_beta`, for each row of `seconds`."""
+    """Return alpha and beta as of `fit_alpha_beta`, for each row of `seconds`."""
     if len(size) < 2 or (size == size[0]).all() or (seconds <= 0).any():
         raise ValueError("a line needs two sizes and positive times")
-    # Weights matter only beside each other; those of the quickest message are 1, lest tiny times overflow.
+    # Only ratios of weights matter. The fastest message has weight 1, so that tiny times do not overflow.
     weights = (seconds.min(axis=1, keepdims=True) / seconds) ** 2
     total = weights.sum(axis=1)
     mean_size, mean_time = (weights * size).sum(axis=1) / total, (weights * seconds).sum(axis=1) / total
@@ -139,13 +142,13 @@ def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     spread, rise = (weights * away**2).sum(axis=1), (weights * away * (seconds - mean_time[:, None])).sum(axis=1)
     beta = np.maximum(0.0, rise / spread)
     alpha = mean_time - beta * mean_size
-    # Else the best line through the origin. Times are positive, so that its slope is.
+    # Where alpha would be negative: the best line through the origin. Its slope is positive, as the times are.
     through_origin = (weights * size * seconds).sum(axis=1) / (weights * size**2).sum(axis=1)
     return np.where(alpha >= 0, alpha, 0.0), np.where(alpha >= 0, beta, through_origin)
 
 
 def _error(size: Floats, seconds: Floats, alpha: Floats, beta: Floats) -> Floats:
-    """Sum of the squared relative errors of each row."""
+    """Return the sum of the squared relative errors of each row."""
     told = alpha[:, None] + beta[:, None] * size
     error: Floats = (((told - seconds) / seconds) ** 2).sum(axis=1)
     return error

@@ -1,4 +1,4 @@
-"""What a probe brought back, before it becomes a topology: plain data, so that the rest is pure."""
+"""The raw result of a probe, from which the topology is made: plain data, so that the analysis is pure."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.pair_matrix import PairMatrix
 
 ALL_LINKS_MAX_NODES = 64
-"""Up to this many nodes every figure of every pair is kept; above, the matrix of the main ones."""
+"""Up to this many nodes all figures of all pairs are stored; above, a matrix of the main figures."""
 WHOLE_PAIRS_PER_NODE = 8
-"""Pairs of the first rounds that are kept whole above that, for each node: 16 rounds join all nodes with each other."""
+"""Above `ALL_LINKS_MAX_NODES`: pairs for each node whose figures are all stored, from the first 16 rounds. These rounds
+connect all nodes with each other."""
 
 
 @dataclass(frozen=True)
 class JoinedNode:
-    """A node that joined: where it is reached and what its machine is called."""
+    """A node that joined: its address, its host and the facts of its system."""
 
     addr: str
     port: int
     iface: str | None
     host: str | None
     switches: str | None = None
-    """SLURM_TOPOLOGY_ADDR: the switches above it and its name, joined by dots."""
+    """SLURM_TOPOLOGY_ADDR: the switches above the node and the node's name, joined by dots."""
     facts: HostFacts | None = None
-    """What its system says."""
+    """The facts that its system reports."""
 
 
 @dataclass(frozen=True)
 class PairResult:
-    """One pair, measured once."""
+    """One measurement of one pair."""
 
     a: str
     b: str
     alone: bool
-    """True when it had the network to itself."""
+    """Whether the pair had the network to itself."""
     concurrency: int
-    """Pairs at work in that round."""
+    """Number of pairs that measured in the round."""
     at_a: PairFigures
     at_b: PairFigures
 
     def turned(self) -> PairResult:
-        """The same, seen from the other end."""
+        """Return the same measurement with the two ends swapped."""
         return PairResult(self.b, self.a, self.alone, self.concurrency, self.at_b, self.at_a)
 
 
@@ -60,27 +61,27 @@ class ContentionRound:
 
 @dataclass
 class ProbeOutcome:
-    """Everything that was measured, and what was not with its reason. Filled by the coordinator."""
+    """All measurements of a probe, and the reasons for those that failed. Filled by the coordinator."""
 
     nodes: list[str]
     joined: dict[str, JoinedNode] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    """Nodes that did not answer, with when."""
+    """Node that did not answer -> what failed and when."""
     pairs: list[PairResult] = field(default_factory=list)
-    """Every pair that was measured, up to ALL_LINKS_MAX_NODES nodes; above, `matrix` has their figures."""
+    """All measured pairs, up to `ALL_LINKS_MAX_NODES` nodes; above, `matrix` has their figures."""
     contention: list[ContentionRound] = field(default_factory=list)
     retests: list[PairResult] = field(default_factory=list)
     """Suspects with good partners, and good pairs to compare with, in quiet rounds."""
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Pairs of living nodes that could not measure, with the reason."""
+    """Pair of living nodes that could not measure -> the reason."""
     devices: dict[str, DeviceReport] = field(default_factory=dict)
     devices_failed: dict[str, str] = field(default_factory=dict)
     backend: dict[tuple[str, str], tuple[str, BackendFigures]] = field(default_factory=dict)
-    """(sender, receiver) -> the training backend and what messages over it take."""
+    """(sender, receiver) -> the training backend and the figures of messages over it."""
     backend_failed: dict[str, str] = field(default_factory=dict)
-    """Nodes whose part in those messages failed, with the reason."""
+    """Node or pair that failed in those messages -> the reason."""
     prior: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Node -> switches above it, the highest first, as an earlier file has them."""
+    """The prior: node -> switches above it in an earlier file, the highest first."""
     rounds_done: int = 0
     rounds_planned: int = 0
     wall_s: float = 0.0
@@ -93,10 +94,10 @@ class ProbeOutcome:
         return [name for name in self.nodes if name not in self.lost]
 
     def add(self, results: Sequence[PairResult], bulk_bytes: int) -> None:
-        """Keep the figures of pairs.
+        """Store the figures of pairs.
 
         Args:
-            bulk_bytes: volume of their transfers.
+            bulk_bytes: volume of the transfers.
         """
         if len(self.nodes) <= ALL_LINKS_MAX_NODES:
             self.pairs += results
@@ -110,7 +111,7 @@ class ProbeOutcome:
         _enter_lines(self._matrix, results, bulk_bytes)
 
     def unmeasured(self) -> list[tuple[str, str]]:
-        """Pairs of living nodes that tried and never could, in node order."""
+        """Return the pairs of living nodes that failed each time they measured, in node order."""
         matrix, order = self.matrix(), {name: place for place, name in enumerate(self.nodes)}
         there = {
             (a, b) if order[a] < order[b] else (b, a)
@@ -121,12 +122,12 @@ class ProbeOutcome:
 
     @property
     def whole_pairs(self) -> list[PairResult]:
-        """Pairs with everything that was said of them: all, or above ALL_LINKS_MAX_NODES nodes those of the first
-        rounds, which are enough to tell of nodes rather than of pairs."""
+        """Pairs with all their figures. Above `ALL_LINKS_MAX_NODES` nodes only those of the first rounds, which suffice
+        for figures of nodes."""
         return self.pairs or self._first
 
     def matrix(self) -> PairMatrix:
-        """The main figures of all pairs so far."""
+        """Return the main figures of all pairs so far."""
         if self._matrix is not None:
             return self._matrix
         made = PairMatrix(self.nodes)
@@ -136,7 +137,7 @@ class ProbeOutcome:
 
 
 def _enter(matrix: PairMatrix, result: PairResult) -> None:
-    """Latency belongs to who started the round trips, bandwidth to who received."""
+    """Enter a pair: latency as the starter of the round trips measured it, bandwidth as the receiver did."""
     a, b = matrix.index[result.a], matrix.index[result.b]
     rate = matrix["isolated_bytes_per_s" if result.alone else "bytes_per_s"]
     rate[a, b], rate[b, a] = result.at_b.bytes_per_s, result.at_a.bytes_per_s
@@ -147,7 +148,7 @@ def _enter(matrix: PairMatrix, result: PairResult) -> None:
 
 
 def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: int) -> None:
-    """What the planner takes, for pairs that measured single messages; for others it follows from the main figures."""
+    """Enter alpha and beta of pairs with a size sweep; those of other pairs follow from the main figures."""
     directions = [
         (matrix.index[source], matrix.index[target], sender, receiver)
         for result in results

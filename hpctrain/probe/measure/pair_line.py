@@ -1,4 +1,4 @@
-"""The line t = alpha + beta·bytes of a pair, from its ping, its single messages and its transfer. Pure."""
+"""The line t = alpha + beta·bytes of a pair, from its pings, its single messages and its transfer. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.line_fit import AlphaBetaLine, Point, fit_lines
 
 PairDirection = tuple[PairFigures, PairFigures]
-"""One direction: what its sender measured and what its receiver measured."""
+"""One direction: the figures of its sender and of its receiver."""
 
 
 def fit_pair_lines(directions: Sequence[PairDirection], bulk_bytes: int) -> list[AlphaBetaLine]:
-    """A line for each direction.
+    """Return a line for each direction.
 
     Args:
         bulk_bytes: volume of the transfers.
@@ -21,10 +21,10 @@ def fit_pair_lines(directions: Sequence[PairDirection], bulk_bytes: int) -> list
 
 
 def _points(sender: PairFigures, receiver: PairFigures, bulk_bytes: int) -> list[Point]:
-    """A ping, the single messages, and the transfer, whose rate holds for its volume and for any larger one.
+    """Return the points of the ping, of the single messages, and of the transfer at its volume and at twice that.
 
-    A ping counts as no bytes: its 8 are lost in the headers of its packet, and on a slow link their share would make
-    alpha negative.
+    A ping counts as 0 bytes. Its 8 bytes are small beside the packet headers, and counting them would make alpha
+    negative on a slow link.
     """
     start_up_s, rate = sender.latency.p50, receiver.bytes_per_s
     streamed = [(float(size), start_up_s + size / rate) for size in (bulk_bytes, 2 * bulk_bytes)]

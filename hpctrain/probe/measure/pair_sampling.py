@@ -1,4 +1,4 @@
-"""Which pairs to measure next when measuring all of them takes too long: groups that may still be one are compared."""
+"""Chooses the next pairs when measuring all takes too long: pairs across groups that may still share a switch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hpctrain.probe.measure.clusters import Floats, Ints, SwitchTree, infer_tree
 from hpctrain.probe.measure.rounds import Pair
 
 ROUNDS_SHARE_MAX = 0.5
-"""Of the rounds of a full measurement; switches that are not found by then are not found by the rest either."""
+"""Largest share of the rounds of a full measurement; more rounds find no further switches."""
 COMPARISONS = 2
-"""Far pairs between two groups before they count as different switches: one may have been held up."""
+"""Far pairs between two groups before they count as different switches: a single one may have been delayed."""
 
 BIN = 0.01
 """Width of the bins of the histogram of latencies: 1 %."""
@@ -23,7 +23,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class SwitchGroups:
-    """Nodes that are known to share a switch, because a chain of near pairs joins them."""
+    """Groups of nodes that share a switch, because a chain of near pairs connects them."""
 
     def __init__(self, distances: Floats, alive: Bools) -> None:
         """
@@ -36,17 +36,17 @@ class SwitchGroups:
         self.alive = alive
         self.latency = sided - _node_effects(sided)
         self.near_below = near_limit(self.latency)
-        """Seconds below which a pair shares a switch; None where there is no gap to tell by."""
-        # Here, because scipy is a third of an agent's start and few agents come this far.
+        """Seconds below which a pair shares a switch; None when the latencies have no gap."""
+        # Imported here, because scipy takes a third of an agent's start and few agents need it.
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
         near = np.isfinite(sided) & (self.latency < (self.near_below or 0.0))
         self.labels: Ints = connected_components(csr_array(near), directed=False)[1]
-        """For each node the number of its group; a node without a near pair is a group of its own."""
+        """For each node the number of its group. A node without a near pair is alone in its group."""
 
     def unknown(self) -> Bools:
-        """[a, b]: True where the groups of the two nodes have not been compared often enough."""
+        """Return [a, b]: whether the groups of the two nodes have not been compared often enough."""
         count = int(self.labels.max()) + 1
         compared = np.zeros((count, count), dtype=np.int_)
         rows, columns = np.nonzero(np.triu(np.isfinite(self.latency), 1))
@@ -60,10 +60,10 @@ class SwitchGroups:
 
 
 def near_limit(latency: Floats) -> float | None:
-    """Seconds below which a pair shares a lowest switch: the valley after the lowest peak of the latencies' histogram.
+    """Return the seconds below which a pair shares a leaf switch; None when the latencies show no such limit.
 
-    A peak with fewer than a thousandth of the pairs below the valley, or fewer than eight, is chance; a valley is at
-    most half as high as the peaks on both sides. None: there is no valley.
+    The limit is the valley after the lowest peak of the histogram of latencies. A valley is at most half as high as the
+    highest peaks on both sides, with at least a thousandth of the pairs, and at least eight, on each side.
     """
     values = latency[np.isfinite(latency)]
     values = values[values > 0]
@@ -75,7 +75,7 @@ def near_limit(latency: Floats) -> float | None:
     counts, _ = np.histogram(logs, edges)
     height = np.convolve(counts, _SMOOTH / _SMOOTH.sum(), "same")
     below = np.cumsum(counts)
-    # From each place: the highest peak before it, and the highest after it.
+    # For each bin: the highest peak up to it, and the highest from it on.
     before, after = np.maximum.accumulate(height), np.maximum.accumulate(height[::-1])[::-1]
     lowest = height <= np.minimum(before, after) / 2
     valley = lowest & (below >= least) & (len(values) - below >= least)
@@ -88,7 +88,7 @@ def near_limit(latency: Floats) -> float | None:
 
 
 def next_round(groups: SwitchGroups, rng: random.Random) -> list[Pair]:
-    """A round in which many nodes meet one of a group that theirs was not compared with; empty when all were."""
+    """Return a round of pairs whose groups were not compared often enough; empty when all groups were."""
     unknown = groups.unknown()
     order: list[int] = np.flatnonzero(unknown.any(axis=1)).tolist()
     rng.shuffle(order)
@@ -98,7 +98,7 @@ def next_round(groups: SwitchGroups, rng: random.Random) -> list[Pair]:
     for a in order:
         for b in np.flatnonzero(unknown[a] & free) if free[a] else ():
             question = (int(groups.labels[a]), int(groups.labels[b]))
-            # Two groups are compared once a round: the answer may make the next comparison needless.
+            # Two groups are compared once a round: the result may make another comparison needless.
             if question not in asked:
                 asked |= {question, question[::-1]}
                 met.append((min(a, int(b)), max(a, int(b))))
@@ -108,7 +108,7 @@ def next_round(groups: SwitchGroups, rng: random.Random) -> list[Pair]:
 
 
 def sampled_tree(groups: SwitchGroups) -> SwitchTree:
-    """The switches: the groups are the leaves, levels above come from the latencies between groups."""
+    """Return the switches: groups are leaf switches, and levels above come from the latencies between groups."""
     names, compact = np.unique(groups.labels[groups.alive], return_inverse=True)
     if groups.near_below is None or not 1 < len(names) <= groups.alive.sum() // 2:
         return SwitchTree()
@@ -118,15 +118,16 @@ def sampled_tree(groups: SwitchGroups) -> SwitchTree:
     rows, columns = np.nonzero(np.isfinite(groups.latency))
     values, at = groups.latency[rows, columns], (leaves[rows], leaves[columns])
     order = np.argsort(values)[::-1]
-    between[at[0][order], at[1][order]] = values[order]  # of several, the smallest is written last
+    between[at[0][order], at[1][order]] = values[order]  # the smallest latency of two groups is written last and stays
     above = [np.where(leaves >= 0, level[leaves], -1) for level in infer_tree(between).levels]
     return SwitchTree((leaves, *above))
 
 
 def _node_effects(latency: Floats) -> Floats:
-    """[a, b]: what the two nodes add to all their pairs: how far the upper quartile of a node lies above the usual one.
+    """Return [a, b]: the latency in seconds that the two nodes add to all their pairs.
 
-    The upper quartile is a far pair for every node; the median is not when there are two switches.
+    A node adds the difference of its upper quartile to the median of all upper quartiles. The upper quartile is a far
+    pair for every node; with two switches, the median is not.
     """
     upper = np.full(len(latency), np.nan)
     measured = np.isfinite(latency).any(axis=1)

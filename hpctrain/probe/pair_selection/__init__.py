@@ -1,1 +1,1 @@
-"""Which pairs are measured in which order, and which of them again."""
+"""Chooses the pairs that are measured, their order, and the pairs that are measured again."""

@@ -1,7 +1,7 @@
-"""What each level of switches carries when everyone uses it, pure: rounds that fill it, and the ratio they show.
+"""Oversubscription of each switch level: rounds that load it, and the ratio that they show. Pure.
 
-Full rounds cannot tell: a random pairing loads each uplink by chance. Here the clusters of a level are matched two by
-two, and all members of the one send to members of the other at once; one pair alone shows what there is without them.
+Random pairs load each uplink by chance and do not show it. Here the clusters of a level are matched in twos: first one
+pair of nodes measures alone across them, then all members of one cluster send to members of the other at once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hpctrain.probe.measure.outcome import ContentionRound, PairResult
 from hpctrain.probe.measure.rounds import Pair, Round, rounds
 
 ROUNDS_PER_LEVEL = 3
-"""Of each kind; each matches other clusters."""
+"""Rounds with one pair, and rounds with all members; each round matches other clusters."""
 MIN_MEMBERS = 2
-"""A cluster of one node has no uplink to share."""
+"""Fewest nodes of a cluster: a single node shares no uplink."""
 OVERSUBSCRIBED_FROM = 1.5
-"""Ratio from which it is worth saying; below, hashing of flows onto equal uplinks alone may cost as much."""
+"""Ratio from which a finding is made. Below, the hashing of flows onto equal uplinks may explain it."""
 
 
 def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
-    """For each level, rounds with one pair for each two clusters, and rounds with all their members."""
+    """Return for each level rounds with one pair for each two clusters, and rounds with all their members."""
     rng = random.Random(seed)
     planned: list[Round] = []
     for height in range(1, len(tree.levels) + 1):
@@ -45,16 +45,16 @@ def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list
 
 
 def oversubscription(tree: SwitchTree, index: dict[str, int], done: Sequence[ContentionRound]) -> dict[int, float]:
-    """For each level, what a pair has alone over what it has when all members of its cluster leave the cluster.
+    """Return the oversubscription of each level: bandwidth of a pair alone, by that with all members sending at once.
 
-    The ratio of a level holds those below it: who crosses a spine crosses two leaves as well. A level is absent when it
-    was not measured. With fixed routes it also holds what is lost because several flows took one of several uplinks.
+    The ratio of a level includes the levels below it: a pair that crosses a spine also crosses two leaves. With fixed
+    routes it includes the loss when several flows take the same uplink. A level that was not measured is absent.
     """
     found: dict[int, float] = {}
     for height in range(1, len(tree.levels) + 1):
         alone, loaded = (_rates(tree, index, done, height, kind) for kind in (True, False))
         if alone and loaded:
-            # The sum over a cluster is what its uplinks carry, however unevenly its flows share them.
+            # The mean, because the sum over a cluster is what its uplinks carry, however unevenly its flows share them.
             found[height] = max(1.0, statistics.median(alone) / statistics.fmean(loaded))
     return found
 
@@ -73,14 +73,14 @@ def _rates(
 
 
 def _crossed(tree: SwitchTree, index: dict[str, int], result: PairResult) -> int:
-    """The highest level whose clusters this pair leaves."""
+    """Return the highest level whose clusters this pair leaves."""
     shared = int(tree.pair_levels[index[result.a], index[result.b]])
     return (shared or len(tree.levels) + 1) - 1
 
 
 def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.Random) -> list[list[list[int]]]:
-    """Members of the clusters of this level, by the cluster above: only siblings are matched, or their flows would
-    cross the level above as well."""
+    """Return the members of this level's clusters, grouped by the cluster above. Only clusters of one group are
+    matched, because other flows would cross the level above as well."""
     labels = tree.levels[height - 1]
     above = tree.levels[height] if height < len(tree.levels) else np.zeros_like(labels)
     members: dict[int, dict[int, list[int]]] = {}
@@ -94,6 +94,6 @@ def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.R
 
 
 def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pair]:
-    """Pairs from one cluster to the other; all callers on one side, or each direction would be half empty."""
+    """Return pairs from one cluster to the other. All callers are on one side, to load one direction fully."""
     pairs = list(zip(ones, others, strict=False))
     return pairs[:1] if alone else pairs

@@ -1,4 +1,4 @@
-"""The course of a probe, pure: which rounds come next, given what was measured so far."""
+"""The measurement schedule of a probe: the next rounds, given the measurements so far. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hpctrain.probe.pair_selection.prior import contradicts
 from hpctrain.probe.pair_selection.retests import MAX_LINKS, MAX_SUSPECTS, retest_links, retest_nodes
 
 MIN_NODES_TO_RETEST = 4
-"""Nodes: a suspect, a partner, and a good pair beside them."""
+"""Fewest nodes for a retest: a suspect, a partner, and a good pair to compare with."""
 
 
 def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """The rounds to run, a step at a time; each step is decided when the one before is in the outcome.
+    """Yield the rounds, a step at a time. Each step is chosen when the results of the previous one are in `outcome`.
 
-    First the rounds of the mode; in the mode sampled, further ones until it is known which nodes share a switch; then,
-    unless only health is asked for, what each level of switches carries; then the suspects once more. Virtual nodes of
-    one machine have no switches and differ by chance: for them the first step is all.
+    The first step has the rounds of the mode. The mode sampled adds rounds until it is known which nodes share a
+    switch. Every mode but health then loads each switch level. Retests of suspects come last. Virtual nodes of one
+    machine have no switches and differ by chance, so they get only the first step.
     """
     yield plan_rounds(len(outcome.nodes), _first_step(outcome, settings))
     if settings.loopback:
@@ -43,7 +43,7 @@ def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iter
 
 
 def switch_tree(outcome: ProbeOutcome, settings: ProbeSettings) -> SwitchTree:
-    """The switches, measured where the mode measures enough for it, else as Slurm tells them."""
+    """Return the switches: inferred from latencies when the mode measures enough, else as declared."""
     declared = _declared_tree(outcome)
     if settings.loopback or len(outcome.alive) < MIN_NODES_FOR_TREE:
         return SwitchTree()
@@ -58,12 +58,12 @@ def switch_tree(outcome: ProbeOutcome, settings: ProbeSettings) -> SwitchTree:
 def retest_candidates(
     outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Nodes and links that are to be measured again before anything is said of them; the worst first."""
+    """Return the nodes and links to measure again before they are called slow; the worst first."""
     matrix = outcome.matrix()
     now = relative_performance(matrix, tree)
     nodes = suspects(now, settings.slow_ratio)
     if settings.mode == "health":
-        return nodes, []  # too few pairs to tell what a link promises
+        return nodes, []  # too few pairs to judge a link
     known = set(nodes)
     links = [pair for pair in suspect_links(matrix, tree, now, MAX_LINKS + len(nodes)) if not known & set(pair)]
     return nodes, links[:MAX_LINKS]
@@ -76,20 +76,23 @@ def _retests(outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree) -
     nodes, links = retest_candidates(outcome, settings, tree)
     good = [node for node in alive if node not in set(nodes)]
     if len(good) < max(MIN_NODES_TO_RETEST - 1, len(nodes)):
-        return []  # half of them are suspect: then nobody is
+        return []  # with too few good nodes there is nothing to compare with
     return retest_nodes(nodes[:MAX_SUSPECTS], good, tree) + retest_links(links, good, tree)
 
 
 def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings:
-    """Where the switches were told, random pairs only judge the nodes: the search needs more of them."""
+    """Return the settings of the first step. With declared switches the mode sampled needs fewer random rounds: they
+    judge the nodes and need not find the switches."""
     if settings.mode == "sampled" and _declared_tree(outcome).levels:
         return replace(settings, sampled_rounds=settings.health_rounds)
     return settings
 
 
 def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """Rounds that find out who shares a switch. Where that was told, rounds inside each leaf instead, and further ones
-    only when these show that it does not hold."""
+    """Yield rounds that find out which nodes share a switch.
+
+    With declared switches, rounds within each leaf test the declaration; further ones follow only if it is wrong.
+    """
     declared = _declared_tree(outcome)
     if declared.levels:
         yield _inside_leaves(declared, _alive(outcome), settings.seed)
@@ -105,7 +108,7 @@ def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Rou
 
 
 def _inside_leaves(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
-    """Every pair of every leaf, all leaves at the same time."""
+    """Return rounds with every pair within a leaf, all leaves at the same time."""
     members: dict[int, list[int]] = {}
     for node in alive:
         members.setdefault(int(tree.levels[0][node]), []).append(node)
@@ -127,7 +130,7 @@ def _groups(outcome: ProbeOutcome) -> SwitchGroups:
 
 
 def _declared_tree(outcome: ProbeOutcome) -> SwitchTree:
-    """What the file says that somebody gave, else what Slurm says: 'top.middle.leaf.node' for each node."""
+    """Return the switches of the prior, else those of Slurm, which writes 'top.middle.leaf.node' for each node."""
     given = declared_tree([outcome.prior.get(name, ()) for name in outcome.nodes], "prior")
     if given.levels:
         return given

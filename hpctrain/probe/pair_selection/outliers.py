@@ -1,7 +1,7 @@
-"""Each node against its peers, pure: what it does with its partners, each pair relative to the pairs of its kind.
+"""Finds nodes and links that are slower than their peers. Each pair is compared with the pairs of its class. Pure.
 
-Bandwidth is what a node reaches with its better partners: what others take from a shared uplink, or a slow partner,
-must not count against it. A slow port is slow with all of them.
+The bandwidth of a node is that with its better partners, so that traffic on a shared uplink or a slow partner does not
+count against it. A slow port is slow with every partner.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ Ints = npt.NDArray[np.int_]
 
 BANDWIDTH_QUANTILE = 0.9
 OUTLIER_DEVIATIONS = 4.0
-"""A node is suspect beyond so many deviations (1.4826 MAD) of all nodes: in a crowded fabric they differ by chance."""
+"""A node is suspect beyond so many deviations (1.4826 MAD) of all nodes: on a busy network they differ by chance."""
 LATENCY_WARN, LATENCY_EXCLUDE = 1.15, 1.5
-"""Median latency over that of the peers: above the first a node is suspect, above the second it is left out."""
+"""Ratio of the median latency to that of the peers: above the first a node is suspect, above the second excluded."""
 LATENCY_FLOOR_S = 5e-6
-"""Smaller differences are those of two processors, not of two networks."""
+"""Smallest difference that counts: smaller ones come from the processors, not from the network."""
 MIN_PAIRS_BELOW_SWITCH = 4
 LINK_SUSPECT = 0.6
-"""A link below this share of what its ends and its kind promise is measured again by itself."""
+"""A link below this share of the bandwidth expected from its ends and its class is measured again."""
 
 
 @dataclass(frozen=True)
 class RelativePerformance:
-    """Where the nodes stand, by index; NaN for a node that measured nothing."""
+    """The performance of each node relative to all nodes, by index; NaN for a node without measurements."""
 
     sent: Floats
-    """Ninth decile over the partners of bandwidth from this node, relative to the median of all nodes."""
+    """Bandwidth from this node, 90th percentile over its partners, relative to the median of all nodes."""
     received: Floats
     latency: Floats
-    """Median over the partners, relative to the median of all nodes."""
+    """Median latency over the partners, relative to the median of all nodes."""
     latency_excess_s: Floats
     partners: Ints
-    """Measured partners behind these medians."""
+    """Number of measured partners."""
 
     @property
     def bandwidth(self) -> Floats:
-        """The worse direction."""
+        """Relative bandwidth of the slower direction."""
         return np.fmin(self.sent, self.received)
 
 
 def relative_performance(matrix: PairMatrix, tree: SwitchTree) -> RelativePerformance:
-    """Where each node stands among its peers."""
+    """Return the performance of each node relative to its peers."""
     rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
     relative = _unshared(_by_kind(rate, tree), tree)
     seconds = matrix["latency_p50_s"]
@@ -65,7 +65,7 @@ def relative_performance(matrix: PairMatrix, tree: SwitchTree) -> RelativePerfor
 
 
 def suspects(now: RelativePerformance, slow_ratio: float) -> list[int]:
-    """Nodes that are to be measured again, the worst first."""
+    """Return the nodes to measure again, the worst first."""
     behind = np.zeros(len(now.sent), dtype=bool)
     for values in (now.sent, now.received):
         behind |= (values < slow_ratio) & (1 - values > OUTLIER_DEVIATIONS * _spread(values))
@@ -75,14 +75,14 @@ def suspects(now: RelativePerformance, slow_ratio: float) -> list[int]:
 
 
 def is_late(now: RelativePerformance) -> npt.NDArray[np.bool_]:
-    """Nodes whose latency is clearly above that of their peers."""
+    """Return for each node whether its latency is clearly above that of its peers."""
     late = (now.latency > LATENCY_WARN) & (now.latency_excess_s > LATENCY_FLOOR_S)
     clear: npt.NDArray[np.bool_] = late & (now.latency - 1 > OUTLIER_DEVIATIONS * _spread(now.latency))
     return clear
 
 
 def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance, most: int) -> list[tuple[int, int]]:
-    """Links far below what their two ends do with others, the worst first, at most `most`."""
+    """Return up to `most` links far below the bandwidth of their two ends with other partners, the worst first."""
     rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
     promised = np.minimum(now.sent[:, None], now.received[None, :])
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -94,7 +94,7 @@ def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance
 
 
 def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
-    """Only the pairs below one switch, for nodes with enough of them: those share no uplink with anyone."""
+    """Drop pairs across switches for nodes with enough pairs below one switch, which share no uplink with others."""
     if not tree.levels:
         return relative
     below = (tree.pair_levels == 1) & np.isfinite(relative)
@@ -103,7 +103,7 @@ def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
 
 
 def _by_kind(values: Floats, tree: SwitchTree) -> Floats:
-    """Each pair over the median of the pairs that leave switches of the same height."""
+    """Return each value by the median of the pairs that leave switches of the same level."""
     if not tree.levels:
         return values / _median(values.ravel())
     made = np.full(values.shape, np.nan)
@@ -119,7 +119,7 @@ def _relative(values: Floats) -> Floats:
 
 
 def _spread(values: Floats) -> float:
-    """Robust standard deviation; 0 where there are too few values for one."""
+    """Return the robust standard deviation; 0 with too few values."""
     kept = values[np.isfinite(values)]
     return float(1.4826 * np.median(np.abs(kept - np.median(kept)))) if len(kept) > 3 else 0.0
 
@@ -130,7 +130,8 @@ def _median(values: Floats) -> float:
 
 
 def _quantile_rows(values: Floats, share: float) -> Floats:
-    """Quantile of each row without its NaN (nearest rank); by one sort, because numpy's own takes a Python loop."""
+    """Return the quantile of each row without NaN (nearest rank). One sort, because numpy's nanquantile is a Python
+    loop."""
     ordered = np.sort(values, axis=1)  # NaN last
     counts = np.isfinite(values).sum(axis=1)
     place = np.floor(share * np.maximum(counts - 1, 0) + 0.5).astype(np.int_)

@@ -1,4 +1,4 @@
-"""What an earlier file says of the switches, pure: where a sampled probe may begin, and whether it still holds."""
+"""The prior: the switches in an earlier topology file, and whether they still hold. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PriorSwitches = Mapping[str, Sequence[str]]
 
 
 def switches_of(topology: Topology) -> PriorSwitches:
-    """The switches of an earlier probe, or of another tool's file (`hpctrain topology import`)."""
+    """Return the switches of an earlier probe, or of another tool's file (`hpctrain topology import`)."""
     above: dict[str, list[str]] = {}
     for cluster in sorted(topology.fabric.clusters, key=lambda cluster: -cluster.level):
         for member in cluster.members:
@@ -24,10 +24,10 @@ def switches_of(topology: Topology) -> PriorSwitches:
 
 
 def contradicts(declared: SwitchTree, groups: SwitchGroups) -> bool:
-    """Whether latencies show that a node is not on the switch that was told: most of its measured pairs on it are far.
+    """Whether latencies show that a node is not on its declared switch: most of its measured pairs there are far.
 
-    Where latencies do not tell near from far, nothing contradicts. Two told switches that are one in truth do not
-    either: what is told of them holds, and is finer than a latency sees.
+    False when latencies have no gap between near and far. Two declared switches that look like one do not count: the
+    declaration may be finer than latencies show.
     """
     if groups.near_below is None or not declared.levels:
         return False

@@ -1,4 +1,4 @@
-"""Suspects once more, pure: each with two good partners, in quiet rounds, beside good pairs to compare with."""
+"""Retests of suspects: each with two good partners, in quiet rounds, with good pairs to compare with. Pure."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from hpctrain.probe.measure.rounds import Pair, Round
 
 RETEST_PARTNERS = 2
 RETEST_REPEATS = 3
-"""Times with each partner; the median of them counts, so that one burst of a neighbour decides nothing."""
+"""Measurements with each partner. Their median counts, so that one burst of other traffic decides nothing."""
 PAIRS_AT_ONCE = 16
-"""Suspects and good pairs of one round together: the network is to be quiet."""
+"""Most pairs of one round, suspects and good pairs together, so that the network is quiet."""
 MAX_SUSPECTS = 64
 MAX_LINKS = 16
 
 
 @dataclass(frozen=True)
 class RetestResult:
-    """What a node reached with its better partner, relative to good pairs in the same rounds."""
+    """Performance of a node with its better partner, relative to good pairs in the same rounds."""
 
     sent: float
     received: float
     latency: float
     times: int
-    """Measurements behind it."""
+    """Number of measurements."""
 
     @property
     def bandwidth(self) -> float:
-        """The worse direction."""
+        """Relative bandwidth of the slower direction."""
         return min(self.sent, self.received)
 
 
 def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree) -> list[Round]:
-    """Rounds in which each suspect meets two good nodes, of its own leaf where there are some."""
+    """Return rounds in which each suspect measures with two good nodes, of its own leaf where there are some."""
     planned: list[Round] = []
     batch = max(1, min(PAIRS_AT_ONCE // 2, len(good) // 4 or 1))
     for start in range(0, len(suspects), batch):
@@ -50,7 +50,7 @@ def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree)
 
 
 def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Round]:
-    """Rounds in which suspected links are measured by themselves, beside good pairs; no two leave the same switch."""
+    """Return rounds of suspected links with good pairs. No two suspected links of a round touch the same switch."""
     planned: list[Round] = []
     left = list(links)
     while left:
@@ -74,7 +74,7 @@ def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
 def retested_nodes(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[str, RetestResult]:
-    """What the suspects reached; those that were not measured again are absent."""
+    """Return the retest results of the suspects; a suspect that was not measured again is absent."""
     doubted = set(suspects)
     usual = _usual(results, doubted, set(links))
     found: dict[str, RetestResult] = {}
@@ -102,9 +102,9 @@ def retested_nodes(
 def retested_links(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """(first to second, back) of each suspected link, relative to good pairs in the same rounds.
+    """Return the bandwidth (first to second, back) of each suspected link, relative to good pairs in the same rounds.
 
-    The best of its measurements counts: a bad cable is always bad, a stranger's burst is not.
+    The best measurement counts: a bad cable is always slow, other traffic comes in bursts.
     """
     usual = _usual(results, set(suspects), set(links))
     found = {}
@@ -123,7 +123,7 @@ def retested_links(
 
 
 def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, turn: int) -> list[Pair]:
-    """Suspects with the partner of this turn, and good pairs out of the nodes that are left."""
+    """Return the suspects with their partners of this turn, and good pairs of the remaining nodes."""
     free = list(good)
     met: list[Pair] = []
     for place, suspect in enumerate(some):
@@ -135,7 +135,7 @@ def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, t
         choice = near or free
         if not choice:
             break
-        # The next turn takes another one: with one suspect alone, too.
+        # Each turn takes another partner, also when there is only one suspect.
         partner = choice[(place + turn * (1 + len(choice) // 2)) % len(choice)]
         free.remove(partner)
         met.append((suspect, partner))
@@ -143,8 +143,8 @@ def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, t
 
 
 def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Pair]:
-    """About as many good pairs as there are pairs to judge, from nodes that are free: neighbours on a switch, where
-    switches are known, for they share no uplink with anyone."""
+    """Return good pairs to compare with, about as many as `taken`, from free nodes. Where switches are known, the two
+    nodes of a pair share a switch, because such pairs share no uplink with others."""
     busy = {node for pair in taken for node in pair}
     free = [node for node in good if node not in busy]
     wanted = max(1, min(len(taken), PAIRS_AT_ONCE - len(taken)))
@@ -158,7 +158,7 @@ def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> l
 
 
 def _usual(results: Sequence[PairResult], doubted: set[str], links: set[tuple[str, str]]) -> tuple[float, float] | None:
-    """Median bandwidth and latency of the good pairs; None without any."""
+    """Return the median bandwidth and latency of the good pairs; None when there are none."""
     good = [
         result
         for result in results

@@ -1,4 +1,4 @@
-"""The coordinating side of a probe: one connection to each node, a round at a time, a deadline for everything."""
+"""The coordinator of a probe: one connection to each node, one round at a time, a deadline for every answer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hpctrain.probe.protocol.messages import Answer, DevicesAnswer, ExchangeAnsw
 from hpctrain.probe.protocol.transport import ConnectionLost, Transport
 
 GRACE_S = 3.0
-"""A node tells of its own failed slot before the coordinator gives it up, on a busy machine too."""
+"""Time beyond a node's own deadline, in which it can report its failed slot, on a busy machine too."""
 
 BACKEND_GRACE_S = 10.0
-"""A node ends its measuring process, which may hang in a collective, before it tells of it."""
+"""The same for the training backend: a node first ends its measuring process, which may hang in a collective."""
 
 Wanted = TypeVar("Wanted", bound=Answer)
 MAX_SECOND_TRIES = 16
-"""Pairs that could not measure and try once more, each on its own: it costs a deadline where the link is cut."""
+"""Most broken pairs that measure once more, each by itself. A link that is cut costs a deadline again."""
 Progress = Callable[[str, int, int], None]
-"""Told of (phase, done, planned); the phases are join, links, devices and backend."""
+"""Called with (phase, done, planned); the phases are join, links, devices and backend."""
 
 
 class Coordinator:
-    """Runs a probe over a star of connections. A node that dies or hangs is lost once, and costs one deadline."""
+    """Runs a probe over a connection to each node. A node that dies or hangs is lost and costs one deadline."""
 
     def __init__(
         self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress,
@@ -38,8 +38,8 @@ class Coordinator:
     ) -> None:  # fmt: skip
         """
         Args:
-            progress: told after every step; what the outcome holds then is whole.
-            prior: what an earlier file says of the switches.
+            progress: called after every step, when the outcome is consistent.
+            prior: the switches in an earlier topology file.
         """
         self._transport = transport
         self._clock = clock
@@ -49,7 +49,7 @@ class Coordinator:
         self.outcome = ProbeOutcome(list(nodes), prior=prior or {})
 
     def run(self) -> ProbeOutcome:
-        """The whole probe: join, links, devices, messages over the training backend, over."""
+        """Run the whole probe (join, links, devices, messages over the training backend) and return its outcome."""
         self._gather()
         self._links()
         if self.settings.device != "none":
@@ -59,7 +59,7 @@ class Coordinator:
         return self.outcome
 
     def close(self) -> None:
-        """Tell the nodes that it is over and close every connection."""
+        """Send every node the order `over` and close the connections."""
         for name in self.outcome.joined:
             self._transport.send(name, {"kind": "over"})
         self._transport.close()
@@ -100,7 +100,7 @@ class Coordinator:
         self._tell("links", number, self.outcome.rounds_planned)
 
     def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:
-        """One round; True when at least one pair was measured."""
+        """Run one round. Return whether at least one pair was measured."""
         for a, b in pairs:
             self._tell_pair(number, a, b)
         busy = {name for pair in pairs for name in pair}
@@ -142,7 +142,7 @@ class Coordinator:
         return None
 
     def _devices(self) -> None:
-        """Two steps: every measuring process is loaded and ready, then all of them start at once."""
+        """Measure the devices: wait until every measuring process is ready, then start all at once."""
         limit_s = self.settings.devices_deadline_s
         alive = set(self.outcome.alive)
         self._tell("devices", 0, len(alive))
@@ -159,8 +159,8 @@ class Coordinator:
                 self._take_report(name, answer)
 
     def _backend(self) -> None:
-        """The processes that measured the devices send each other messages as a training run does."""
-        # A group forms only when all of its members reach each other, so that a broken pair would cost a time-out.
+        """Measure messages over the training backend between the processes that measured the devices."""
+        # A process group forms only when all members reach each other, so a broken pair would cost a time-out.
         names = [name for name in self.outcome.alive if name in self.outcome.devices]
         apart = [pair for pair in self.outcome.broken if set(pair) <= set(names)]
         for a, b in apart:
@@ -209,8 +209,10 @@ class Coordinator:
         self, waiting: set[str], kind: type[Wanted] | tuple[type[Wanted], ...], limit_s: float, when: str,
         wanted: Callable[[Wanted], bool] = lambda answer: True,
     ) -> dict[str, Wanted]:  # fmt: skip
-        """One wanted answer of that kind from each; who closes the connection, says nonsense or lets the time pass is
-        lost."""
+        """Wait for one answer of that kind from each node and return them by node.
+
+        A node that closes its connection, sends a malformed message or exceeds the time limit is lost.
+        """
         answers: dict[str, Wanted] = {}
         waiting = waiting - set(self.outcome.lost)
         deadline = self._clock.now() + limit_s
@@ -219,7 +221,7 @@ class Coordinator:
                 if isinstance(answer, ConnectionLost):
                     self._lose(name, f"{answer.why} {when}")
                     waiting.discard(name)
-                # What a node says after it was given up belongs to an old round.
+                # An answer of another kind or round came too late and is dropped.
                 elif name in waiting and isinstance(answer, kind) and wanted(answer):
                     answers[name] = answer
                     waiting.discard(name)

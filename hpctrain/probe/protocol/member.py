@@ -1,4 +1,4 @@
-"""What every node does in a probe: joins the coordinator, then does what it is told, slot by slot, until it is over."""
+"""A node's part in a probe: it joins the coordinator and executes its orders until the probe is over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpctrain.probe.system.address import interface_of, own_address
 from hpctrain.probe.system.host_facts import host_facts
 
 COORDINATOR_FILE = "coordinator.json"
-"""In the probe's folder, readable by its owner only: address, port and token of the coordinator."""
+"""File in the probe's folder, readable by its owner only: address, port and token of the coordinator."""
 
 
 class ProbeMember:
@@ -53,10 +53,10 @@ class ProbeMember:
         self._measuring: MeasuringProcess | None = None
 
     def serve(self) -> None:
-        """Do what the coordinator says until it says that the probe is over.
+        """Execute the coordinator's orders until the probe is over.
 
         Raises:
-            HpctrainError: the coordinator died or fell silent.
+            HpctrainError: the coordinator died, was silent for too long or sent a malformed order.
         """
         while True:
             message = self._channel.wait_message(self._settings.silence_s)
@@ -91,7 +91,7 @@ class ProbeMember:
             self._measuring = None
 
     def _pair(self, order: PairOrder) -> Message:
-        """Measure with the peer of this round; the answer carries figures, or the reason why there are none."""
+        """Measure with the peer of this round. Return an answer with the figures, or with the error."""
         deadline = self._clock.now() + self._settings.slot_deadline_s
         answer: Message = {"kind": "pair", "round": order.round}
         try:
@@ -133,13 +133,13 @@ class ProbeMember:
         return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
 
     def _ask(self, order: Message, answer: str) -> Message:
-        """The measuring process's answer, or the reason why there is none."""
+        """Return the measuring process's answer, or an answer with the error."""
         if self._measuring is None:
             return {"kind": answer, "error": "its devices were not measured"}
         try:
             said = self._measuring.ask(order, answer, self._settings.backend_deadline_s)
         except CommandError as error:
-            self.close()  # a process that hangs in a collective does not come back
+            self.close()  # a process that hangs in a collective does not recover
             return {"kind": answer, "error": str(error)[:ERROR_CHARS]}
         return said | {"error": str(said["error"])[:ERROR_CHARS]} if "error" in said else said
 
@@ -153,10 +153,10 @@ def run_member(
     folder: Path, me: str, addr: str, runner: Runner, clock: Clock, settings: ProbeSettings,
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Join the probe whose coordinator published itself in `folder`, and serve to its end. Leaves nothing open.
+    """Join the probe whose coordinator published its address in `folder`, and serve until the probe is over.
 
     Args:
-        given_up: whether there will be no coordinator any more; asked while it is looked for.
+        given_up: returns whether to stop searching for a coordinator.
 
     Raises:
         HpctrainError: no coordinator before the deadline, or it died.
@@ -174,7 +174,7 @@ def run_member(
 def _find(
     folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings, given_up: Callable[[], bool]
 ) -> tuple[str, LineChannel, ProbeListener]:
-    """Look until the coordinator welcomes this node: its token, the connection, and this node's own listener."""
+    """Try until the coordinator admits this node. Return the token, the connection, and this node's own listener."""
     deadline = clock.now() + settings.join_deadline_s
     hostname = socket.gethostname()
     about: Message = {"iface": interface_of(addr), "host": hostname, "facts": host_facts(hostname).to_json()}
@@ -185,7 +185,7 @@ def _find(
             place = json.loads((folder / COORDINATOR_FILE).read_text())
             return _join(place, me, addr, about, clock)
         except (OSError, ValueError, KeyError, PeerError) as error:
-            # Not there yet, or left behind by an earlier probe that was killed: look again.
+            # Not there yet, or of an earlier probe that was killed: try again.
             reason = str(error)
         clock.sleep(pause)
         pause = min(1.0, pause * 1.5)

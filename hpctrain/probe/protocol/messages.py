@@ -1,7 +1,7 @@
-"""The messages of a probe, as models that are checked when they arrive: from a node that joins, to it, and from it.
+"""The messages of a probe as models that validate on arrival: joins, orders to nodes, and answers from nodes.
 
-Who sends them knows the token. A message that is none of these ends the connection that it came over, with the reason;
-neither the coordinator nor a node ends with it.
+Every sender has proved to know the token. A malformed message closes its connection, with the reason, but ends neither
+the coordinator nor the probe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.topology.evidence import HostFacts
 
 ERROR_CHARS = 2000
-"""The longest error that one side tells the other; the sender cuts it."""
+"""Longest error text in a message; the sender truncates it."""
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 MaybeEmpty = Annotated[str, Field(max_length=1024)] | None
@@ -28,22 +28,22 @@ Whole = TypeVar("Whole")
 
 
 class Join(Part):
-    """What a node says about itself when it joins the coordinator."""
+    """The message with which a node joins the coordinator."""
 
     kind: Literal["join"]
     node: Text
     addr: Text
-    """Where its own listener is reached."""
+    """Address of the node's own listener."""
     port: Port
     iface: MaybeEmpty = None
     host: MaybeEmpty = None
     switches: MaybeEmpty = None
-    """SLURM_TOPOLOGY_ADDR on it."""
+    """SLURM_TOPOLOGY_ADDR on the node."""
     facts: HostFacts | None = None
 
 
 class PairOrder(Part):
-    """Measure with a peer: call it where `addr` and `port` are, or wait for its call."""
+    """Order to measure with a peer: connect to it at `addr` and `port`, or wait for its connection."""
 
     kind: Literal["pair"]
     round: Count
@@ -60,14 +60,14 @@ class PairOrder(Part):
 
 
 class PlainOrder(Part):
-    """An order without content. idle: nothing to do in this round; devices: start the process that measures; go: it
-    may measure; meet: open the port where all ranks meet; over: the probe has ended."""
+    """An order without content. idle: nothing to do in this round. devices: start the measuring process. go: start to
+    measure. meet: open the port for the store. over: the probe has ended."""
 
     kind: Literal["idle", "devices", "go", "meet", "over"]
 
 
 class ExchangeOrder(Part):
-    """Send messages to the other ranks over the training backend."""
+    """Order to measure messages to the other ranks over the training backend."""
 
     kind: Literal["exchange"]
     backend: Literal["gloo", "nccl"]
@@ -80,7 +80,7 @@ class ExchangeOrder(Part):
 
 
 class FailableAnswer(Part):
-    """An answer with its content or the reason why there is none."""
+    """An answer with either its content or an error."""
 
     error: Annotated[str, Field(max_length=ERROR_CHARS)] | None = None
 
@@ -90,7 +90,7 @@ class FailableAnswer(Part):
 
 
 class PairAnswer(FailableAnswer):
-    """One end's figures of a pair."""
+    """The figures that one end of a pair measured, or the error."""
 
     kind: Literal["pair"]
     round: Count
@@ -103,13 +103,13 @@ class PairAnswer(FailableAnswer):
 
 
 class Ready(Part):
-    """The process that measures is loaded."""
+    """The measuring process is loaded."""
 
     kind: Literal["ready"]
 
 
 class DevicesAnswer(FailableAnswer):
-    """The node's devices."""
+    """The report of the node's devices, or the error."""
 
     kind: Literal["devices"]
     report: DeviceReport | None = None
@@ -121,7 +121,7 @@ class DevicesAnswer(FailableAnswer):
 
 
 class RendezvousAnswer(FailableAnswer):
-    """The port where all ranks meet."""
+    """The port for the store of all ranks, or the error."""
 
     kind: Literal["meeting"]
     port: Port | None = None
@@ -133,7 +133,7 @@ class RendezvousAnswer(FailableAnswer):
 
 
 class ExchangeAnswer(FailableAnswer):
-    """What a rank measured over the training backend."""
+    """A rank's report of messages over the training backend, or the error."""
 
     kind: Literal["exchanged"]
     report: BackendReport | None = None
@@ -153,28 +153,28 @@ _ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator
 
 
 def read_join(message: Message) -> Join:
-    """What a node says that joins.
+    """Parse the message of a node that joins.
 
     Raises:
-        MalformedMessage: it is something else.
+        MalformedMessage: the message is something else.
     """
     return _read(_JOIN, message)
 
 
 def read_order(message: Message) -> Order:
-    """What the coordinator wants of a node.
+    """Parse an order of the coordinator.
 
     Raises:
-        MalformedMessage: it is something else.
+        MalformedMessage: the message is something else.
     """
     return _read(_ORDER, message)
 
 
 def read_answer(message: Message) -> Answer:
-    """What a node answers the coordinator.
+    """Parse an answer of a node.
 
     Raises:
-        MalformedMessage: it is something else.
+        MalformedMessage: the message is something else.
     """
     return _read(_ANSWER, message)
 

@@ -1,8 +1,8 @@
-"""What two nodes do over their connection: round trips from each side, single messages of growing size, then a transfer
-in each direction.
+"""The measurement of a pair over its connection: pings from each side, a size sweep from each side, and a transfer in
+each direction.
 
-Both ends follow one script; the caller starts. Nothing but the end of each part is agreed on the way, so no message of
-the coordinator lies inside a timed part.
+Both ends follow the same script; the caller starts. They agree only on the end of each part, so the coordinator sends
+nothing during a timed part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpctrain.probe.protocol.peer_connection import PeerError
 PING_BYTES = 8
 BLOCK_BYTES = 128 * 1024
 MIN_MESSAGES = 3
-"""Single messages of a size, when the time is up."""
+"""Fewest single messages of a size, when the time is up."""
 _MORE, _LAST, _LARGER = 0, 1, 2
 _MIN_BLOCKS = 8
 _MIN_PINGS = 8
@@ -36,17 +36,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RoundTrips:
-    """Round trips that one end started."""
+    """The round trips that one end started."""
 
     round_trips_s: list[float]
     offsets_s: list[float]
-    """The peer's clock minus ours, if its answer was written half-way."""
+    """The peer's clock minus ours, assuming that its answer was written half-way."""
 
 
 class DeadlineSocket:
-    """A connected socket with a deadline for all that happens on it.
+    """A connected socket with a deadline for everything sent and received.
 
-    Time-outs are the kernel's own (SO_RCVTIMEO): Python's would add a poll() to every call, and to the latency.
+    Time-outs are the kernel's (SO_RCVTIMEO): those of Python add a poll() to every call, and so to the latency.
     """
 
     def __init__(self, sock: socket.socket, clock: Clock, deadline: float) -> None:
@@ -55,10 +55,10 @@ class DeadlineSocket:
         self._deadline = deadline
 
     def arm(self) -> None:
-        """Give the kernel the time that is left.
+        """Set the kernel's time-outs to the remaining time.
 
         Raises:
-            PeerError: none is left.
+            PeerError: the deadline has passed.
         """
         left = self._deadline - self.clock.now()
         if left <= 0:
@@ -69,11 +69,15 @@ class DeadlineSocket:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send all of it, or raise PeerError."""
+        """Send all of `data`.
+
+        Raises:
+            PeerError: the peer stopped reading, the connection broke, or the deadline has passed.
+        """
         rest = memoryview(data)
         try:
             while rest := rest[self._sock.send(rest) :]:
-                # The kernel's time-out holds for one call; a peer that reads now and then must not add them up.
+                # The kernel's time-out is for one call; a slow peer must not get it again and again.
                 if self.clock.now() > self._deadline:
                     raise PeerError("its slot ran out")
         except BlockingIOError:
@@ -82,7 +86,11 @@ class DeadlineSocket:
             raise PeerError(f"the connection broke: {error.strerror or error}") from None
 
     def fill(self, view: memoryview) -> None:
-        """Receive until the buffer is full, or raise PeerError."""
+        """Receive until the buffer is full.
+
+        Raises:
+            PeerError: the peer stopped sending, the connection broke or closed, or the deadline has passed.
+        """
         got = 0
         while got < len(view):
             try:
@@ -104,7 +112,7 @@ def measure_pair(
     """Run the script on one end and return what this end measured.
 
     Args:
-        cpu_s: processor seconds that this thread needed so far, got or not.
+        cpu_s: returns the seconds in which this thread has needed a processor, whether it got one or not.
 
     Raises:
         PeerError: the peer died, hung, or the link is too slow for the slot.
@@ -144,7 +152,7 @@ def measure_pair(
 def _share_of_cpu(
     stream: DeadlineSocket, cpu_s: Callable[[], float], work: Callable[[], Result]
 ) -> tuple[float | None, Result]:
-    """The work's result, with the share of its time in which this thread needed a processor."""
+    """Run `work`. Return the share of its time in which this thread needed a processor, and its result."""
     began_s, used_s = stream.clock.now(), cpu_s()
     result = work()
     took_s = stream.clock.now() - began_s
@@ -152,7 +160,7 @@ def _share_of_cpu(
 
 
 def ping(stream: DeadlineSocket, settings: ProbeSettings) -> RoundTrips:
-    """Round trips of 8 bytes, without the warm-up; fewer than asked on a slow link."""
+    """Time round trips of 8 bytes, without the warm-up; fewer than `settings.pings` on a slow link."""
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     more, last = bytes([_MORE]) + bytes(PING_BYTES - 1), bytes([_LAST]) + bytes(PING_BYTES - 1)
@@ -177,7 +185,7 @@ def ping(stream: DeadlineSocket, settings: ProbeSettings) -> RoundTrips:
 
 
 def echo(stream: DeadlineSocket) -> None:
-    """Answer every ping with this end's wall clock, up to the one marked as the last."""
+    """Answer every ping with this end's wall clock, until the ping that is marked as the last."""
     stream.arm()
     buffer = bytearray(PING_BYTES)
     view = memoryview(buffer)
@@ -189,7 +197,10 @@ def echo(stream: DeadlineSocket) -> None:
 
 
 def size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> list[tuple[int, list[float]]]:
-    """Seconds of single messages of growing size, each answered by 8 bytes; stops when the time limit is passed."""
+    """Return (bytes, round trips in seconds) of single messages of growing size, each answered by 8 bytes.
+
+    The sweep stops at the size that exceeds the time limit.
+    """
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     now = stream.clock.now
@@ -213,7 +224,7 @@ def size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> list[tuple[in
 
 
 def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
-    """Answer every message of a peer that climbs."""
+    """Answer every message of the peer's size sweep."""
     stream.arm()
     answer = bytes(PING_BYTES)
     for size in settings.ladder_bytes:
@@ -228,7 +239,7 @@ def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 
 def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
-    """Send blocks until volume and time are enough, at most the larger volume, and not beyond the time limit."""
+    """Send blocks until volume and time reach their minimum, or one of them its maximum."""
     stream.arm()
     more = bytes(BLOCK_BYTES)
     last = bytes([_LAST]) + bytes(BLOCK_BYTES - 1)
@@ -245,7 +256,7 @@ def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 
 def stream_receive(stream: DeadlineSocket) -> list[tuple[float, int]]:
-    """Receive blocks up to the last; when each was complete (seconds), with the bytes so far."""
+    """Receive blocks up to the last. Return for each (seconds when it was complete, bytes so far)."""
     stream.arm()
     buffer = bytearray(BLOCK_BYTES)
     view = memoryview(buffer)

@@ -1,6 +1,6 @@
-"""How probing nodes find and trust each other: a listening socket that admits only who proves to know its token.
+"""Authenticated connections between the nodes of a probe: a listener admits only peers that know its token.
 
-The token itself never crosses the network (`base.handshake`).
+The token itself is never sent over the network (`hpctrain.base.net.handshake`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hpctrain.base.net.watch import Watch
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
 
 HANDSHAKE_S = 5.0
-"""A connection that has not proved itself after this time is closed."""
+"""A connection that is not authenticated after this time is closed."""
 
 
 class PeerError(Exception):
-    """A connection to a peer failed; the text says how, for the report."""
+    """A connection to a peer failed; the text says why."""
 
 
 class ProbeListener:
-    """A listening socket on this node's address. Strangers are closed without an answer and hold up nobody."""
+    """A listening socket on this node's address. Strangers are closed without an answer and delay nobody."""
 
     def __init__(self, addr: str, token: str, clock: Clock, peers: int) -> None:
         self._clock = clock
@@ -37,7 +37,7 @@ class ProbeListener:
         return self._listener.address[1]
 
     def admit(self, wanted: Callable[[Message], bool], deadline: float) -> tuple[LineChannel, Message] | None:
-        """The next connection with the token whose claims are wanted; None when there was none before `deadline`."""
+        """Return the next authenticated connection with wanted claims, and the claims; None after `deadline`."""
         while (left := deadline - self._clock.now()) > 0:
             self._watch.wait(min(left, HANDSHAKE_S))
             self._listener.accept(self._clock.now())
@@ -49,7 +49,7 @@ class ProbeListener:
         return None
 
     def close(self) -> None:
-        """Close the socket and whatever still waits before it."""
+        """Close the socket and all pending connections."""
         self._listener.close()
         self._watch.close()
 
@@ -58,7 +58,7 @@ def open_listener(addr: str, token: str, clock: Clock, peers: int = 1) -> ProbeL
     """Listen on this address alone, on a port that the system chooses.
 
     Args:
-        peers: how many may call at a time with good reason.
+        peers: number of peers that may connect at a time.
 
     Raises:
         OSError: the address is not one of this machine.
@@ -67,13 +67,13 @@ def open_listener(addr: str, token: str, clock: Clock, peers: int = 1) -> ProbeL
 
 
 def connect(addr: str, port: int, token: str, claims: Message, timeout_s: float, clock: Clock) -> LineChannel:
-    """Connect to a listener, prove to know the token, and have the other side prove it too.
+    """Connect to a listener; both sides prove that they know the token.
 
     Args:
-        claims: what to say about this side.
+        claims: what this side reports about itself.
 
     Raises:
-        PeerError: unreachable, refused, silent, or without the token itself.
+        PeerError: the peer is unreachable, refuses, is silent, or does not know the token.
     """
     deadline = clock.now() + max(timeout_s, 0.001)
     try:

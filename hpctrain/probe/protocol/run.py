@@ -1,4 +1,4 @@
-"""One probe, run inside the node processes: every node calls `probe_nodes`, the first one gets the topology."""
+"""A probe inside the node processes: every node calls `probe_nodes`, and the first one gets the topology."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpctrain.records.topology.topology import Topology
 
 PROBE_FOLDER = "probe"
 PARTIAL_EVERY_S = 2.0
-"""Between two copies of what was measured so far; and at least twenty times what the last copy took."""
+"""Least time between two partial topologies; it is also at least twenty times what the last one took to write."""
 
 SavePartial = Callable[[Topology], None]
 
@@ -44,18 +44,18 @@ def probe_nodes(
     keep: SavePartial | None = None,
     prior: PriorSwitches | None = None,
 ) -> Topology | None:
-    """Measure `nodes` from inside; every one of them calls this with the same `folder`, `nodes` and `settings`.
+    """Run a probe of `nodes`. Each of them calls this with the same `folder`, `nodes` and `settings`.
 
-    The first node coordinates and returns the topology; the others return None once it is over. Only `folder`/probe is
-    written, and removed at the end; no thread, socket or process stays.
+    The first node coordinates and returns the topology; the others return None when the probe is over. Only
+    `folder`/probe is written, and removed at the end; no thread, socket or process stays.
 
     Args:
         folder: a folder that all nodes share.
         addr: the address of this node that the others can reach.
-        progress: told of (phase, done, planned) on the coordinating node.
-        keep: given what was measured so far, now and then, on the coordinating node: if the probe is killed, that is
-            what there is.
-        prior: what an earlier file says of the switches; that of the first node counts.
+        progress: called with (phase, done, planned) on the coordinating node.
+        keep: called from time to time with the topology measured so far, on the coordinating node, so that it survives
+            when the probe is killed.
+        prior: the switches in an earlier topology file; only that of the first node counts.
 
     Raises:
         InputError: this machine does not have that address.
@@ -85,9 +85,9 @@ def probe_nodes(
 def _coordinate(
     own: Path, me: str, addr: str, coordinator: Coordinator, runner: Runner, clock: Clock, settings: ProbeSettings
 ) -> ProbeOutcome:
-    """The coordinating node is a member as well, over the same protocol, on a thread of its own.
+    """Run the coordinator, and on another thread this node's member. Return the outcome.
 
-    The coordinator sleeps in the kernel while pairs measure, so that it takes no time from that thread.
+    The coordinator sleeps in the kernel while pairs measure, so it takes no processor time from the member.
     """
     over = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="probe-member") as pool:
@@ -96,11 +96,11 @@ def _coordinate(
             outcome = coordinator.run()
         finally:
             coordinator.close()
-            # A member that has not joined by now must not go on looking for a coordinator.
+            # A member that has not joined by now must stop searching for a coordinator.
             over.set()
             (own / COORDINATOR_FILE).unlink(missing_ok=True)
             member.cancel()
-    # Its own part failing is in the outcome already, as that of any other node.
+    # A failure of this node's member is in the outcome already, as with any other node.
     error = member.exception() if not member.cancelled() else None
     if error is not None and not isinstance(error, HpctrainError):
         raise error
@@ -108,7 +108,7 @@ def _coordinate(
 
 
 class _PartialWriter:
-    """Progress that also hands over what was measured so far, from time to time."""
+    """Progress that from time to time also passes the topology measured so far to `keep`."""
 
     def __init__(self, coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> None:
         self._coordinator = coordinator
@@ -133,10 +133,10 @@ def _publish(own: Path, addr: str, port: int, token: str) -> None:
     with storage_errors(own):
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(parents=True, mode=0o700)
-    # 0600: the token is what keeps other users of a shared machine out of the probe.
+    # 0600: only the token keeps other users of a shared machine out of the probe.
     text = json.dumps({"addr": addr, "port": port, "token": token})
     write_text(own / COORDINATOR_FILE, text + "\n", mode=0o600)
 
 
 def _quiet(phase: str, done: int, planned: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore the progress."""

@@ -1,4 +1,4 @@
-"""How the coordinating node reaches the others: a star of connections, or a simulated one behind the same calls."""
+"""Connections between the coordinator and the nodes: real ones, or simulated ones with the same methods."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from hpctrain.probe.protocol.peer_connection import ProbeListener
 
 @dataclass(frozen=True)
 class ConnectionLost:
-    """A node's connection is closed."""
+    """The connection to a node is closed."""
 
     why: str = "its process ended"
 
 
 class Transport(Protocol):
-    """Messages between the coordinator and the nodes."""
+    """Carries messages between the coordinator and the nodes."""
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
-        """What the next node out of `expected` says that joins; None when there was none before `deadline`."""
+        """Return the join message of the next node out of `expected`; None when none joined before `deadline`."""
 
     def send(self, node: str, message: Message) -> None:
-        """Send one message to a node; one that is gone shows in `receive`."""
+        """Send one message to a node. A lost connection shows in `receive`."""
 
     def receive(self, seconds: float) -> Iterable[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to that time for something, and return what there is."""
+        """Wait up to that time for answers, and return those that arrived, by node."""
 
     def close(self) -> None:
         """Close every connection."""
 
 
 class StarTransport:
-    """A TCP connection to each node that came through the listener."""
+    """A TCP connection to each node that the listener admitted."""
 
     def __init__(self, listener: ProbeListener) -> None:
         self._listener = listener

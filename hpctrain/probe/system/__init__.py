@@ -1,1 +1,1 @@
-"""What a node's system says of itself: CPUs, PCI, NVML, addresses and health."""
+"""Reads what a node's system reports: CPUs, PCI, NVML, addresses and health."""

@@ -1,4 +1,4 @@
-"""Which address of this machine the others can reach, and which interface carries it."""
+"""The address at which other nodes reach this machine, and its interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.base.errors import InputError
 
 
 def routed_address(peer: str) -> str:
-    """The address that this machine uses towards `peer`: what the routing table says, not what its name resolves to.
+    """Return the address that this machine uses towards `peer`, from the routing table and not from its host name.
 
     A host name often resolves to 127.0.0.1 or to a management network. Nothing is sent.
 
@@ -33,16 +33,16 @@ def routed_address(peer: str) -> str:
 
 
 def interface_of(addr: str) -> str | None:
-    """The network interface that has this address; None when there is none."""
+    """Return the network interface that has this address; None when there is none."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == addr for entry in entries):
             return str(name)
-    # 127.0.0.5 is answered by the loopback interface without being listed.
+    # The loopback interface answers for all of 127.0.0.0/8 and lists only 127.0.0.1.
     return "lo" if addr.startswith("127.") and "lo" in psutil.net_if_addrs() else None
 
 
 def own_address(sock: socket.socket) -> str:
-    """The address of this end of a connection, as the kernel chose it; IPv4 also where the socket speaks IPv6."""
+    """Return the address of this end of a connection, as the kernel chose it; an IPv4-mapped one as IPv4."""
     address = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine: the processor's name and the memory a process may really use."""
+"""Reads the processor's name and the memory that a process may use from the operating system."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 
 _UNLIMITED = 2**60
-"""cgroup v1 writes a number near 2**63 where there is no limit."""
+"""Smallest number that means no limit: cgroup v1 writes one near 2**63."""
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The vendor's name of the processor, else the architecture."""
+    """Return the vendor's name of the processor, else the architecture."""
     try:
         for line in cpuinfo.read_text().splitlines():
             key, _, value = line.partition(":")
@@ -24,14 +24,14 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def usable_memory_bytes() -> int:
-    """Memory that this process may still take: what is free on the machine, or in its cgroup where that is less."""
+    """Return the memory that this process may still take: free on the machine, or in its cgroup where that is less."""
     free = int(psutil.virtual_memory().available)
     room = cgroup_memory_room()
     return free if room is None else min(free, room)
 
 
 def cgroup_memory_room(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left below the tightest limit of this process's cgroup and those above it; None without a limit."""
+    """Return the bytes left below the tightest limit of this process's cgroup and its parents; None without a limit."""
     try:
         lines = own.read_text().splitlines()
     except OSError:

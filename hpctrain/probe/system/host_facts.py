@@ -1,4 +1,4 @@
-"""What this machine says of itself: interfaces, packet sizes, what its own name leads to, InfiniBand, the kernel."""
+"""Facts of this machine: interfaces, MTU, the address of its host name, InfiniBand ports, the kernel."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) -> HostFacts:
-    """The facts of this machine; its clock's offset is for the others to tell.
+    """Return the facts of this machine, without its clock offset, which pairs measure.
 
     Args:
-        hostname: the name that the machine gives itself. Looking it up may take as long as its name servers do, which
-            is how long every library waits that asks the same.
-        infiniband: the kernel's list of InfiniBand devices.
+        hostname: the machine's own host name. Resolving it takes as long as the name servers need, as in every library
+            that resolves it.
+        infiniband: the kernel's folder of InfiniBand devices.
     """
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return HostFacts(
@@ -34,7 +34,7 @@ def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) 
 
 
 def resolve(hostname: str) -> str | None:
-    """The address that libraries bind to when they go by the host's name: the first one; None when nobody knows it."""
+    """Return the first address of a host name, to which libraries bind; None when it cannot be resolved."""
     try:
         return str(socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -42,7 +42,7 @@ def resolve(hostname: str) -> str | None:
 
 
 def active_ports(infiniband: Path) -> list[str]:
-    """InfiniBand and RoCE ports that are up, as device/port; what cannot be read is left out."""
+    """Return the InfiniBand and RoCE ports that are up, as device/port; unreadable ones are skipped."""
     found = []
     for file in sorted(infiniband.glob("*/ports/*/state")):
         try:
@@ -68,7 +68,7 @@ def _addresses() -> dict[str, list[str]]:
             if entry.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             address = entry.address.partition("%")[0]
-            # Link-local addresses of IPv6 are everywhere and lead nowhere.
+            # Every interface has a link-local IPv6 address; it does not show where the interface leads.
             if not ipaddress.ip_address(address).is_link_local:
                 found.setdefault(name, []).append(address)
     return found

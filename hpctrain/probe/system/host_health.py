@@ -1,5 +1,5 @@
-"""What a CPU device has of the figures that GPUs have: memory errors, energy, NUMA node. From sysfs, without root;
-what this machine hides is None."""
+"""Health of a CPU device: memory errors, energy, CPU quota, NUMA node. From sysfs and cgroups, without root; a figure
+that this machine hides is None."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 SYSFS = Path("/sys")
 
 Periods = tuple[int, int]
-"""(periods of a CPU quota so far, those in which the group had used it up)"""
+"""(periods of a CPU quota so far, periods in which the group had used it up)"""
 
 
 def memory_errors(sysfs: Path = SYSFS) -> int | None:
-    """Memory errors since the start of the machine that could not be corrected (EDAC); None where nobody counts."""
+    """Return the uncorrectable memory errors since the machine started (EDAC); None where they are not counted."""
     counts = _numbers(sysfs.glob("devices/system/edac/mc/mc*/ue_count"))
     return sum(counts) if counts else None
 
 
 def energy_j(sysfs: Path = SYSFS) -> float | None:
-    """Energy of all processor packages so far (RAPL); readable by root only on most machines. The counter starts over
-    after some minutes, so that only short differences mean something."""
+    """Return the energy counters of all processor packages in joules (RAPL); None where only root may read them.
+
+    A counter starts over after some minutes, so only differences over short times are valid.
+    """
     zones = sysfs.glob("class/powercap/intel-rapl:*")
-    # intel-rapl:0 is a package, intel-rapl:0:0 a part of it that it counts as well.
+    # intel-rapl:0 is a package; intel-rapl:0:0 is a part of it and counted in it.
     counts = _numbers(zone / "energy_uj" for zone in zones if zone.name.count(":") == 1)
     return sum(counts) / 1e6 if counts else None
 
 
 def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:
-    """The CPU quotas that hold for this process, from cpu.stat of cgroup v1 or v2: its own group's and those above, for
-    a job's limit is set above its steps. Empty where no group has one, or it cannot be read."""
+    """Return the CPU quotas of this process's cgroup and its parents, from cpu.stat of cgroup v1 or v2.
+
+    The parents count because Slurm sets a job's limit above its steps. Empty when there is no quota, or when it cannot
+    be read.
+    """
     try:
         rows = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
     except OSError:
@@ -53,7 +58,7 @@ def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cg
 
 
 def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) -> bool:
-    """Whether a quota stopped one of the groups in a quarter of the periods in between, or more."""
+    """Whether a quota stopped one of the groups in at least a quarter of the periods in between."""
     for group, (periods, held) in after.items():
         then = before.get(group, (0, 0))
         if periods > then[0] and 4 * (held - then[1]) >= periods - then[0]:
@@ -62,7 +67,7 @@ def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) ->
 
 
 def _periods(file: Path) -> Periods | None:
-    """None without a quota: its periods are not counted then."""
+    """Return the counts of a cpu.stat file; None without a quota, when the kernel counts no periods."""
     try:
         told = dict(line.split() for line in file.read_text().splitlines())
         periods = (int(told["nr_periods"]), int(told["nr_throttled"]))
@@ -72,10 +77,10 @@ def _periods(file: Path) -> Periods | None:
 
 
 def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> int | None:
-    """The NUMA node that holds all processors this process may use; None when they are on several.
+    """Return the NUMA node of all processors that this process may use; None when they are on several nodes.
 
     Args:
-        allowed: processors; default: those of this process.
+        allowed: numbers of the processors; by default those of this process.
     """
     wanted = set(os.sched_getaffinity(0) if allowed is None else allowed)
     for folder in sorted(sysfs.glob("devices/system/node/node[0-9]*")):

@@ -1,7 +1,7 @@
-"""NVIDIA's management library (NVML) by its C interface: the few questions that a probe asks, each of which a machine
-may refuse to answer. Types and numbers are those of NVML's public reference and header.
+"""The queries of a probe to NVIDIA's management library (NVML), by its C interface. Types and constants are those of
+NVML's public reference and header.
 
-Nothing here changes a device. An answer that is refused is None.
+Nothing here changes a device. A query that the machine refuses returns None.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ THROTTLE_REASONS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""Bits of nvmlClocksEventReasons; 0x1, idle, holds nothing down."""
+"""Bits of nvmlClocksEventReasons. 0x1, idle, is no throttling and left out."""
 
 
 class _PciInfo(ctypes.Structure):
@@ -63,19 +63,19 @@ class _EventData(ctypes.Structure):
 
 
 class Gpu:
-    """One device, as NVML sees it."""
+    """One GPU in NVML."""
 
     def __init__(self, library: Nvml, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle = handle
 
     def bus_id(self) -> str | None:
-        """PCI address in the kernel's form: 0000:4e:00.0."""
+        """Return the PCI address in the kernel's form: 0000:4e:00.0."""
         info = _PciInfo()
         return _address(info) if self._library.ask("nvmlDeviceGetPciInfo_v3", self._handle, byref(info)) else None
 
     def pcie(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """(generation, lanes) of the link now, and (generation, lanes) that device and slot are capable of."""
+        """Return generation and lanes of the PCIe link now, and those that device and slot are capable of."""
         return (
             self._number("nvmlDeviceGetCurrPcieLinkGeneration"),
             self._number("nvmlDeviceGetCurrPcieLinkWidth"),
@@ -84,7 +84,7 @@ class Gpu:
         )
 
     def throttle_reasons(self) -> list[str]:
-        """What holds the clocks down now."""
+        """Return the current reasons for lowered clocks, as named in `THROTTLE_REASONS`."""
         bits = ctypes.c_ulonglong()
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             # The first name came with driver 535.
@@ -93,24 +93,24 @@ class Gpu:
         return []
 
     def ecc_errors(self) -> int | None:
-        """Uncorrectable memory errors since the driver was loaded; None without error-correcting memory."""
+        """Return the uncorrectable memory errors since the driver was loaded; None without ECC memory."""
         count = ctypes.c_ulonglong()
         asked = (self._handle, ctypes.c_uint(_UNCORRECTED), ctypes.c_uint(_VOLATILE), byref(count))
         return count.value if self._library.ask("nvmlDeviceGetTotalEccErrors", *asked) else None
 
     def energy_j(self) -> float | None:
-        """Energy used since the driver was loaded."""
+        """Return the energy used since the driver was loaded, in joules."""
         millijoules = ctypes.c_ulonglong()
         known = self._library.ask("nvmlDeviceGetTotalEnergyConsumption", self._handle, byref(millijoules))
         return millijoules.value / 1e3 if known else None
 
     def power_w(self) -> float | None:
-        """Power drawn now."""
+        """Return the current power draw in watts."""
         milliwatts = self._number("nvmlDeviceGetPowerUsage")
         return None if milliwatts is None else milliwatts / 1e3
 
     def reads_memory_of(self, other: Gpu) -> Literal["ok", "no", "unknown"]:
-        """Whether the driver lets this device read the other's memory directly."""
+        """Return whether the driver lets this device read the other's memory directly."""
         status = ctypes.c_uint()
         asked = (self._handle, other._handle, ctypes.c_uint(_P2P_READ), byref(status))
         if not self._library.ask("nvmlDeviceGetP2PStatus", *asked) or status.value == _P2P_UNKNOWN:
@@ -118,8 +118,10 @@ class Gpu:
         return "ok" if status.value == _P2P_OK else "no"
 
     def nvlinks(self) -> list[tuple[str | None, bool]]:
-        """For each NVLink: where it leads ('switch', a PCI address, None where that is not told), and whether it is
-        up. Empty without NVLink."""
+        """Return for each NVLink its far end ('switch', a PCI address, None if not reported) and whether it is up.
+
+        Empty without NVLink.
+        """
         found = []
         for link in range(_MAX_LINKS):
             state = ctypes.c_uint()
@@ -137,7 +139,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def watched_for_xid(self) -> Iterator[list[int]]:
-        """Collect the critical errors (Xid) that the driver reports meanwhile; the list is filled at the end."""
+        """Collect the critical errors (Xid) that the driver reports within the block; the list is filled at its end."""
         seen: list[int] = []
         events = ctypes.c_void_p()
         if not self._library.ask("nvmlEventSetCreate", byref(events)):
@@ -158,24 +160,24 @@ class Gpu:
 
 
 class Nvml:
-    """The opened library."""
+    """The loaded NVML library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
     def ask(self, name: str, *arguments: object) -> bool:
-        """Call a function; False: this driver has no such function, or it refused."""
+        """Call a function of NVML. Return False when the driver does not have it or it fails."""
         function = getattr(self._library, name, None)
         return function is not None and function(*arguments) == 0
 
     def gpu(self, uuid: str) -> Gpu | None:
-        """The device with that UUID ('GPU-…'); None when NVML does not know it."""
+        """Return the GPU with that UUID ('GPU-…'); None when NVML does not know it."""
         handle = ctypes.c_void_p()
         known = self.ask("nvmlDeviceGetHandleByUUID", uuid.encode(), byref(handle))
         return Gpu(self, handle) if known else None
 
     def driver(self) -> str | None:
-        """Version of the driver."""
+        """Return the version of the driver."""
         text = ctypes.create_string_buffer(80)
         known = self.ask("nvmlSystemGetDriverVersion", text, ctypes.c_uint(len(text)))
         return text.value.decode(errors="replace") or None if known else None
@@ -183,7 +185,7 @@ class Nvml:
 
 @contextlib.contextmanager
 def open_nvml(path: str = LIBRARY) -> Iterator[Nvml | None]:
-    """NVML for the time of a `with`; None on a machine without it, or where the driver does not answer."""
+    """Open NVML for a `with` block. The value is None without the library, or when the driver does not answer."""
     try:
         nvml = Nvml(ctypes.CDLL(path))
     except OSError:

@@ -1,5 +1,5 @@
-"""What the kernel's device tree (sysfs) says of a device on the PCI bus: its link, its NUMA node, the nearest network
-card. Nothing needs root; what is not there is None."""
+"""Figures of a PCI device from sysfs: its link, its NUMA node, its path, the nearest network card. Nothing needs root;
+a missing figure is None."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hpctrain.records.topology.evidence import PcieLink
 SYSFS = Path("/sys")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-"""GT/s of a lane, as the kernel writes it, to the generation of PCI Express."""
+"""GT/s of a lane, as the kernel writes it -> generation of PCI Express."""
 
 
 def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
-    """The link of the device at a PCI address such as 0000:4e:00.0; None unless all four figures are known."""
+    """Return the link of the device at a PCI address such as 0000:4e:00.0; None unless all four figures are known."""
     folder = _folder(address, sysfs)
     generation, generation_max = (_generation(folder / f"{which}_link_speed") for which in ("current", "max"))
     width, width_max = (_number(folder / f"{which}_link_width") for which in ("current", "max"))
@@ -25,16 +25,16 @@ def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
 
 
 def numa_node(address: str, sysfs: Path = SYSFS) -> int | None:
-    """NUMA node that the device is attached to; None where the machine does not tell (it writes -1)."""
+    """Return the NUMA node of the device; None when the kernel does not know it (it writes -1)."""
     found = _number(_folder(address, sysfs) / "numa_node")
     return found if found is not None and found >= 0 else None
 
 
 def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
-    """Addresses on the way to the device as NCCL names them: each switch by its upstream port, the device last. None
-    for a device that the kernel does not know.
+    """Return the PCI path to the device as NCCL names it: each switch by its upstream port, the device last. None for
+    a device that the kernel does not know.
 
-    A switch has two bridges on the way, its upstream and a downstream port, so that every second parent is taken.
+    A switch has two bridges on the path, its upstream and a downstream port, so every second parent is taken.
     """
     folder = _folder(address, sysfs)
     if not folder.exists():
@@ -44,8 +44,8 @@ def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
 
 
 def nearest_nic(address: str, sysfs: Path = SYSFS) -> str | None:
-    """The network card that shares most of the way to the host with the device: an InfiniBand device (mlx5_0) before
-    an Ethernet interface at the same distance. None without a card that shares a bridge or the NUMA node."""
+    """Return the network card that shares the longest PCI path with the device: at the same distance an InfiniBand
+    device (mlx5_0) before an Ethernet interface. None without a card that shares a bridge or the NUMA node."""
     path = _folder(address, sysfs).resolve()
     own_numa = numa_node(address, sysfs)
     best: tuple[int, int, str] | None = None
@@ -68,7 +68,7 @@ def _folder(address: str, sysfs: Path) -> Path:
 
 
 def _root(path: Path) -> Path:
-    """The host bridge above the device: /sys/devices/pci0000:4c. Two devices below it need not share a switch."""
+    """Return the host bridge above the device: /sys/devices/pci0000:4c. Devices below it need not share a switch."""
     for parent in path.parents:
         if parent.name.startswith("pci"):
             return parent

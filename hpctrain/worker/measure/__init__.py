@@ -1,1 +1,1 @@
-"""What the probe measures of a device with torch: speed, memory, codecs and messages."""
+"""Measures a node's devices with torch for the probe: speed, memory, codecs and messages."""

@@ -1,6 +1,6 @@
-"""Messages over the training backend: how long `send` and `recv` of torch take between this node and the others.
+"""Measures how long torch's `send` and `recv` take between this node and the others over the training backend.
 
-Every rank goes through the same rounds; in a round each rank has one partner, and both ends follow one script. All
+Every rank goes through the same rounds. In a round each rank has one partner, and both follow the same script. All
 ranks measure at once, as in a training step.
 """
 
@@ -31,7 +31,7 @@ from hpctrain.probe.measure.figures import percentile
 from hpctrain.probe.measure.line_fit import one_way_s
 
 TIMEOUT_S = 20.0
-"""How long a rank waits for another one in one operation."""
+"""How long a rank waits for another one in one collective."""
 _MORE, _LARGER, _LAST = 0, 1, 2
 
 
@@ -43,14 +43,14 @@ class BackendMeasurement:
         self._listener: socket.socket | None = None
 
     def open_rendezvous(self, addr: str) -> int:
-        """Listen where the ranks meet, on this address alone; the port. Called on rank 0."""
+        """Open the port for the store, on this address alone, and return the port. Called on rank 0."""
         family = socket.AF_INET6 if ":" in addr else socket.AF_INET
         self._listener = socket.create_server((addr, 0), family=family, backlog=1024)
         port: int = self._listener.getsockname()[1]
         return port
 
     def run(self, order: Message) -> Message:
-        """Join the others, measure and leave: {report} as in BackendReport, or {error}.
+        """Join the process group, measure and leave it. Return {report} with a `BackendReport`, or {error}.
 
         Args:
             order: rank, world, backend, seed, addr, port, token and iface, as the coordinator sent them.
@@ -95,11 +95,11 @@ class BackendMeasurement:
                 elif rank == b:
                     self._echo_size_sweep(a)
                     found[a] = self._size_sweep(a)
-        dist.barrier()  # the store ends with rank 0, and connections that are made late need it
+        dist.barrier()  # the store ends with rank 0, and late connections still need it
         return found
 
     def _size_sweep(self, peer: int) -> tuple[tuple[int, float], ...]:
-        """One-way seconds of messages of growing size to the peer, each answered by a small one."""
+        """Return (bytes, one-way seconds) of messages of growing size to the peer, each answered by a small one."""
         answer = self._buffer(SIZES[0])
         sweep: list[tuple[int, float]] = []
         back_s = 0.0
@@ -120,7 +120,7 @@ class BackendMeasurement:
                 dist.recv(answer, peer)
                 self._finish()
                 samples.append(time.perf_counter() - began)
-            # What other processes of the machine add comes and goes; what the backend takes is in the faster ones too.
+            # A low percentile: other processes delay some messages only; the backend's own time is in all of them.
             round_trip = percentile(samples[warm_up:], 0.25)
             back_s = back_s or round_trip / 2
             sweep.append((size, one_way_s(round_trip, back_s)))
@@ -149,7 +149,7 @@ class BackendMeasurement:
 
 
 def _environment(iface: str | None, log: Path) -> None:
-    """As the workers of a run are started, unless somebody said otherwise; NCCL tells what it uses."""
+    """Set the variables of a run's workers where they are not set yet, and have NCCL log which network it uses."""
     if iface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", iface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", iface)

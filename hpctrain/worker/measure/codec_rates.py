@@ -1,4 +1,4 @@
-"""What compressing gradients takes on a device: the reducers' own pieces on one matrix, without any message."""
+"""Measures the time of gradient compression on a device: the codecs' own code on one matrix, without messages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hpctrain.records.topology.topology import CodecSeconds
 from hpctrain.worker.measure.rates import Now, rate
 
 SIDE = 2048
-"""Of the matrix: 16 MB, as large as those of models of 10^9 parameters, and no processor's second cache."""
+"""Side of the matrix. 16 MB, as in models of 10^9 parameters, and more than any processor's L2 cache."""
 DENSITY = 0.07
 RANK = 4
 WORLD = 4
-"""Ranks whose parts are added up."""
+"""Number of ranks whose parts are added up."""
 CODEC_S = 0.15
-"""Elapsed time for each codec: with the first call, less than a second for all, but where Triton compiles
-the kernels of a choice on a GPU."""
+"""Time limit for each codec. With the first calls all codecs take less than a second, unless Triton compiles the
+selector's kernels on a GPU."""
 
 
 def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> CodecSeconds:
-    """Seconds for each number of a gradient, by codec."""
+    """Return the seconds for each number of a gradient, by codec."""
     gradient = torch.randn(SIDE, SIDE, device=device).mul_(1e-5)
     works = {
         "bf16": _dense(gradient, Bf16BucketCodec()),
@@ -45,7 +45,7 @@ def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> C
 
 
 def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
-    """Write, add up the parts of `WORLD` ranks, write the sums, read them."""
+    """Return work that encodes, adds up the parts of `WORLD` ranks, encodes the sums and decodes them."""
     parts = torch.empty(WORLD, codec.bytes_of(gradient.numel() // WORLD), dtype=torch.uint8, device=gradient.device)
 
     def work() -> None:
@@ -57,7 +57,7 @@ def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
 
 
 def _topk(gradient: Tensor) -> Callable[[], object]:
-    """Add what was kept, choose, write a message, keep the rest, read the message, apply it."""
+    """Return work that adds the residual, selects, encodes, stores the new residual, decodes and applies."""
     flat, total = gradient.view(-1), torch.empty(gradient.numel(), device=gradient.device)
     feedback = ErrorFeedback()
 
@@ -72,7 +72,7 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
 
 
 def _power_sgd(gradient: Tensor) -> Callable[[], object]:
-    """Both products with what was kept, orthonormal columns, the rest kept, their product applied."""
+    """Return work that does the two products with the residual, orthonormalizes, stores the residual and applies."""
     p, q, fresh = (torch.randn(1, SIDE, RANK, device=gradient.device) for _ in range(3))
     matrices = MatrixBatch([0], p, q, fresh, torch.zeros_like(gradient)[None])
 

@@ -1,6 +1,6 @@
-"""What is told of one GPU beside its speed: its links, what holds it down under load, errors and power.
+"""Measures a GPU: its speed, its links, and throttling, errors and power under load.
 
-The driver says what there is, copies confirm it. What cannot be read on this machine is absent.
+The driver reports what there is; copies confirm it. A figure that this machine does not give is absent.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ P2p = Literal["ok", "no", "unknown"]
 
 @dataclass
 class Load:
-    """What a GPU did while it multiplied matrices."""
+    """Figures of a GPU under load, while it multiplies matrices."""
 
     memory_bytes: float
-    """Free before."""
+    """Memory that was free before the load."""
     flops: dict[str, float] = field(default_factory=dict)
     throttle_reasons: set[str] = field(default_factory=set)
     xid: int | None = None
@@ -49,7 +49,7 @@ class Load:
 
 
 class GpuReader:
-    """One CUDA device of this process, with what NVML and the kernel know of it."""
+    """One CUDA device of this process, with what NVML and the kernel report of it."""
 
     def __init__(self, index: int, nvml: Nvml | None) -> None:
         self.name = f"cuda{index}"
@@ -61,7 +61,7 @@ class GpuReader:
         self._driver = nvml.driver() if nvml is not None else None
 
     def load(self, now: Now) -> Load:
-        """Multiply matrices of each dtype, the 16-bit one long enough for heat and power limits to show."""
+        """Multiply matrices of each dtype, in 16 bits long enough for heat and power limits to show."""
         load = Load(float(torch.cuda.mem_get_info(self.place)[0]))
         with contextlib.ExitStack() as stack:
             xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else []
@@ -75,7 +75,7 @@ class GpuReader:
         return load
 
     def device(self, type_key: str, load: Load, all_readers: Sequence[GpuReader], now: Now) -> Device:
-        """Everything that is known of the device. Copies run one at a time."""
+        """Return everything that is known of the device. Copies run one at a time."""
         seen_links: list[PcieLink] = []
         to_device = self._host_copy(now, True, lambda: seen_links.extend(_some(self._pcie(under_load=True))))
         to_host = self._host_copy(now, False, None)
@@ -116,11 +116,11 @@ class GpuReader:
     def _look(self, load: Load) -> None:
         if self.gpu is not None:
             load.throttle_reasons.update(self.gpu.throttle_reasons())
-            # Where there is no energy counter, the last reading stands.
+            # Without an energy counter, the last reading is used.
             load.power_w = self.gpu.power_w() or load.power_w
 
     def _pcie(self, under_load: bool) -> PcieLink | None:
-        """From NVML, else from the kernel, which NVML's figures are not always there for."""
+        """Return the PCIe link from NVML, else from the kernel, because NVML does not always have the figures."""
         told = self.gpu.pcie() if self.gpu else (None,) * 4
         generation, width, generation_max, width_max = told
         if generation and width and generation_max and width_max:
@@ -132,7 +132,7 @@ class GpuReader:
         return found.model_copy(update={"under_load": under_load}) if found else None
 
     def _host_copy(self, now: Now, to_device: bool, while_busy: WhileBusy | None) -> float:
-        """Bytes each second between page-locked memory of the host and this device."""
+        """Return bytes per second between page-locked host memory and this device."""
         here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.place)
         host = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
         source, target = (host, here) if to_device else (here, host)
@@ -144,12 +144,12 @@ class GpuReader:
             return rate(work, float(HOST_COPY_BYTES), self.place, now, COPY_S, 4, while_busy)
 
     def _copy_to(self, other: GpuReader, now: Now) -> float | None:
-        """Bytes each second from this device to the other, however the machine carries them; None when other bytes
-        arrive than were sent, which broken peer access does without an error."""
+        """Return bytes per second from this device to the other, by whatever path; None when other bytes arrive than
+        were sent, which happens without an error when peer access is broken."""
         source = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=self.place)
         target = torch.zeros_like(source, device=other.place)
         speed = rate(lambda: target.copy_(source), float(P2P_COPY_BYTES), other.place, now, P2P_COPY_S, 2)
-        # Compared where they arrived: a copy back would go over the same way.
+        # Compared on the target: a copy back would take the same path.
         expected = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=other.place)
         return speed if torch.equal(target, expected) else None
 
@@ -159,23 +159,23 @@ class GpuReader:
 
 
 def load_gpus(readers: Sequence[GpuReader], now: Now) -> list[Load]:
-    """All GPUs at once, as in training: they share power supplies and air."""
+    """Load all GPUs at once, as in training: they share power supplies and cooling."""
     with ThreadPoolExecutor(len(readers)) as pool:
         return list(pool.map(lambda reader: reader.load(now), readers))
 
 
 def confirm_p2p(told: P2p, cuda_allows: bool, copied: bool) -> P2p:
-    """Direct access between two GPUs: no when the driver, CUDA or a copy says so; ok when none does."""
+    """Return direct access between two GPUs: 'no' when the driver, CUDA or a copy says so, else 'ok'."""
     return "no" if told == "no" or not cuda_allows or not copied else "ok"
 
 
 def nvlink_peers(links: Sequence[tuple[str | None, bool]], names: dict[str, str]) -> dict[str, NvlinkPeer]:
-    """NVLink connections by peer.
+    """Return the NVLink connections by peer.
 
-    A link that is down does not always tell where it leads: it belongs to the one peer there is, else to 'unknown'.
+    A link that is down may not report its peer: it counts for the one known peer, else for 'unknown'.
 
     Args:
-        links: where each leads ('switch', a PCI address, None) and whether it is up.
+        links: far end of each link ('switch', a PCI address, None) and whether it is up.
         names: device by PCI address.
     """
     peers = [None if far is None else "switch" if far == "switch" else names.get(far, "unknown") for far, _ in links]
@@ -188,7 +188,7 @@ def nvlink_peers(links: Sequence[tuple[str | None, bool]], names: dict[str, str]
 
 
 def _address_of(properties: object) -> str | None:
-    """PCI address from CUDA's own properties; None where this torch does not tell."""
+    """Return the PCI address from CUDA's properties; None when this version of torch does not have it."""
     parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     if any(part is None for part in parts):
         return None

@@ -31,11 +31,11 @@ from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matm
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GO_S = 120.0
-"""How long to wait for the next word."""
+"""How long to wait for the next message of the node process."""
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print; with --fd, over that socket: `ready`, wait for `go`, then `devices`; then what is asked."""
+    """Measure and print. With --fd, over the socket: send `ready`, wait for `go`, send `devices`, serve orders."""
     parser = argparse.ArgumentParser(prog="python -m hpctrain.worker measure", description=__doc__)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=int, help="threads of a CPU device; default: torch's own choice")
@@ -54,12 +54,12 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
     """Answer the node process until it closes the socket."""
     try:
         kind = device_kind(device)
-        # The first product loads the libraries; that belongs to no figure and comes before the common start.
+        # The first product loads the libraries. It comes before the common start, so that no figure contains it.
         _warm(torch.device(kind))
         channel.send({"kind": "ready"})
         message = channel.wait_message(GO_S)
         if message is None or message.get("kind") != "go":
-            return HpctrainError.exit_code  # the node process gave up or is gone: nobody to measure for
+            return HpctrainError.exit_code  # the node process gave up or is gone
         channel.send({"kind": "devices", "report": _report(device, share)})
         exchange = BackendMeasurement()
         while (message := channel.wait_message(GO_S)) is not None:
@@ -72,14 +72,14 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
 
 
 def _messages(exchange: BackendMeasurement, message: Message) -> Message:
-    """`meet` opens the place where all ranks meet, `exchange` measures with them."""
+    """Serve an order: `meet` opens the port for the store, `exchange` measures messages with all ranks."""
     if message.get("kind") == "meet":
         return {"kind": "meeting", "port": exchange.open_rendezvous(message["addr"])}
     return {"kind": "exchanged"} | exchange.run(message)
 
 
 def _report(device: str, share: int) -> dict[str, object]:
-    """Figures of every device of the kind, in the form of topology.json."""
+    """Return the figures of every device of that kind, in the form of topology.json."""
     kind = device_kind(device)
     if kind == "cpu":
         name = cpu_name()
@@ -97,10 +97,10 @@ def _report(device: str, share: int) -> dict[str, object]:
 
 
 def device_kind(device: str) -> str:
-    """cpu or cuda, of auto, cpu or cuda.
+    """Resolve `device` (auto, cpu or cuda) to cpu or cuda.
 
     Raises:
-        InputError: cuda is asked for and there is none.
+        InputError: `device` is cuda and there is no CUDA device.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no CUDA device here; allowed here: cpu, auto")
@@ -110,14 +110,14 @@ def device_kind(device: str) -> str:
 
 
 def _measure_cpu(type_key: str, share: int) -> Device:
-    # Free memory is read first: what the measurement takes for itself is not gone for a run.
+    # Free memory is read first: a run can use what the measurement takes.
     device, memory = torch.device("cpu"), usable_memory_bytes() / share
     periods = quota_periods()
     began_s, used_j = time.perf_counter(), energy_j()
     flops = {name: matmul_flops(device, dtype, time.perf_counter) for name, dtype in DTYPES.items()}
     held = is_held_by_quota(periods, quota_periods())
     took_s, after_j = time.perf_counter() - began_s, energy_j()
-    # A counter that started over in between tells nothing; virtual nodes share the one of the machine.
+    # A counter that started over in between is useless; virtual nodes share the counter of the machine.
     known = share == 1 and used_j is not None and after_j is not None and after_j > used_j
     return Device(
         id="cpu0",
@@ -156,5 +156,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _slug(name: str) -> str:
-    """A key for a file: 'NVIDIA H200' -> 'nvidia-h200'."""
+    """Return a name as a key: 'NVIDIA H200' -> 'nvidia-h200'."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""How fast a device does one thing: matrix products, copies, tiny operations. Time comes in as an argument."""
+"""Measures how fast a device does matrix products, copies and tiny operations. The clock is an argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WhileBusy = Callable[[], object]
 
 MATMUL_S = 0.7
 SUSTAINED_S = 5.0
-"""On a GPU: long enough for heat and power limits to show."""
+"""Time limit on a GPU: long enough for heat and power limits to show."""
 COPY_S = 0.3
 TINY_BATCHES, TINY_OPS = 40, 25
 
@@ -20,10 +20,10 @@ TINY_BATCHES, TINY_OPS = 40, 25
 def matmul_flops(
     device: torch.device, dtype: torch.dtype, now: Now, limit_s: float = MATMUL_S, while_busy: WhileBusy | None = None
 ) -> float:
-    """FLOP/s of square matrix products, 2·size³ each. On CUDA fp32 means fp32, without TF32.
+    """Return FLOP/s of square matrix products, 2·size³ each. On CUDA fp32 means fp32, without TF32.
 
     Args:
-        while_busy: called again and again while the device is at work.
+        while_busy: called after each batch that was queued, while the device works.
     """
     size = 512 if device.type == "cpu" else 4096 if dtype == torch.float32 else 8192
     a = torch.randn(size, size, device=device).to(dtype)
@@ -34,7 +34,7 @@ def matmul_flops(
 
 
 def copy_bytes_per_s(device: torch.device, now: Now, limit_s: float = COPY_S) -> float:
-    """Bytes read plus bytes written, each second, by copies that no cache holds."""
+    """Return bytes read plus bytes written per second, in copies larger than any cache."""
     size = 64 * 2**20 if device.type == "cpu" else min(2**30, torch.cuda.mem_get_info(device)[0] // 8)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -43,7 +43,7 @@ def copy_bytes_per_s(device: torch.device, now: Now, limit_s: float = COPY_S) ->
 
 
 def launch_seconds(device: torch.device, now: Now) -> float:
-    """Median time of one operation too small to matter (a sum of 8 floats), each batch waited for on CUDA."""
+    """Return the median time of one tiny operation (a sum of 8 floats). CUDA is synchronized after each batch."""
     x = torch.ones(8, device=device)
     samples = []
     for _ in range(TINY_BATCHES):
@@ -64,7 +64,7 @@ def rate(
     batch: int,
     while_busy: WhileBusy | None = None,
 ) -> float:
-    """Amount of work each second over `limit_s` of elapsed time, at least one batch, after one warm-up."""
+    """Return the amount of work per second over `limit_s` of elapsed time, at least one batch, after one warm-up."""
     work()
     _finish(device)
     start = now()
@@ -73,7 +73,7 @@ def rate(
         for _ in range(batch):
             work()
         if while_busy is not None:
-            while_busy()  # CUDA has taken the batch and is not done with it
+            while_busy()  # on CUDA the batch is queued and not done
         _finish(device)
         done += batch
         spent = now() - start
@@ -82,6 +82,6 @@ def rate(
 
 
 def _finish(device: torch.device) -> None:
-    """CUDA works behind the program's back: wait until it is done."""
+    """Wait until the device is done: CUDA operations are asynchronous."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,1 +1,1 @@
-"""What a process with torch is started for beside training: evaluate, export, describe a model."""
+"""Verbs beside training that need torch: evaluate, export and describe a model, and the state of torch."""

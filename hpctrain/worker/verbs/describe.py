@@ -1,6 +1,6 @@
-"""`python -m hpctrain.worker describe`: what a person's own model is made of and how large its pieces are.
+"""`python -m hpctrain.worker describe`: the layers of a user's own model and their sizes.
 
-Asked on the command line in JSON, answered on stdout in JSON: {"spec": …} or {"error": …}.
+The request is JSON on the command line, the reply is JSON on stdout: {"spec": …} or {"error": …}.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpctrain.worker.verbs.json_reply import json_reply
 
 
 def main(argv: list[str]) -> int:
-    """Describe the model; 0, or 2 with the mistake in the answer."""
+    """Describe the model. Return 0, or the exit code of an error that the reply describes."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker describe")
     parser.add_argument("question", type=lambda text: DescribeRequest(**json.loads(text)))
     parser.add_argument("--code", type=Path, help="folder that is searched first")

@@ -1,6 +1,6 @@
-"""`python -m hpctrain.worker eval`: the loss of a checkpoint, of whatever plan, on some corpora, in one process.
+"""`python -m hpctrain.worker eval`: the loss of a checkpoint of any plan on given corpora, in one process.
 
-Asked on the command line in JSON, answered on stdout in JSON: {"sets": …} or {"error": …}.
+The request is JSON on the command line, the reply is JSON on stdout: {"sets": …} or {"error": …}.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from hpctrain.worker.build import AUTOCAST
 from hpctrain.worker.verbs.json_reply import json_reply
 
 BATCH_TOKENS = 4096
-"""Tokens in a forward pass: enough to keep a device busy, few enough that logits stay small beside the weights."""
+"""Tokens in a forward pass: enough to keep a device busy, and few enough that the logits are smaller than weights."""
 
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """What is to be evaluated."""
+    """Which checkpoint to evaluate on which data."""
 
     folder: str
-    """The run's."""
+    """The run folder."""
     checkpoint: str
-    """A verified one."""
+    """Path of a verified checkpoint."""
     data: list[str]
-    """Corpus folders, each for itself."""
+    """Corpus folders; each is evaluated separately."""
     split: Split
     samples: int | None
-    """At most so many sequences of each; None: all."""
+    """Most sequences of each corpus; None means all."""
 
 
 def main(argv: list[str]) -> int:
-    """Evaluate; 0, or an error's exit code with the error in the answer."""
+    """Evaluate. Return 0, or the exit code of an error that the reply describes."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker eval")
     parser.add_argument("question", type=lambda text: EvaluateRequest(**json.loads(text)))
     question: EvaluateRequest = parser.parse_args(argv).question
@@ -58,12 +58,12 @@ def main(argv: list[str]) -> int:
 
 
 def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
-    """Loss, samples and targets of each corpus.
+    """Return loss, samples and targets of each corpus.
 
     Raises:
         InputError, FileError: data is missing, too small or damaged.
         CheckpointError: the checkpoint cannot be loaded.
-        HpctrainError: a loss is no number.
+        HpctrainError: a loss is not finite.
     """
     run = run_of(Path(question.folder))
     device = torch.device("cuda" if run.cluster.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -84,10 +84,10 @@ def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
 
 
 def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
-    """The whole model with the checkpoint's weights."""
+    """Return the whole model with the checkpoint's weights."""
     spec = run.spec()
     model = build_part(spec, 0, spec.layers, first=True, last=True, seed=run.seed).to(device).eval()
-    # The loader is collective; alone, it needs no network.
+    # Loading is collective; one rank needs no network.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     load(tensors, checkpoint, dist.new_group())
@@ -97,7 +97,7 @@ def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
 
 @torch.no_grad()
 def _judge(model: nn.Module, loader: BatchLoader, run: Run, samples: int) -> dict[str, Any]:
-    """The mean loss over the targets of the first `samples` sequences; the same seed as in a validation."""
+    """Return the mean loss over the targets of the first `samples` sequences, with the seed of a validation."""
     autocast, loss, total = AUTOCAST[run.precision], make_loss(1, None), 0.0
     rows = max(1, BATCH_TOKENS // run.data.seq_len)
     for start in range(0, samples, rows):

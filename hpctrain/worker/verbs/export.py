@@ -1,6 +1,6 @@
 """`python -m hpctrain.worker export`: a checkpoint of any plan as safetensors files that transformers reads.
 
-Asked on the command line in JSON, answered on stdout in JSON: {"files": …} or {"error": …}.
+The request is JSON on the command line, the reply is JSON on stdout: {"files": …} or {"error": …}.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from hpctrain.worker.verbs.json_reply import json_reply
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is to be written where."""
+    """Which checkpoint to write where, and in which form."""
 
     folder: str
-    """The run's."""
+    """The run folder."""
     checkpoint: str
-    """A verified one."""
+    """Path of a verified checkpoint."""
     output: str
-    """A folder that exists."""
+    """Folder for the files; it exists."""
     dtype: str
     """float32, bfloat16 or float16."""
     shard_bytes: int
 
 
 def main(argv: list[str]) -> int:
-    """Export; 0, or an error's exit code with the error in the answer."""
+    """Export. Return 0, or the exit code of an error that the reply describes."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker export")
     parser.add_argument("question", type=lambda text: ExportRequest(**json.loads(text)))
     question: ExportRequest = parser.parse_args(argv).question
@@ -52,18 +52,18 @@ def main(argv: list[str]) -> int:
 
 
 def export(question: ExportRequest) -> list[str]:
-    """The names of the files written. One file at a time is in memory, in the type that it is written in.
+    """Write the files and return their names. Memory holds one file at a time, in the dtype of the output.
 
     Raises:
         CheckpointError: the checkpoint cannot be loaded.
         StorageError: a file cannot be written.
-        HpctrainError: a number is too large for the type.
+        HpctrainError: a weight is not finite in the dtype.
     """
     spec = run_of(Path(question.folder)).spec()
     assert not isinstance(spec, ImportedSpec), "refused before a process was started"
     files = assign_to_shards(tensors_of(spec), BYTES[question.dtype], question.shard_bytes)
     dtype: torch.dtype = getattr(torch, question.dtype)
-    # The loader is collective; alone, it needs no network.
+    # Loading is collective; one rank needs no network.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.new_group()
     for name, tensors in files.items():

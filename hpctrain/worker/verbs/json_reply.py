@@ -1,4 +1,4 @@
-"""How a worker's verb answers on stdout in JSON what it was asked on the command line."""
+"""The JSON reply of a worker's verb on stdout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hpctrain.model.imported.user_error import describe_user_error
 
 
 def json_reply(make: Callable[[], dict[str, Any]]) -> int:
-    """Print what `make` gives, or {"error": …} for an error that is a person's to mend; its exit code."""
-    # Code of other people may print: the answer goes where they cannot reach, and what they say to stderr.
+    """Print what `make` returns, or {"error": …} when it raises, as JSON. Return the exit code."""
+    # A user's code may print. The reply goes to a private copy of stdout, and what the code prints goes to stderr.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with out:
@@ -23,7 +23,7 @@ def json_reply(make: Callable[[], dict[str, Any]]) -> int:
         except HpctrainError as error:
             json.dump({"error": str(error)}, out)
             return error.exit_code
-        except Exception as error:  # of a person's model, most of all: they want to see where
+        except Exception as error:  # most often of a user's model: the traceback shows where
             traceback.print_exc()
             json.dump({"error": describe_user_error(error)}, out)
             return HpctrainError.exit_code
