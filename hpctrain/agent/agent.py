@@ -54,7 +54,7 @@ class ProposedGeneration:
 
 @dataclass(frozen=True)
 class AgentIdentity:
-    """Who and where this agent is."""
+    """The identity of this agent: node, address, incarnation, attempt and run folder."""
 
     node: str
     nodes: tuple[str, ...]

@@ -48,7 +48,7 @@ class DecisionLimits:
 
 @dataclass(frozen=True)
 class PeerView:
-    """Another agent, as seen from here."""
+    """Another agent, as this one knows it."""
 
     node: str
     incarnation: str = ""
@@ -88,7 +88,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class AgentView:
-    """Everything a decision depends on."""
+    """Everything that a decision depends on."""
 
     me: str
     nodes: tuple[str, ...]
@@ -113,7 +113,7 @@ class AgentView:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do and why."""
+    """An agent's next act, and its reason."""
 
     act: Act
     reason: str

@@ -15,11 +15,11 @@ TEXT_CHARS = 1000
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """What one worker of the generation does."""
+    """The current activity of one worker of the generation."""
 
     rank: int
     place: str
-    """Its device: 'node:device'."""
+    """Its device, written 'node:device'."""
     step: int
     operation: str
     waits: bool

@@ -47,7 +47,7 @@ class ConnectionAttempt:
 
 
 class PeerConnector:
-    """Connections under way to nodes that publish their address in `folder`."""
+    """The connections that are being made to nodes which publish their address in `folder`."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder
@@ -74,7 +74,7 @@ class PeerConnector:
             target.backoff_s, target.not_before = INITIAL_BACKOFF_S, float("-inf")
 
     def close(self) -> None:
-        """Give up every connection under way."""
+        """Close every connection that is being made."""
         for target in self._targets.values():
             self._abandon(target)
 

@@ -138,7 +138,7 @@ class PeerMesh:
     def _accept_peers(self, now: float) -> None:
         """Accept callers; those that prove to know the run's key become peers, the others are disconnected."""
         assert self._listener is not None, "open comes first"
-        # First the callers that had time to answer: new ones may take their seats.
+        # First the callers that had time to answer: new callers may replace pending ones.
         self._admit(now, self._listener)
         self._listener.accept(now)
         self._admit(now, self._listener)
@@ -149,8 +149,8 @@ class PeerMesh:
             self._join(session.claims["node"], channel)
 
     def _is_peer(self, claims: Message) -> bool:
-        """Whether it is a node of this run that calls, and it meant this one: whoever took the port of a dead agent
-        could lead a call for that one here, to have it put in the place of a living connection."""
+        """Whether the caller is a node of this run that meant to call this one. Otherwise a process on a dead agent's
+        port could forward calls for that agent here, and each would replace a living connection."""
         node = claims.get("node")
         return isinstance(node, str) and node in self._views and claims.get("to") == self._me
 

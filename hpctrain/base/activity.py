@@ -19,7 +19,7 @@ _READS = 8
 
 
 class ActivityRecord(NamedTuple):
-    """What a process does."""
+    """The current activity of a process."""
 
     step: int = 0
     """The optimizer step under way, 1 is the first; 0 before that."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: temporary file beside the target, fsync, rename, fsync of the folder."""
+"""Files that are either whole or absent: temporary file beside the target, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def append_line(path: Path, text: str) -> None:
     """Append one line with a single write, so that a reader never sees half of it from a live writer.
 
     Raises:
-        StorageError: disk full or missing permission; a line cut short is ended by the next call.
+        StorageError: disk full or missing permission; the next call ends a line that was cut short.
     """
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)

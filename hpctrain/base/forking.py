@@ -116,7 +116,7 @@ class _ForkRequest:
             self.process.begin(0)
 
     def end(self, pid: int) -> None:
-        """Finish the request with the id of the forked process; 0 if it will never be forked."""
+        """Close the token and give the process its id; 0 if it will never be forked."""
         os.close(self.token)
         if self.process.waits:
             self.process.begin(pid)
@@ -168,7 +168,7 @@ class ForkingRunner(SystemRunner):
     ) -> Process:
         size = len(self._program)
         if self._server is not None and log is not None and tuple(argv[:size]) == self._program:
-            with contextlib.suppress(OSError):  # the server is gone, or the environment is too long
+            with contextlib.suppress(OSError):  # the server is gone, or the message is too long
                 self._started.append(self._ask(argv[size:], os.environ if env is None else env, log, keep_fds))
                 return self._started[-1]
         self._started.append(super().start(argv, env, log, keep_fds))

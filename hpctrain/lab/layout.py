@@ -69,7 +69,7 @@ class LabLayout:
 
     @property
     def ready_file(self) -> Path:
-        """Written when all nodes have answered."""
+        """The file that is written when all nodes have answered."""
         return self.folder / "ready"
 
     @property

@@ -88,7 +88,7 @@ _ENDED = frozenset(
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One job at one moment. Moments are seconds since 1970-01-01 UTC; None: Slurm does not say."""
+    """One job at one moment. Times are seconds since 1970-01-01 UTC; None: Slurm gives no value."""
 
     job_id: str
     state: JobState

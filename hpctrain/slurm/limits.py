@@ -33,7 +33,7 @@ class JobRequest:
 
     @property
     def parts(self) -> tuple[tuple[str | None, int], ...]:
-        """Constraint and number of nodes of each kind; a single entry where `kinds` is empty."""
+        """Constraint and number of nodes of each kind; one entry without a constraint where `kinds` is empty."""
         return self.kinds or ((None, self.nodes_min),)
 
 

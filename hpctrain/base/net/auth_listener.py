@@ -144,7 +144,7 @@ class AuthListener:
         self._drop(longest.channel)
 
     def _reject_one(self) -> bool:
-        """Accept one caller with the spare descriptor and close it; False without a spare one or a caller."""
+        """Accept one caller with the spare descriptor and close it; return False without a spare one or a caller."""
         if self._spare is None:
             return False
         os.close(self._spare)
@@ -158,7 +158,7 @@ class AuthListener:
 
     def _open_spare_descriptor(self) -> None:
         if self._spare is None:
-            with contextlib.suppress(OSError):  # none is free: the next call tries again
+            with contextlib.suppress(OSError):  # none is free; the next call tries again
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _drop(self, channel: LineChannel) -> None:
