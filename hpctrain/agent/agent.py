@@ -1,4 +1,4 @@
-"""The agent's loop: sense, decide, act. Decisions are in `decide`; this file only carries them out."""
+"""The agent's loop: sense, decide, act. `decide` makes the decisions; this file only carries them out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINGER_S = 5.0
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a proposer knows when it makes the next generation."""
+    """All that a proposer needs to make the next generation."""
 
     number: int
     attempt: int
@@ -44,17 +44,17 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ProposedGeneration:
-    """A record that is to be decided."""
+    """A record that is not decided yet."""
 
     record: Generation
     plan: Plan
     announce: Callable[[], None]
-    """Called once when this very record was decided: what a losing proposal did not do is told nowhere."""
+    """Called once if this very record is decided; a losing proposal announces nothing."""
 
 
 @dataclass(frozen=True)
 class AgentIdentity:
-    """Who and where this agent is."""
+    """The identity of this agent: node, address, incarnation, attempt and run folder."""
 
     node: str
     nodes: tuple[str, ...]
@@ -111,10 +111,10 @@ class Agent:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
 
     def run(self) -> int:
-        """Take part until the run is done, stopped or failed; the exit code comes back. No worker outlives it."""
+        """Take part until the run is done, stopped or failed, and return the exit code. No worker outlives the call."""
         last = self._store.newest()
-        # Generations count on over attempts; what an earlier attempt decided is history. What this attempt decided
-        # before this agent came (back) is entered, as a spectator, until the next generation takes it in.
+        # Generation numbers continue over attempts, and those of earlier attempts are over. A generation that this
+        # attempt decided before this agent joined is entered as a spectator; the next generation includes the agent.
         self._first_number = 0 if last is None else last.number + (last.attempt != self._place.attempt)
         self._store_socket = socket.create_server((self._place.addr, 0))
         self._peers.open()
@@ -137,7 +137,7 @@ class Agent:
     def _turn(self) -> int | None:
         now = self._clock.now()
         mine = self._announcement()
-        # The next generation waits until all agree on who is gone.
+        # Sent at once, because the next generation waits until all agree on who is gone.
         news_of_loss = self._phase == "fault" and mine.unheard != self._said_unheard
         self._said_unheard = mine.unheard
         self._peers.exchange(now, mine, at_once=news_of_loss)
@@ -174,8 +174,8 @@ class Agent:
         return None
 
     def _propose(self, decision: Decision) -> int | None:
-        """Make a record and have it decided. It is made in a thread: hashing a checkpoint may take longer than the
-        others take a silent agent for lost. What is told of it is the decision that it was made for."""
+        """Make a record and have it decided. A thread makes it, because hashing a checkpoint may take longer than the
+        heartbeat timeout. Events report the decision that the record was made for."""
         if self._making is None:
             self._making = self._thread.submit(self._make_generation, self._proposal(decision)), decision
         making, decision = self._making
@@ -189,7 +189,7 @@ class Agent:
                 self._note_members(record, decision.left_out)
                 proposed.announce()
         except HpctrainError as error:
-            # No plan for what is left, or no room to write it down: nobody else would fare better.
+            # No plan for the remaining nodes, or no disk space to write it: no other agent would succeed.
             return self._fail(str(error), error.exit_code, decision)
         if record == proposed.record:
             plan = proposed.plan
@@ -227,7 +227,7 @@ class Agent:
         )
 
     def _adopt(self, record: Generation) -> None:
-        """Enter a decided generation: end what is left of the old one, start this node's workers of the new one."""
+        """Enter a decided generation: end the workers of the old one, start this node's workers of the new one."""
         if self._phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
@@ -243,7 +243,7 @@ class Agent:
         if self._is_member(record):
             self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
         if serves:
-            # The worker holds it now; the next generation gets a fresh port: no late worker meets the wrong one.
+            # The worker has inherited it. The next generation gets another port, so no late worker connects to it.
             assert self._store_socket is not None, "run opened it"
             self._store_socket.close()
             self._store_socket = socket.create_server((self._place.addr, 0))
@@ -278,7 +278,7 @@ class Agent:
             self._event_log.write(told[0], self._number(), told[1], **told[2])
 
     def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
-        """Tell which nodes are gone and which are back, against the generation before."""
+        """Write an event for each node that is gone or back since the generation before."""
         before = {member.node for member in self._record.members} if self._record else set(self._place.nodes)
         now = {member.node for member in record.members}
         crashed = {view.node: view.reason for view in self._peers.views() if view.phase == "crashed"}
@@ -306,7 +306,7 @@ class Agent:
         return code
 
     def _crash(self, error: Exception) -> None:
-        """Tell the others why this agent ends, so that they take it for no lost node; as far as it still can."""
+        """Tell the other agents, if still possible, why this one ends, so that they do not take its node for lost."""
         with contextlib.suppress(Exception):
             self._end_workers()
         with contextlib.suppress(Exception):
@@ -321,7 +321,7 @@ class Agent:
             self._group.tell("stop")
 
     def _decided_elsewhere(self) -> Generation | None:
-        """A generation decided by another agent that this one has to enter."""
+        """Return a generation that another agent decided and this one has to enter; None where there is none."""
         ahead = any(view.generation > self._number() for view in self._peers.views())
         if self._phase not in ("joining", "fault") and not ahead:
             return None
@@ -341,7 +341,7 @@ class Agent:
         self._peers.exchange(self._phase_since, self._announcement(), at_once=True)
 
     def _linger(self) -> None:
-        """Stay reachable until the others know the end too, so that nobody takes a farewell for a loss."""
+        """Stay reachable until the other agents know the end too, so that none takes this node for lost."""
         deadline = self._clock.now() + LINGER_S
         while self._clock.now() < deadline:
             self._peers.exchange(self._clock.now(), self._announcement())
@@ -374,8 +374,8 @@ class Agent:
         )  # fmt: skip
 
     def _doing(self) -> tuple[WorkerActivity, ...]:
-        """What the workers of this node do, once they have been silent for half of what they may be: a hang holds up
-        all nodes, so each then knows of all ranks when the time is over."""
+        """Return what this node's workers do, once they have made no step for half of the progress timeout. A hang
+        blocks all nodes, so every agent knows of all ranks when the timeout is over."""
         silent_s = self._clock.now() - self._group.view().last_progress
         if self._phase != "running" or silent_s < self._settings.progress_timeout_s / 2:
             return ()

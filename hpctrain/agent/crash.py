@@ -1,4 +1,4 @@
-"""An agent that ends by an error of its own: one sentence for the others, the events and the person."""
+"""The crash of an agent: one sentence for the other agents, the events and the person."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.base.errors import HpctrainError
 
 
 def crash_message(node: str, error: Exception) -> str:
-    """What ended the agent of a node. The whole traceback is in the agent's log."""
+    """Return a sentence that says what ended the agent of a node. The whole traceback is in the agent's log."""
     if isinstance(error, HpctrainError):
         return f"the agent of {node} ended by an error: {error}"
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -23,10 +23,10 @@ def crash_message(node: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def log_crash(node: str, event_log: EventLog, generation: Callable[[], int]) -> Iterator[None]:
-    """Within it an error is written down as an event before it goes on its way.
+    """Write an event for an error in the `with` block, and raise the error again.
 
     Args:
-        generation: number of the newest generation; asked when there is an error.
+        generation: returns the number of the newest generation; called on an error only.
     """
     try:
         yield

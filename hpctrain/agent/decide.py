@@ -1,7 +1,7 @@
-"""What an agent does next: a pure function of the time, what it sees and the settings. It always says why.
+"""What an agent does next: a pure function of the time, its view and the limits. Every decision has a reason.
 
-A generation ends for everybody when it ends for anybody. Then those who are left start the next one, if they are
-at least half of the last: a generation's record is decided by one exclusive file, so two halves cannot both go on.
+A generation ends for all agents when it ends for one. The remaining agents then start the next one, if they are at
+least half of the last: one exclusive file decides a generation's record, so two halves cannot both go on.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "cra
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
 HANG_REPORT_STAGGER_S = 0.5
-"""All agents see a hang at the same time. The first node tells of it; each further one would do so this much later."""
+"""All agents see a hang at the same time. The first node reports it; each further node would do so this much later."""
 HANG_REPORT_MAX_TURNS = 10
 
 
 @dataclass(frozen=True)
 class DecisionLimits:
-    """Limits that decisions are made by; times in seconds."""
+    """The limits that decisions depend on; times in seconds."""
 
     min_nodes: int = 1
     retries: int = 3
     heartbeat_timeout_s: float = 5.0
     progress_timeout_s: float = 120.0
     compiling_timeout_s: float = 120.0
-    """In place of it while a worker may be compiling."""
+    """Replaces `progress_timeout_s` while a worker may be compiling."""
     join_timeout_s: float = 60.0
-    """How long the first generation waits for nodes that have not shown up."""
+    """How long the first generation waits for nodes that have not connected yet."""
     collect_s: float = 2.0
-    """How long a proposer waits for the others to say that they ended the generation too."""
+    """How long a proposer waits until the other agents report that they ended the generation too."""
     proposer_takeover_s: float = 60.0
-    """After this long without a record, the next node in order proposes one: the first may be hashing a checkpoint."""
+    """Without a record for this long, the next node in order proposes one. It is long because hashing takes time."""
     broken_links: tuple[NodePair, ...] = ()
-    """Pairs of nodes whose link the probe could not measure: never is more than one of each in a generation."""
+    """Pairs of nodes whose link the probe could not measure; a generation has at most one node of each pair."""
     advised_against: tuple[str, ...] = ()
-    """Nodes that the probe's verdict excludes: of a cut pair they go first."""
+    """Nodes that the probe's verdict excludes; of two nodes that do not reach each other, these are left out first."""
 
 
 @dataclass(frozen=True)
 class PeerView:
-    """Another agent, as seen from here."""
+    """Another agent, as this one knows it."""
 
     node: str
     incarnation: str = ""
     connected: bool = False
     lost: bool = False
-    """There was a connection and it closed; false again when it is back."""
+    """Whether a connection existed and closed; false again once it is back."""
     last_seen: float = 0.0
     generation: int = -1
     phase: Phase = "joining"
@@ -62,7 +62,7 @@ class PeerView:
     doing: tuple[WorkerActivity, ...] = ()
     """What its workers do, once they have made no step for a while."""
     unheard: tuple[int, ...] = ()
-    """Places in node order of the nodes that it does not hear."""
+    """Indices in node order of the nodes that it does not hear."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,26 @@ class WorkerView:
     exit_code: int | None = None
     """The first exit code that is not 0, or 0 when all are done; None while they run or when there are none."""
     last_progress: float = 0.0
-    """When one of them last did anything: started, ready, or made a step."""
+    """When one of them last started, became ready or made a step."""
     compiling: bool = False
     """Whether one of them may be compiling: before its first step, or since it said so."""
     error: str | None = None
-    """What it said before it left, in a line."""
+    """One line: what the failed worker reported."""
     doing: tuple[WorkerActivity, ...] = ()
-    """What they do, once they have made no step for a while."""
+    """What the workers do, once they have made no step for a while."""
     leaving: bool = False
-    """Whether one of them told an error of its own and has not ended yet."""
+    """Whether a worker reported an error of its own and has not ended yet."""
     failure: WorkerFailure | None = None
-    """All that it said of it, and whose fault it is."""
+    """The details of that error, and whose fault it is."""
 
 
 @dataclass(frozen=True)
 class AgentView:
-    """Everything a decision depends on."""
+    """Everything that a decision depends on."""
 
     me: str
     nodes: tuple[str, ...]
-    """All nodes of the allocation, in order; the first that lives proposes."""
+    """All nodes of the allocation, in order; the first living one proposes."""
     phase: Phase
     phase_since: float
     reason: str = ""
@@ -101,51 +101,51 @@ class AgentView:
     """The generation this agent is in, or was in last."""
     peers: tuple[PeerView, ...] = ()
     working: tuple[str, ...] = ()
-    """Nodes that hold ranks in the generation's plan; a lost node that holds none is no reason to end it."""
+    """Nodes that hold ranks in the generation's plan. The loss of a spare does not end the generation."""
     workers: WorkerView = field(default_factory=WorkerView)
     stop_wanted: bool = False
-    """Somebody asked this node to save and leave."""
+    """Whether this node was asked to save and stop."""
     checkpoint: str | None = None
-    """The newest checkpoint on disk, to tell progress from failing over and over."""
+    """The newest checkpoint on disk: a new one means that the run made progress between two failures."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)
-    """Pairs of nodes that do not hear each other, and since when; as `reachability` tells them."""
+    """Pairs of nodes that do not hear each other -> since when; from `ReachabilityTracker`."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do and why."""
+    """An agent's next act, and its reason."""
 
     act: Act
     reason: str
     members: tuple[str, ...] = ()
-    """For `propose`: the nodes of the next generation. For `fail`: those that are left, where too few are."""
+    """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Beside them: nodes that could take part and do not, as they and a member do not reach each other; and why."""
+    """Living node -> why it is no member: it and a member do not reach each other."""
     exit_code: int = 0
     """For `stop` and `fail`."""
     failure: WorkerFailure | None = None
-    """For a `fail` because of a worker's own error."""
+    """For `fail` because of a worker's own error: that error."""
     hung: tuple[WorkerActivity, ...] | None = None
-    """For an `end_generation` because nothing moves: the ranks that are to blame, as far as that is known."""
+    """For `end_generation` because of a hang: the ranks that block the others, as far as they are known."""
 
 
 def decide(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
-    """The next act of this agent."""
+    """Return the next act of this agent, with its reason."""
     if view.phase == "running":
         return _while_running(now, view, settings)
     if view.phase in ("joining", "fault"):
         return _between(now, view, settings)
-    # done, stopped, failed: the act was taken when the phase was entered; the caller only lingers.
+    # done, stopped, failed: the agent acted when it entered the phase; now it only stays reachable.
     return Decision("wait", view.reason)
 
 
 def alive(now: float, peer: PeerView, settings: DecisionLimits) -> bool:
-    """Whether a peer can take part: connected, and heard of lately."""
+    """Whether a peer can take part: connected, and heard within the heartbeat timeout."""
     return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= settings.heartbeat_timeout_s
 
 
 def failures(view: AgentView) -> int:
-    """Failures in a row, that of the last generation included; after a checkpoint in between, counted from one."""
+    """The number of failures in a row, the last generation's included; a new checkpoint restarts the count at one."""
     if view.record is None:
         return 0
     progressed = view.checkpoint is not None and view.checkpoint != view.record.restore
@@ -155,9 +155,9 @@ def failures(view: AgentView) -> int:
 def _while_running(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
     assert view.record is not None, "a running agent has a record"
     if view.workers.leaving and now - view.workers.last_progress <= settings.collect_s:
-        # Its peers, here and elsewhere, may see it go before its exit code is known, which tells whose fault it is.
+        # Its peers may notice its end before its exit code is known, and only that says whose fault the end is.
         return Decision("wait", "a worker ends after an error")
-    # Most common first: nothing happened.
+    # This node's own workers first, then its peers.
     own = _own_workers(now, view, settings)
     if own is not None:
         return own
@@ -196,7 +196,7 @@ def _own_workers(now: float, view: AgentView, settings: DecisionLimits) -> Decis
 
 
 def _own_error(view: AgentView, code: int) -> Decision:
-    """A worker's own error ends the attempt for everybody; whose fault it is says how the run goes on."""
+    """Return the end of the attempt for all agents; the fault decides how the run goes on."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
     exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
     return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
@@ -210,7 +210,7 @@ def _hung(view: AgentView, limit_s: float) -> Decision:
 
 
 def _peer_end(peer: PeerView, view: AgentView) -> Decision | None:
-    """What follows from a peer's end. One that only looked on leaves alone: those who train may still be saving."""
+    """Return what follows from a peer's end. A spectator's end changes nothing: the members may still be saving."""
     if peer.phase not in ("done", "stopped", "failed"):
         return None
     member = _is_same_member(peer, view)
@@ -229,14 +229,14 @@ def _peer_fault(peer: PeerView, view: AgentView) -> Decision | None:
 
 
 def _is_same_member(peer: PeerView, view: AgentView) -> bool:
-    """Whether a peer speaks of the generation that this agent is in, as a member of it."""
+    """Whether a peer is a member of the generation that this agent is in."""
     same = view.record is not None and peer.generation == view.record.number
     return same and peer.node in _last_nodes(view)
 
 
 def _peer_loss(now: float, peer: PeerView, view: AgentView, settings: DecisionLimits) -> Decision | None:
-    """What follows from a peer's being silent or gone. Who only looks on ends nothing for it: the members know best
-    whom they hear."""
+    """Return what follows from a peer that is silent or gone. A spectator ends nothing for that: the members know
+    better whom they hear."""
     record = view.record
     assert record is not None, "a running agent has a record"
     member = next((m for m in record.members if m.node == peer.node), None)
@@ -246,11 +246,11 @@ def _peer_loss(now: float, peer: PeerView, view: AgentView, settings: DecisionLi
         return Decision("end_generation", peer.reason)
     if peer.connected and peer.incarnation != member.incarnation:
         return Decision("end_generation", f"node {peer.node} is gone")
-    # A connection that closed before the generation began may be on its way back: the proposer counted on that node.
+    # If the connection closed before the generation began, the node may be reconnecting: the proposer counted on it.
     older = peer.last_seen < view.phase_since
     if peer.lost and (not older or now - view.phase_since > settings.collect_s):
         return Decision("end_generation", f"node {peer.node} is gone")
-    # A member that only the proposer has met yet gets as long as one that fell silent.
+    # A member that has connected only to the proposer yet gets as much time as one that fell silent.
     if now - max(peer.last_seen, view.phase_since) > settings.heartbeat_timeout_s:
         return Decision("end_generation", f"node {peer.node} has been silent for {settings.heartbeat_timeout_s:g} s")
     return None
@@ -262,7 +262,7 @@ def _members_seen(view: AgentView) -> list[PeerView]:
 
 
 def _without_members(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
-    """What an agent does that looks on and hears none of those who train."""
+    """Return what a spectator does that hears no member of the generation."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= settings.heartbeat_timeout_s:
         return Decision("wait", "looking on")
@@ -284,7 +284,7 @@ def _between(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
     waited = now - view.phase_since
     at_work = [peer.node for peer in living.values() if view.record and _is_at_work(peer, view.record)]
     everybody = view.record is not None or len(members) + len(out) == len(view.nodes)
-    # Two that do not hear each other yet may be about to.
+    # Two nodes that do not hear each other yet may still connect.
     meeting = any(not {a, b} & out.keys() for a, b in view.silent)
     settled = everybody and not at_work
     if meeting or (not settled and waited < limit):
@@ -309,14 +309,14 @@ def _is_at_work(peer: PeerView, record: Generation) -> bool:
 def _cut_off(
     now: float, view: AgentView, settings: DecisionLimits, present: set[str], patience_s: float
 ) -> dict[str, str]:
-    """The nodes that the next generation does without because of pairs that do not reach each other; and why.
+    """Return node -> why it is left out of the next generation, because of pairs that do not reach each other.
 
     Args:
-        present: nodes that can take part, as seen from here.
-        patience_s: how long two may be silent to each other before one of them is left out.
+        present: nodes that can take part, as this agent sees it.
+        patience_s: how long two nodes may not hear each other before one of them is left out.
     """
     silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
-    # Plans use no node that the probe advises against, so nothing goes over its links.
+    # Plans use no node that the probe advises against, so its links carry nothing.
     broken = [pair for pair in settings.broken_links if set(pair) <= present - set(settings.advised_against)]
     outside = {node for node in view.nodes if node not in _last_nodes(view)}
     out = vertex_cover(view.nodes, [*silent, *broken], first=outside.union(settings.advised_against))
@@ -358,8 +358,8 @@ def _too_few(
 
 
 def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
-    """The end of those who are less than half of the last generation. Who is gone they can say only where they know
-    of every other node why it is not with them: one that they do not hear may be going on."""
+    """Return the end of agents that are less than half of the last generation. They name the remaining nodes only
+    if they know why each other node is missing: a node that they do not hear may be going on."""
     last = _last_nodes(view)
     there = [node for node in members if node in last]
     crashed = {peer.node for peer in view.peers if peer.phase == "crashed"}
@@ -372,23 +372,24 @@ def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str])
 
 
 def _crashes(view: AgentView) -> list[str]:
-    """What is known of members whose agent ended by an error of its own."""
+    """The reasons of members whose agent crashed."""
     return [peer.reason for peer in _members_seen(view) if peer.phase == "crashed"]
 
 
 def _last_nodes(view: AgentView) -> tuple[str, ...]:
-    """The nodes that would have to be asked: members of the last generation, or all before the first."""
+    """The nodes that a quorum counts: members of the last generation, or all nodes before the first."""
     return tuple(member.node for member in view.record.members) if view.record else view.nodes
 
 
 def _enough_of_the_last(view: AgentView, members: tuple[str, ...]) -> bool:
-    """At least half of the last generation: nodes that were not in it do not count, or they could go on beside it."""
+    """Whether `members` has at least half of the last generation. Other nodes do not count, or two halves could form
+    a quorum."""
     last = _last_nodes(view)
     return 2 * len(set(members) & set(last)) >= len(last)
 
 
 def _is_spectator(view: AgentView) -> bool:
-    """An agent that came (back) after the generation was made."""
+    """Whether this agent joined, or came back, after the generation was decided."""
     return view.record is not None and view.me not in _last_nodes(view)
 
 

@@ -1,4 +1,4 @@
-"""What an agent writes to events.jsonl."""
+"""The events that an agent writes to events.jsonl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.base.errors import StorageError
 from hpctrain.records.history.event import Event, EventKind
 
 WAITING_EVENTS = 1000
-"""Events that wait for room on a full disk; the oldest go first."""
+"""Events that wait while the disk is full; beyond this the oldest are dropped."""
 
 
 class EventLog:
@@ -25,13 +25,13 @@ class EventLog:
         self._node = node
         self._attempt = attempt
         self._clock = clock
-        # A generation is made on a thread of its own, which has things to tell too.
+        # The thread that makes a generation writes events too.
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=WAITING_EVENTS)
 
     def write(self, kind: EventKind, generation: int, reason: str, **data: Any) -> None:
-        """Append one event. A full disk does not stop the training: the event goes to stdout, and to the file with one
-        that finds room."""
+        """Append one event, and print it. A full disk does not stop the training: the event waits, and a later call
+        that finds space writes it."""
         event = Event(
             time_s=self._clock.wall(),
             attempt=self._attempt,

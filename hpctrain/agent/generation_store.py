@@ -1,7 +1,7 @@
-"""Where agents agree: one file a generation in the run folder, made by a hard link, which only one of them can make.
+"""How agents agree on a generation: each has one file in the run folder, and only one agent can make its hard link.
 
-link(2) fails with EEXIST on local file systems and on NFS alike, which neither O_EXCL over old NFS nor flock on every
-parallel file system promises.
+link(2) fails with EEXIST on local file systems and on NFS alike. O_EXCL does not promise this on old NFS, nor does
+flock on every parallel file system.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GenerationStore:
         return Generation.read(files[-1], owned=True) if files else None
 
     def decide(self, record: Generation) -> Generation:
-        """Make `record` the generation of its number, unless another was first; the decided one comes back.
+        """Make `record` the generation of its number, unless another was first, and return the decided one.
 
         Raises:
             StorageError: the run folder cannot be written.

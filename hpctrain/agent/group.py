@@ -1,4 +1,4 @@
-"""The workers of one node in one generation: started by command line, talked to by JSON lines, killed together."""
+"""The workers of one node in one generation: started by command line, controlled by JSON lines, killed together."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class WorkerProcess:
     process: Process
     channel: LineChannel
     activity: int
-    """Descriptor of the record of what it does."""
+    """Descriptor of its activity record."""
     log: Path
     log_start: int
-    """Bytes of its log that are of earlier workers."""
+    """Bytes of its log that earlier workers wrote."""
     exit_code: int | None = None
     failure: WorkerFailure | None = None
     raised: bool = False
-    """Whether that was an error of its own, and no peer's that it lost: it ends at once."""
+    """Whether `failure` is its own error, and not the loss of a peer; such a worker ends at once."""
     compiling: bool = True
-    """Whether it may be: blocks are compiled in the first step, and again when the worker says so."""
+    """Whether it may be compiling: blocks are compiled in the first step, and again when the worker says so."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class WorkerUpdate:
     message: Message = field(default_factory=dict)
     exit_code: int | None = None
     doing: ActivityRecord | None = None
-    """With its end: what it was at."""
+    """At its end: its last activity."""
     failure: WorkerFailure | None = None
-    """With its end: what it said of it."""
+    """At its end: why it ended, where that is known."""
 
     def death(self, node: str) -> tuple[str, Message]:
-        """Reason and data of the event that a worker ended which should not have."""
+        """Return reason and data of the event for a worker that ended unexpectedly."""
         code = self.exit_code or 0
         how, data = (f"signal {-code}", {"signal": -code}) if code < 0 else (f"exit code {code}", {"exit_code": code})
         event: Message = {"node": node, "rank": self.rank, **data}
@@ -111,11 +111,11 @@ class WorkerGroup:
             self.workers.append(WorkerProcess(rank, process, channel, activity, log, written))
 
     def channels(self) -> list[LineChannel]:
-        """Channels to wait on."""
+        """Return the open channels, to wait on."""
         return [worker.channel for worker in self.workers if not worker.channel.closed]
 
     def news(self, now: float) -> list[WorkerUpdate]:
-        """Messages and ends since the last call."""
+        """Return the messages and ends of workers since the last call."""
         self._runner.reap()
         found: list[WorkerUpdate] = []
         for worker in self.workers:
@@ -139,7 +139,8 @@ class WorkerGroup:
         return found
 
     def _failure(self, worker: WorkerProcess, code: int, now: float) -> WorkerFailure | None:
-        """Why a worker ended: what it said, unless the kernel tells of this node's hardware, or its log of an abort."""
+        """Return why a worker ended: its own message, unless the kernel's log names a hardware fault of this node, or
+        the worker's log an abort."""
         said = worker.failure
         if code in (0, EXIT_RESUMABLE) or (said is not None and said.fault.names_a_node):
             return said
@@ -149,10 +150,10 @@ class WorkerGroup:
         return said if seen is None else failure_from_evidence(said, worker.rank, *seen)
 
     def view(self) -> WorkerView:
-        """The workers taken together: the exit that explains most comes first."""
+        """Return the state of the workers as one value; its exit code is the one that explains most."""
         codes = [worker.exit_code for worker in self.workers if worker.exit_code is not None]
         running = len(self.workers) - len(codes)
-        # A worker that lost its peers is a consequence; its neighbour's own death or error is the cause.
+        # A worker that lost its peers is a consequence; the end of the worker beside it is the cause.
         causes = [code for code in codes if code not in (0, EXIT_INFRASTRUCTURE)]
         bad = causes or [code for code in codes if code != 0]
         exit_code = bad[0] if bad else 0 if self.workers and not running else None
@@ -165,7 +166,7 @@ class WorkerGroup:
         return WorkerView(running, exit_code, self._last_progress, compiling, error, leaving=leaving, failure=failure)
 
     def doing(self, places: Sequence[str]) -> tuple[WorkerActivity, ...]:
-        """What each running worker does; those that have not begun to say so are left out.
+        """Return what each running worker does; workers without a record yet are left out.
 
         Args:
             places: the device of each rank.
@@ -184,7 +185,7 @@ class WorkerGroup:
             worker.channel.send({"type": kind})
 
     def kill(self) -> None:
-        """SIGKILL every worker; after return none of them runs."""
+        """Kill every worker with SIGKILL; after return none of them runs."""
         for worker in self.workers:
             if worker.exit_code is None:
                 worker.process.kill()
@@ -197,11 +198,11 @@ class WorkerGroup:
 
 
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "stuck in the system (disk or driver)"}
-"""States of a process in which it does not run although it would; as /proc calls them."""
+"""Process states, as /proc names them, in which a process cannot run although it has work."""
 
 
 def process_state(pid: int) -> str:
-    """The state of a process as one letter, as in `ps`; empty when it is gone."""
+    """Return the state of a process as one letter, as in `ps`; empty when it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -211,5 +212,5 @@ def process_state(pid: int) -> str:
 
 
 def process_incarnation(host: str, started: float) -> str:
-    """A name that no other agent process ever has."""
+    """Return a name that no other agent process ever has."""
     return f"{host}-{os.getpid()}-{int(started * 1e6)}"

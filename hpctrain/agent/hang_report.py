@@ -1,4 +1,4 @@
-"""Who holds a generation up: from what every worker does to one sentence that names rank, step and operation."""
+"""Which ranks block a generation: from each worker's activity to one sentence that names rank, step and operation."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 MAX_GROUPS_SHOWN = 4
-"""Groups of waiting ranks that are told; a large job waits in few different places, or it is not worth reading."""
+"""Groups of waiting ranks that a report names; ranks usually wait in few places, and a longer list helps nobody."""
 MAX_WORKERS_PER_NODE = 1024
-"""Workers of one node that a heartbeat may tell of; a node has a few, one for each device."""
+"""Workers of one node that a heartbeat may list; a node has one for each device."""
 TEXT_CHARS = 1000
 
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """What one worker of the generation does."""
+    """The current activity of one worker of the generation."""
 
     rank: int
     place: str
-    """Its device: 'node:device'."""
+    """Its device, written 'node:device'."""
     step: int
     operation: str
     waits: bool
     """Whether the operation ends only when another rank does its part."""
     state: str = ""
-    """What the system says of the process, when that explains something: 'stopped by a signal'."""
+    """The state of the process, where it explains the hang: 'stopped by a signal'; else empty."""
 
     @property
     def hangs(self) -> bool:
-        """Whether it does not move although nobody keeps it waiting."""
+        """Whether it makes no progress although it waits for no other rank."""
         return bool(self.state) or not self.waits
 
 
 def to_message(doing: Iterable[WorkerActivity]) -> list[list[Any]]:
-    """As it goes into a heartbeat."""
+    """Return the activities as a heartbeat carries them."""
     return [list(astuple(item)) for item in doing]
 
 
 def from_message(value: object) -> tuple[WorkerActivity, ...] | None:
-    """What `to_message` made; None when it is something else."""
+    """Return the activities that `to_message` wrote; None for any other value."""
     if not isinstance(value, list) or len(value) > MAX_WORKERS_PER_NODE:
         return None
     found = []
@@ -54,13 +54,13 @@ def from_message(value: object) -> tuple[WorkerActivity, ...] | None:
 
 
 def blocking_workers(doing: Sequence[WorkerActivity]) -> tuple[WorkerActivity, ...]:
-    """The ranks that keep the others waiting: those whose process does not run, else those that wait for nobody."""
+    """Return the ranks that block the others: those whose process does not run, else those that wait for no rank."""
     stopped = tuple(item for item in doing if item.state)
     return stopped or tuple(item for item in doing if item.hangs)
 
 
 def describe_hang(doing: Sequence[WorkerActivity]) -> str:
-    """'rank 1 (n0:cpu1) hangs in step 7: forward stage 1 micro-batch 3; ranks 0, 2 wait in step 7: …'."""
+    """Return 'rank 1 (n0:cpu1) hangs in step 7: forward stage 1 micro-batch 3; ranks 0, 2 wait in step 7: …'."""
     guilty = sorted(blocking_workers(doing), key=lambda item: item.rank)
     waiting = sorted((item for item in doing if item not in guilty), key=lambda item: item.rank)
     parts = [_hang_text(item) for item in guilty[:MAX_GROUPS_SHOWN]]
@@ -76,7 +76,7 @@ def _hang_text(item: WorkerActivity) -> str:
 
 
 def _group(waiting: Sequence[WorkerActivity]) -> list[str]:
-    """The waiting ranks, those that wait in the same place together."""
+    """Return a text for each group of ranks that wait in the same step and operation."""
     groups: dict[tuple[int, str], list[int]] = {}
     for item in waiting:
         groups.setdefault((item.step, item.operation), []).append(item.rank)

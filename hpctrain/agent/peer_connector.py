@@ -1,6 +1,6 @@
-"""Connecting to the agents that are missing, without ever waiting for one of them.
+"""Connections to the agents that are missing, made without ever waiting for one of them.
 
-An agent publishes its address in a file; a new address is dialled at once, one that does not answer ever more seldom.
+An agent publishes its address in a file. A new address is dialled at once; one that does not answer, with a backoff.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from hpctrain.records.format.json_text import parse_json
 
 ADDRESS_POLL_S = 0.2
 ADDRESS_READS_PER_CALL = 8
-"""Address files read in one call: each is a round trip on a shared file system."""
+"""Address files read in one call; each costs a round trip on a shared file system."""
 INITIAL_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 ADDRESS_BYTES_MAX = 4096
 """Largest address file that is read."""
 CONNECT_TIMEOUT_S = 3.0
-"""The kernel repeats a lost connection request after 1 s; a second one gets its chance."""
+"""Long enough for a second request: the kernel repeats a lost one after 1 s."""
 
 Address = tuple[str, int]
 
 
 @dataclass
 class ConnectionAttempt:
-    """A node to connect to: where it is said to be, and how the dialling goes."""
+    """A node to connect to: its published address, and the state of the connection attempt."""
 
     address: Address | None = None
     backoff_s: float = INITIAL_BACKOFF_S
@@ -47,7 +47,7 @@ class ConnectionAttempt:
 
 
 class PeerConnector:
-    """Connections under way to nodes that publish their address in `folder`."""
+    """The connections that are being made to nodes which publish their address in `folder`."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder
@@ -57,7 +57,7 @@ class PeerConnector:
         self._last_look = float("-inf")
 
     def dial(self, now: float, missing: Collection[str]) -> list[tuple[str, socket.socket]]:
-        """Begin what is due and return the connections made since the last call. Never waits."""
+        """Begin the connections that are due, and return those made since the last call. Never waits."""
         if not self._to_look and now - self._last_look >= ADDRESS_POLL_S:
             self._last_look = now
             self._to_look.extend(missing)
@@ -68,13 +68,13 @@ class PeerConnector:
         return self._made(now)
 
     def reset_backoff(self, node: str) -> None:
-        """The node answers: should it get lost, it is dialled at once."""
+        """Reset the backoff of a node that answers, so that it is dialled at once if it is lost."""
         target = self._targets.get(node)
         if target is not None:
             target.backoff_s, target.not_before = INITIAL_BACKOFF_S, float("-inf")
 
     def close(self) -> None:
-        """Give up every connection under way."""
+        """Close every connection that is being made."""
         for target in self._targets.values():
             self._abandon(target)
 
@@ -93,7 +93,7 @@ class PeerConnector:
         try:
             sock = socket.socket(_family(address[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:
-            return  # too many open files: one may be closed by the next time
+            return  # too many open files; the next attempt may succeed
         try:
             refused = sock.connect_ex(address) not in (0, errno.EINPROGRESS)
         except OSError:
@@ -131,7 +131,7 @@ class PeerConnector:
 
 
 def publish_address(folder: Path, node: str, address: Address) -> None:
-    """Write down where a node listens.
+    """Publish the address at which a node listens.
 
     Raises:
         StorageError: the file cannot be written.
@@ -141,7 +141,7 @@ def publish_address(folder: Path, node: str, address: Address) -> None:
 
 
 def published_address(folder: Path, node: str) -> Address | None:
-    """Where a node says it listens; None when it does not say, or nothing that can be dialled without a look-up."""
+    """Return a node's published address; None where there is none, or none that needs no name look-up."""
     try:
         said = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
         addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]

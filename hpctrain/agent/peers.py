@@ -1,9 +1,9 @@
 """The agents' mesh: one TCP connection a pair, JSON lines, a heartbeat each quarter of a second.
 
 An agent publishes its address in the run folder; of each pair, the later in node order dials. A closed connection is
-noticed at once, silence by its length. Every connection starts with a mutual proof that both sides know the run's key,
-which only the run's owner can read, and every line after it is sealed (`base.handshake`).
-Nothing here waits: neither for a node that hangs, nor for one that cannot be reached, nor for whoever finds the port.
+noticed at once, silence after a timeout. Every connection starts with a mutual proof that both sides know the run's
+key, which only the run's owner can read, and every line after it carries a MAC (`base.net.handshake`).
+Nothing here waits: neither for a node that hangs or cannot be reached, nor for a stranger on the port.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Me
 
 HEARTBEAT_S = 0.25
 HANDSHAKE_TIMEOUT_S = 2.0
-"""Who has not proved itself by then is shown the door."""
+"""A caller that has not authenticated by then is disconnected."""
 HANDSHAKE_LINE_BYTES = 16384
-"""The longest line taken from a node that was called: its first heartbeat may come right behind its proof."""
+"""The longest line accepted from a dialled node: its first heartbeat may follow its proof at once."""
 CALL_S = 5.0
-"""A node that was called and does not prove itself by then is called again: it may hang, and its kernel answers."""
+"""A dialled node that has not authenticated by then is dialled again: its process may hang while its kernel answers."""
 REASON_CHARS = 1000
 GIVE_UP_MS = 60_000
-"""The kernel closes a connection over which nothing got through for this long: the node may be back elsewhere."""
+"""The kernel closes a connection over which nothing got through for this long: the agent may listen elsewhere now."""
 
 Text = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Announcement:
-    """What an agent tells the others about itself with each heartbeat."""
+    """What an agent sends about itself with each heartbeat."""
 
     node: Text
     incarnation: Text
@@ -52,12 +52,12 @@ class Announcement:
     reason: str
     doing: tuple[WorkerActivity, ...] = ()
     unheard: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Places in node order of the nodes that it does not hear."""
+    """Indices in node order of the nodes that it does not hear."""
 
 
 @dataclass(frozen=True)
 class _OutgoingHandshake:
-    """A node that this one connected to and that has proved nothing yet."""
+    """A dialled node that has not authenticated yet."""
 
     since: float
     channel: LineChannel
@@ -123,11 +123,11 @@ class PeerMesh:
         return tuple(self._views.values())
 
     def announcement(self, node: str) -> Announcement | None:
-        """What a peer last said about itself."""
+        """Return a peer's last announcement; None before its first."""
         return self._announced.get(node)
 
     def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None:
-        """Take in what has arrived, dial who is missing, and send a heartbeat when one is due (or `at_once`)."""
+        """Process what has arrived, dial missing nodes, and send a heartbeat when one is due (or `at_once`)."""
         self._accept_peers(now)
         self._finish_handshakes(now)
         for node, channel in list(self._channels.items()):
@@ -136,9 +136,9 @@ class PeerMesh:
         self._send_heartbeats(now, mine, at_once)
 
     def _accept_peers(self, now: float) -> None:
-        """Strangers become peers by proving that they know the run's key; anybody else is shown the door."""
+        """Accept callers; those that prove to know the run's key become peers, the others are disconnected."""
         assert self._listener is not None, "open comes first"
-        # First those who had a turn's time to answer: they may have to make room for those who come now.
+        # First the callers that had time to answer: new callers may replace pending ones.
         self._admit(now, self._listener)
         self._listener.accept(now)
         self._admit(now, self._listener)
@@ -149,8 +149,8 @@ class PeerMesh:
             self._join(session.claims["node"], channel)
 
     def _is_peer(self, claims: Message) -> bool:
-        """Whether it is a node of this run that calls, and it meant this one: whoever took the port of a dead agent
-        could lead a call for that one here, to have it put in the place of a living connection."""
+        """Whether the caller is a node of this run that meant to call this one. Otherwise a process on a dead agent's
+        port could forward calls for that agent here, and each would replace a living connection."""
         node = claims.get("node")
         return isinstance(node, str) and node in self._views and claims.get("to") == self._me
 
@@ -159,12 +159,12 @@ class PeerMesh:
         missing = [node for node in before if node not in self._channels and node not in self._called]
         for node, connection in self._connector.dial(now, missing):
             proof = HandshakeClient(self._key, {"node": self._me, "to": node})
-            with contextlib.suppress(OSError):  # it is gone again, and is dialled anew
+            with contextlib.suppress(OSError):  # it closed already, and will be dialled again
                 self._called[node] = _OutgoingHandshake(now, _channel(connection, HANDSHAKE_LINE_BYTES), proof)
                 self._watch.add(self._called[node].channel)
 
     def _finish_handshakes(self, now: float) -> None:
-        """Go on with the nodes that were called: they prove themselves too, and that they are the ones meant."""
+        """Continue the handshakes with dialled nodes, which must prove the key and be the node that was dialled."""
         for node, called in list(self._called.items()):
             message = called.channel.wait_message(0)
             if message is None and not called.channel.closed and now - called.since < CALL_S:
@@ -182,7 +182,7 @@ class PeerMesh:
                 self._drop(called.channel)
 
     def _join(self, node: str, channel: LineChannel) -> None:
-        # The view stays as it is: a heartbeat says more.
+        # The view is unchanged until the first heartbeat.
         if node in self._channels:
             self._drop(self._channels[node])
         self._channels[node] = channel
@@ -207,7 +207,7 @@ class PeerMesh:
             self._disconnect(node)
 
     def _send_heartbeats(self, now: float, mine: Announcement, at_once: bool) -> None:
-        """Tell everybody when it is time, else those who have just come."""
+        """Send a heartbeat to all peers when one is due, else only to those that have just joined."""
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now
@@ -224,7 +224,7 @@ class PeerMesh:
         if channel.fault:
             print(f"hpctrain agent: the connection to {node} was closed: {channel.fault}", flush=True)
         view = self._views[node]
-        # A connection that closes before its first heartbeat was none: nothing is lost by it.
+        # A connection that closes before its first heartbeat does not count as a lost node.
         self._views[node] = replace(view, connected=False, lost=view.lost or view.connected)
 
     def _drop(self, channel: LineChannel) -> None:
@@ -233,17 +233,17 @@ class PeerMesh:
 
 
 def parse_announcement(message: Message) -> Announcement:
-    """The announcement in a heartbeat.
+    """Return the announcement in a heartbeat.
 
     Raises:
-        MalformedMessage: it is no heartbeat, or not one as this program sends it.
+        MalformedMessage: it is no heartbeat, or not one that this program sends.
     """
     # JSON has no tuples, and strict fields take no lists for them.
     content: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in message.items()}
     kind = content.pop("type", None)
     if kind != "heartbeat":
         raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
-    # Before they become arguments: some names mean something to the class itself.
+    # Checked before they become arguments: some names have a meaning for the class itself.
     if unknown := sorted(content.keys() - {field.name for field in fields(Announcement)}):
         raise MalformedMessage(f"it sent a heartbeat with an unknown field {unknown[0][:100]!r}")
     content["doing"] = from_message(message.get("doing"))
@@ -259,10 +259,10 @@ def parse_announcement(message: Message) -> Announcement:
 
 
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
-    """A connection between agents. Its buffers hold minutes of heartbeats: when they are full, the peer hangs.
+    """Return the channel of a connection between agents. Full socket buffers, minutes of heartbeats, mean a hung peer.
 
     Raises:
-        OSError: it was closed by the other side.
+        OSError: the other side closed it.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP_MS)

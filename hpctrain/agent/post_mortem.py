@@ -1,4 +1,4 @@
-"""What a worker left behind that could not say whose fault its end was: the kernel's log, and the last of its own."""
+"""The evidence on a worker that ended without a report: the kernel's log, and the end of the worker's own log."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from hpctrain.records.history.fault import EXCEPTION, Fault, fault_of, xid_of
 
 KERNEL_LOG = Path("/dev/kmsg")
-"""One record a read; refused where only root may look (kernel.dmesg_restrict), absent in most containers."""
+"""Each read returns one record. Only root may read it under kernel.dmesg_restrict; most containers lack it."""
 KERNEL_LOG_WINDOW_S = 600.0
-"""How long before a worker's end the kernel may have told what ended it; NCCL waits for so long by default."""
+"""How long before a worker's end the kernel may have logged the cause; NCCL waits for so long by default."""
 LOG_TAIL_BYTES = 1 << 16
 _READ_BYTES = 1 << 13
 _MOST_READS = 20_000
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;(.*)$")
 """Priority, number, microseconds since boot; message. Documentation/ABI/testing/dev-kmsg of the Linux kernel."""
 _ABORT = "terminate called after throwing"
-"""What C++ says when nobody catches an error: torch's watchdog of NCCL ends a process in this way."""
+"""The message of C++ for an uncaught exception; torch's NCCL watchdog ends a process in this way."""
 
 
 def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault, str] | None:
-    """The first fault of this node's hardware since a time, with the line that tells of it; None where the log has none
-    or may not be read.
+    """Return the first hardware fault of this node since a time, with its log line; None where the log has none or may
+    not be read.
 
     Args:
         since_s: seconds on the monotonic clock.
@@ -36,10 +36,10 @@ def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault
 
 
 def abort_cause(log: Path, start: int) -> tuple[Fault, str] | None:
-    """Whose fault an abort was, with what was said of it at the end of a worker's log; None where nothing was.
+    """Return whose fault an abort was, with the text at the end of the worker's log; None where the log has none.
 
     Args:
-        start: bytes of the log that are of earlier workers.
+        start: bytes of the log that earlier workers wrote.
     """
     try:
         with log.open("rb") as file:
@@ -63,9 +63,9 @@ def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
             try:
                 content = os.read(descriptor, _READ_BYTES)
             except BrokenPipeError:
-                continue  # the record was overwritten; the next read has the oldest that is left
+                continue  # the record was overwritten; the next read returns the oldest one that remains
             except OSError:
-                return  # no more for now, or not for us
+                return  # no more for now, or not readable
             if not content:
                 return
             for line in content.split(b"\n"):

@@ -1,4 +1,4 @@
-"""Which nodes do not hear each other, by what they say."""
+"""Which nodes do not hear each other, according to their heartbeats."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from hpctrain.base.net.vertex_cover import NodePair
 
 
 class ReachabilityTracker:
-    """Who hears whom, as one agent knows it, and since when not."""
+    """The pairs of nodes that do not hear each other, as one agent knows them, and since when."""
 
     def __init__(self, me: str, nodes: Sequence[str], settings: DecisionLimits) -> None:
         self._me = me
         self._nodes = nodes
         self._settings = settings
         self.silent: dict[NodePair, float] = {}
-        """The pairs that do not hear each other, and since when."""
+        """Pair of nodes that do not hear each other -> since when."""
 
     def unheard(self, now: float, peers: Sequence[PeerView]) -> tuple[int, ...]:
-        """Places in node order of the nodes that are not heard from here."""
+        """Return the indices in node order of the nodes that this agent does not hear."""
         heard = {peer.node for peer in peers if alive(now, peer, self._settings)} | {self._me}
         return tuple(place for place, node in enumerate(self._nodes) if node not in heard)
 
     def note(self, now: float, peers: Sequence[PeerView]) -> None:
-        """Take in what the peers say now."""
+        """Update `silent` from the peers' last heartbeats."""
         unheard = {
             peer.node: [self._nodes[place] for place in peer.unheard if place < len(self._nodes)]
             for peer in peers
@@ -34,14 +34,14 @@ class ReachabilityTracker:
 
 
 def unreachable_pairs(me: str, nodes: Sequence[str], unheard: Mapping[str, Collection[str]]) -> set[NodePair]:
-    """The pairs of nodes, in node order, of which one does not hear the other although somebody does.
+    """Return the pairs of nodes, in node order, of which one does not hear the other although some node does.
 
-    A node that nobody hears is lost, which is no matter of pairs. One that others hear may be at work.
+    A node that no node hears is lost, and in no pair. A node that others hear may be at work.
 
     Args:
-        me: the node that asks.
+        me: this agent's node.
         nodes: all nodes, in order.
-        unheard: of each other node that is heard here, the nodes that it says it does not hear.
+        unheard: other node that this agent hears -> the nodes that it reports not to hear.
     """
     by_node = {me: [node for node in nodes if node != me and node not in unheard], **unheard}
     lost = set.intersection(*map(set, by_node.values()))

@@ -1,4 +1,4 @@
-"""What workers say and how they end, as events of the run. Pure."""
+"""Events of the run from the messages and ends of workers. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EventFields = tuple[EventKind, str, dict[str, Any]]
 
 
 def event_of(node: str, news: WorkerUpdate) -> EventFields | None:
-    """The event that a worker's message or end makes, where it makes one by itself.
+    """Return the event for a worker's message or end; None where it causes none by itself.
 
     Args:
         node: where the worker ran.

@@ -1,4 +1,4 @@
-"""What a worker said of its own end, as its agent takes it down."""
+"""Why a worker ended, as its agent records it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class WorkerFailure:
     fault: Fault
     """Whose fault it is."""
     details: dict[str, Any] = field(default_factory=dict)
-    """kind, message (whole), where, step and operation, as far as the worker said them."""
+    """kind, message (whole), where, step and operation, as far as the worker reported them."""
 
     def to_event(self) -> dict[str, Any]:
-        """What an event says of it."""
+        """Return the data of an event about this failure."""
         return {"rank": self.rank, "fault": self.fault.name, "error": self.details}
 
 
 def failure_from_evidence(said: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
-    """The failure of a worker that did not know whose fault it was, or could not say so any more.
+    """Return the failure of a worker that did not report whose fault its end was.
 
     Args:
-        said: what the worker said, if anything.
-        line: what tells of the fault.
+        said: the worker's own report, if any.
+        line: the log line that names the fault.
     """
     before = f"{said.sentence}; " if said is not None else ""
     sentence = f"{before}rank {rank}: {fault.words}: {line}"
@@ -41,7 +41,7 @@ def failure_from_evidence(said: WorkerFailure | None, rank: int, fault: Fault, l
 
 
 def failure_from_message(rank: int, message: Message) -> WorkerFailure:
-    """The content of a worker's `error` or `lost` message."""
+    """Return the failure that a worker's `error` or `lost` message reports."""
     said = message.get("error")
     said = said if isinstance(said, dict) else {}
     details = {name: said[name] for name in _DETAILS if said.get(name) is not None}

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, units, processes, time, atomic files, packaged data."""
+"""What every room builds on: errors, units, processes, time, atomic files, packaged data."""

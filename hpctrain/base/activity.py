@@ -1,7 +1,7 @@
-"""What a process does at this moment, in a record that another process can read even while this one hangs.
+"""A process's current activity, in a record that another process can read even while this one hangs.
 
-A worker keeps the record in memory that it shares with its agent: nobody has to answer a question, so a process that is
-stopped, or stuck inside a library with the interpreter locked, still tells where it is.
+A worker keeps the record in memory that it shares with its agent. Reading it needs no answer from the worker, so it
+works also when the worker is stopped, or stuck inside a library that holds the GIL.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _READS = 8
 
 
 class ActivityRecord(NamedTuple):
-    """What a process does."""
+    """The current activity of a process."""
 
     step: int = 0
     """The optimizer step under way, 1 is the first; 0 before that."""
     operation: str = "start"
-    """As the spans of a profile are called: 'recv output of stage 0 mb 3 from rank 0'."""
+    """Named as the spans of a profile: 'recv output of stage 0 mb 3 from rank 0'."""
     waits: bool = False
     """Whether the operation ends only when another process does its part."""
     since_s: float = 0.0
     """When it began, on this machine's monotonic clock."""
 
     def words(self) -> str:
-        """The operation for a person, without the short forms that keep a profile readable."""
+        """Return the operation for a person, without the abbreviations of a profile."""
         return self.operation.replace(" mb ", " micro-batch ")
 
 
@@ -41,7 +41,7 @@ class Activity:
     def __init__(self) -> None:
         self.now = ActivityRecord()
         self.annotate: Callable[[str], AbstractContextManager[object]] | None = None
-        """Set while a profiler runs: opens a span of that name."""
+        """Opens a span of that name; set while a profiler runs."""
         self._page: mmap.mmap | None = None
 
     def share(self, descriptor: int) -> None:
@@ -50,23 +50,23 @@ class Activity:
         self.write(self.now)
 
     def begin_step(self, step: int) -> None:
-        """What follows belongs to this step."""
+        """Record that what follows belongs to this step."""
         self.write(ActivityRecord(step, f"step {step}", False, time.monotonic()))
 
     def doing(self, operation: str, waits: bool = False) -> _Operation:
-        """Do an operation in a `with` block, as a span where a profiler runs. When it fails the record stays as it is:
-        it then tells what failed."""
+        """Return a `with` block that records an operation, as a span too where a profiler runs. When the operation
+        fails, the record stays unchanged and shows what failed."""
         return _Operation(self, operation, waits)
 
     def write(self, doing: ActivityRecord) -> None:
-        """Make this the record."""
+        """Replace the record."""
         self.now = doing
         if self._page is not None:
             self._page[:] = _packed(doing)
 
 
 class _Operation:
-    """The `with` block of an operation; a plain class, because a generator would cost more than the record."""
+    """The `with` block of an operation. A generator would cost more time than writing the record."""
 
     __slots__ = ("_activity", "_before", "_operation", "_span", "_waits")
 
@@ -91,21 +91,21 @@ class _Operation:
 
 
 ACTIVITY = Activity()
-"""That of this process: a worker trains one plan in one thread, and whatever it calls writes here, as into a log."""
+"""The activity of this process. A worker trains one plan in one thread, and all that it calls writes here."""
 
 
 def shared_record() -> int:
-    """Memory for a record, to be inherited by the process that writes it; the descriptor comes back."""
+    """Make shared memory for a record and return its descriptor, for the writing process to inherit."""
     descriptor = os.memfd_create("hpctrain-activity")
     os.ftruncate(descriptor, RECORD_BYTES)
     return descriptor
 
 
 def read_record(descriptor: int) -> ActivityRecord | None:
-    """What the other process does; None when it has not begun to write."""
+    """Return the other process's activity; None when it has not written any yet."""
     content = os.pread(descriptor, RECORD_BYTES, 0)
     for _ in range(_READS):
-        # A record that is being written while it is read shows two contents: read until it stands still.
+        # The record may change while it is read: read until two reads agree.
         again = os.pread(descriptor, RECORD_BYTES, 0)
         if again == content:
             break

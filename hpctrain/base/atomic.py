@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: temporary file beside the target, fsync, rename, fsync of the folder."""
+"""Files that are either whole or absent: temporary file beside the target, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def rewrite_text(path: Path, text: str) -> None:
-    """As `write_text`, for a file of the system: its owner, group and mode stay, whatever the umask is, and a link
-    stays a link.
+    """Replace the text of a system file as `write_text` does. Owner, group and mode stay, whatever the umask is, and a
+    link stays a link.
 
     Raises:
-        StorageError: it is not there, or as `write_text`.
+        StorageError: the file does not exist, or as for `write_text`.
     """
     with storage_errors(path):
         target = path.resolve()
@@ -38,10 +38,10 @@ def rewrite_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result | None = None) -> None:
-    """As `write_text`, for bytes.
+    """Write a whole file as `write_text` does, from bytes.
 
     Args:
-        like: whose owner and mode the file gets, whatever the umask is.
+        like: status with the owner and mode that the file gets, whatever the umask is.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     with storage_errors(path):
@@ -50,7 +50,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
             with os.fdopen(descriptor, "wb") as file:
                 if like is not None:
                     os.fchown(descriptor, like.st_uid, like.st_gid)
-                    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))  # after it: a change of owner takes bits away
+                    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))  # after fchown, which clears bits
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -69,14 +69,14 @@ def append_line(path: Path, text: str) -> None:
     """Append one line with a single write, so that a reader never sees half of it from a live writer.
 
     Raises:
-        StorageError: disk full or missing permission; a line cut short is ended by the next call.
+        StorageError: disk full or missing permission; the next call ends a line that was cut short.
     """
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         try:
             data = text.encode() + b"\n"
             if _ends_mid_line(descriptor):
-                # A writer was killed, or the disk was full, in the middle of a line: keep ours whole.
+                # An earlier writer was killed, or met a full disk, in the middle of a line: begin a new one.
                 data = b"\n" + data
             written = os.write(descriptor, data)
             if written != len(data):
@@ -101,7 +101,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError on `path` into one line for the person at the terminal."""
+    """Turn an OSError on `path` into a StorageError with one line for the person at the terminal."""
     try:
         yield
     except OSError as error:

@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a process gets its time from."""
+    """The source of time of a process."""
 
     def now(self) -> float:
-        """Monotonic seconds; only differences mean something."""
+        """Return monotonic seconds; only differences have a meaning."""
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC, as written to files."""
+        """Return seconds since 1970-01-01 UTC, as written to files."""
 
     def sleep(self, seconds: float) -> None:
         """Return after that many seconds."""
@@ -34,5 +34,5 @@ class SystemClock:
 
 
 def utc_text(wall: float) -> str:
-    """Wall-clock seconds as ISO 8601 UTC: 0 -> '1970-01-01T00:00:00Z'."""
+    """Return wall-clock seconds as ISO 8601 UTC: 0 -> '1970-01-01T00:00:00Z'."""
     return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

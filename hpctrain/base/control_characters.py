@@ -1,7 +1,7 @@
-"""Text that comes out of files, logs, host names and other programs, as a terminal may be given it.
+"""Text from files, logs, host names and other programs, made safe to print on a terminal.
 
-A terminal obeys what it is sent: a log line or a folder's name could rewrite what stands above it, set the window's
-title, or fill the clipboard. So every stream that people read passes through here, whatever wrote to it.
+A terminal obeys control characters: a log line or a folder's name could rewrite earlier lines, set the window's title,
+or fill the clipboard. So every stream that people read is filtered here, whatever wrote to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTROL = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text with colours left out and every other control character written as a Python string has it: \\x1b.
+    """Return the text without colours, and with every other control character escaped as in a Python string: \\x1b.
 
     Tabs and line feeds stay.
     """
@@ -31,17 +31,18 @@ def printable(text: str) -> str:
 
 
 def first_control_character(text: str) -> str | None:
-    """The first control character of a text that has to be one line, as `printable` writes it; None: there is none."""
+    """Return the first control character of a text that has to be one line, escaped as by `printable`; None without
+    one."""
     match = _CONTROL.search(text) or re.search(r"[\t\n]", text)
     return ascii(match[0])[1:-1] if match else None
 
 
 class EscapedStream:
-    """A text stream that passes on nothing that a terminal would obey, but for `control`."""
+    """A text stream that escapes all that a terminal would obey; `control` bypasses it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
-        """The stream behind, by the name under which rich looks for it: its views filter each piece of text."""
+        """The underlying stream, under the name that rich looks for; hpctrain's rich views filter their text."""
 
     def write(self, text: str) -> int:
         self.rich_proxied_file.write(printable(text))
@@ -63,7 +64,7 @@ def control(out: TextIO, sequence: str) -> None:
 
 @contextlib.contextmanager
 def escaped_output() -> Iterator[None]:
-    """While it holds, what this process prints is printable."""
+    """Escape what this process prints to stdout and stderr in the `with` block."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = EscapedStream(streams[0]), EscapedStream(streams[1])
     try:

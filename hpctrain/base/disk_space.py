@@ -1,9 +1,9 @@
-"""Whether something of a known size fits on a file system, asked before any of it is written.
+"""Whether data of a known size fits on a file system, checked before any of it is written.
 
-A checkpoint that runs out of room takes the last of it from everybody, the run's metrics included, and is thrown
-away. statvfs does not show quotas, and the commands that do (quota, lfs quota, mmlsquota) differ from site to site.
-So the room is reserved for an instant with fallocate(2): the file system answers for all of them. A refusal by a
-quota (EDQUOT) is handled like a full disk (ENOSPC); no file system with quotas was at hand to test it.
+A checkpoint that fills the disk takes the space of all other writers, the run's metrics included, and is then deleted.
+statvfs does not show quotas, and the commands that do (quota, lfs quota, mmlsquota) differ from site to site. So the
+space is reserved for an instant with fallocate(2), which respects every kind of quota. A refusal by a quota (EDQUOT)
+is handled like a full disk (ENOSPC); that case is not tested, for want of a file system with quotas.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MOST_FILES = 16
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write to the file system of `path`, or of its nearest parent that exists.
+    """Return the bytes that this user may still write to the file system of `path`, or of its nearest existing parent.
 
     Raises:
-        OSError: it does not answer.
+        OSError: the file system does not answer.
     """
     while not path.exists():
         path = path.parent
@@ -35,16 +35,16 @@ def free_bytes(path: Path) -> int:
 
 
 def check_disk_space(folder: Path, size_bytes: int, what: str, files: int = 1) -> None:
-    """Refuse what cannot fit. Quotas are not in what a file system says is free, so the room is also taken for an
-    instant, where the file system can do that without writing (fallocate), in as many files as there will be.
+    """Raise an error if data of a size does not fit. Free space does not include quotas, so the space is also
+    allocated for an instant, where the file system can do that without writing (fallocate).
 
     Args:
-        folder: a folder that exists and that this user writes to.
+        folder: an existing folder that this user may write to.
         what: 'a checkpoint of step 8', for the error.
-        files: among how many files the size is shared out: on a striped file system each may lie on a disk of its own.
+        files: number of files that share the size; on a striped file system each may lie on another disk.
 
     Raises:
-        StorageError: there is no room, or nobody may write there.
+        StorageError: the space does not suffice, or the folder cannot be written.
     """
     try:
         free = free_bytes(folder)
@@ -68,7 +68,7 @@ def _try_allocate(folder: Path, size_bytes: int, files: int) -> None:
             path = folder / f".room-{secrets.token_hex(6)}"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             stack.callback(os.close, descriptor)
-            # Without a name the room comes back with the last of the process, however that ends.
+            # A file without a name is freed when the process ends, however it ends.
             path.unlink()
             code = _fallocate(descriptor, size_bytes // files)
             if code in _DISK_FULL_ERRNOS:
@@ -76,9 +76,9 @@ def _try_allocate(folder: Path, size_bytes: int, files: int) -> None:
 
 
 def _fallocate(descriptor: int, size_bytes: int) -> int:
-    """The error of fallocate(2), 0 when the room is there.
+    """Return the error number of fallocate(2), 0 when it allocated the space.
 
-    Not os.posix_fallocate: where the file system cannot do it, glibc writes a byte into every block instead.
+    os.posix_fallocate is no substitute: on a file system without support, glibc writes a byte into every block.
     """
     call = ctypes.CDLL(None, use_errno=True).fallocate
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

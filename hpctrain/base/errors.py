@@ -3,15 +3,15 @@
     HpctrainError                 1  the work failed
     ├── InputError                2  what the person gave cannot be used (a typo, a missing folder, a run in use)
     │   ├── FileError             2  a file is invalid; every mistake in it is listed with its line
-    │   └── UntrustedError        2  a file or folder that others own or can write to; nothing of it was believed
-    ├── RefusedError                   4  understood, and declined (cannot fit, topology of other nodes, failed probe)
+    │   └── UntrustedError        2  a file or folder that others own or can write to; none of it was used
+    ├── RefusedError              4  understood, and declined (cannot fit, topology of other nodes, failed probe)
     ├── CommandError              1  a command that hpctrain ran failed
-    │   └── CommandTimeoutError        1  a command gave no answer in time and was ended
+    │   └── CommandTimeoutError   1  a command gave no answer in time and was ended
     ├── StorageError              1  a file cannot be written (disk full, permission)
     ├── Superseded                1  a worker of a past generation was about to write
     └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the one before
 
-The text of an error is for the person at the terminal: what was found, what is allowed, what to do next.
+The text of an error is for the person at the terminal: the value found, what is allowed, what to do next.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ EXIT_USAGE = 2
 EXIT_WARNINGS = 3
 EXIT_REFUSED = 4
 EXIT_RESUMABLE = 75
-"""Of agents, workers and the job: stopped at a checkpoint, and the next attempt goes on."""
+"""Exit code of agents, workers and the job that stopped at a checkpoint; the next attempt goes on."""
 EXIT_INFRASTRUCTURE = 76
 """A node, a device, a peer or the network failed."""
 EXIT_NO_PROGRESS = 77
 """Generation after generation ended without a new checkpoint."""
 
 LINES_MAX = 50
-"""Mistakes of one file that are told; who has more begins with these."""
+"""Mistakes of one file that an error lists."""
 TEXT_MAX = 1000
-"""Characters of what is told of one mistake."""
+"""Characters of the text about one mistake."""
 
 
 class HpctrainError(Exception):
@@ -46,14 +46,14 @@ class HpctrainError(Exception):
 
 
 class InputError(HpctrainError):
-    """What the person gave cannot be used; nothing was started."""
+    """The person's input cannot be used; nothing was started."""
 
     exit_code = EXIT_USAGE
 
 
 @dataclass(frozen=True)
 class FieldError:
-    """One mistake in a file: where it is, what was found and what is allowed."""
+    """One mistake in a file: its place, the value found and what is allowed."""
 
     field: str
     text: str
@@ -61,7 +61,7 @@ class FieldError:
 
 
 class FileError(InputError):
-    """A file is missing, unreadable or has mistakes; all of them are told at once, a line each."""
+    """A file is missing, unreadable or has mistakes; the text lists all of them, a line each."""
 
     def __init__(self, path: Path | str, mistakes: Sequence[FieldError]) -> None:
         self.path = str(path)
@@ -79,13 +79,14 @@ class FileError(InputError):
 
 
 def _shown(text: str, longest: int = 200) -> str:
-    """A text out of a file as a part of one line: nothing in it ends the line, steers a terminal or fills it."""
+    """Return a file's text as part of one line: shortened, and without characters that end the line or steer a
+    terminal."""
     text = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class UntrustedError(InputError):
-    """A file or folder is somebody else's, or others can write to it; nothing of it was believed."""
+    """A file or folder belongs to another user, or others can write to it; none of it was used."""
 
     def __init__(self, path: Path | str, reason: str, remedy: str) -> None:
         self.path = str(path)
@@ -95,7 +96,7 @@ class UntrustedError(InputError):
         super().__init__(f"{path}: {reason}; {remedy}")
 
     def __reduce__(self) -> tuple[type[UntrustedError], tuple[str, str, str]]:
-        """An exception is copied to another process by its arguments, not by its text."""
+        """Return the constructor's arguments: pickle copies an exception by its arguments, not by its text."""
         return UntrustedError, (self.path, self.reason, self.remedy)
 
 
@@ -110,7 +111,7 @@ class CommandError(HpctrainError):
 
 
 class CommandTimeoutError(CommandError):
-    """A command gave no answer in time and was ended; what it was to do may have been done."""
+    """A command gave no answer in time and was ended; it may have done its work all the same."""
 
 
 class StorageError(HpctrainError):
@@ -118,7 +119,7 @@ class StorageError(HpctrainError):
 
 
 class Superseded(HpctrainError):
-    """Another generation began: whoever still belongs to the one before writes nothing."""
+    """Another generation began: a worker of the one before must write nothing."""
 
 
 class CheckpointError(HpctrainError):

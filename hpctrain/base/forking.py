@@ -1,8 +1,7 @@
 """A Runner that starts workers by fork from a process that has loaded their libraries, the fork server.
 
-Loading torch takes seconds on a quiet disk and far more on a shared file system. With this a node loads it once, from
-its first moment on, and a worker of a later generation begins in milliseconds. The other end is
-`hpctrain.worker.forking`.
+Loading torch takes seconds on a quiet disk and far more on a shared file system. With a fork server, a node loads it
+once, and a worker of a later generation starts in milliseconds. The server's side is `hpctrain.worker.forking`.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from hpctrain.base.process import Process, SystemRunner, kill_group
 MESSAGE_BYTES = 1 << 17
 MAX_FDS = 16
 REPLY_TIMEOUT_S = 3.0
-"""A fork server that has loaded forks within milliseconds; one that takes longer hangs, and is replaced."""
+"""A loaded fork server forks within milliseconds; one that takes this long hangs, and is replaced."""
 MAX_SERVER_EXITS = 8
-"""Fork servers lost in one attempt, after which workers start without one: something ends them again and again."""
+"""Fork servers lost in one attempt after which workers start without one: something ends them again and again."""
 
 
 @dataclass(frozen=True)
 class ForkServerExit:
-    """The end of a fork server that nobody here asked for."""
+    """The unexpected end of a fork server."""
 
     code: int
     """Its exit code; killed by signal n: -n."""
     loading: bool
-    """Whether it had not loaded its libraries yet."""
+    """Whether it was still loading its libraries."""
     replaced: bool
     """Whether another one loads now."""
 
     def words(self) -> str:
-        """What happened to it, and what follows."""
+        """Return a sentence with what happened and what follows."""
         how = f"was killed by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
         when = " while it loaded" if self.loading else ""
         then = "a new one loads" if self.replaced else "workers start without one from now on, which takes longer"
@@ -52,17 +51,17 @@ class ForkServerExit:
 
 
 class ForkedProcess:
-    """A process that was forked on order, and adopted: a child like any other, and leader of its own process group."""
+    """A process that the fork server forked and this process adopted, as a child that leads its own process group."""
 
     def __init__(self, runner: ForkingRunner) -> None:
         self.pid = 0
-        """0 until the fork is told of."""
+        """0 until the fork server reports it."""
         self._runner = runner
         self._process: psutil.Process | None = None
         self._code: int | None = None
 
     def begin(self, pid: int) -> None:
-        """It was forked; 0 where it never will be."""
+        """Set the process id that the fork server reported; 0 if the process will never be forked."""
         try:
             self._process = psutil.Process(pid) if pid else None
         except psutil.NoSuchProcess:
@@ -72,7 +71,7 @@ class ForkedProcess:
 
     @property
     def waits(self) -> bool:
-        """Whether its order was not carried out yet."""
+        """Whether the fork server has not answered the request yet."""
         return not self.pid and self._code is None
 
     def poll(self) -> int | None:
@@ -104,29 +103,29 @@ class ForkedProcess:
 
 @dataclass(frozen=True)
 class _ForkRequest:
-    """An order that the fork server has not answered."""
+    """A request that the fork server has not answered."""
 
     process: ForkedProcess
     token: int
-    """Read end of a pipe that holds one byte. Who takes the byte decides on the order: the server carries it out, or it
-    is withdrawn here."""
+    """Read end of a pipe that holds one byte. Whichever side takes the byte decides: the server forks, or this side
+    withdraws the request."""
 
     def withdraw(self) -> None:
-        """The server passes it over, unless it has begun with it."""
+        """Make the server skip the request, unless it has begun with it."""
         if os.read(self.token, 1):
             self.process.begin(0)
 
     def end(self, pid: int) -> None:
-        """It was carried out as this process; 0 where it never will be."""
+        """Close the token and give the process its id; 0 if it will never be forked."""
         os.close(self.token)
         if self.process.waits:
             self.process.begin(pid)
 
 
 class ForkingRunner(SystemRunner):
-    """Starts what begins with `program` by fork, and all else as a SystemRunner does.
+    """A Runner that forks commands which begin with `program`, and starts all others as a SystemRunner does.
 
-    A fork server that is lost is replaced. Where there is none, commands start as everywhere else. For one thread.
+    A lost fork server is replaced. Without one, every command starts as a SystemRunner starts it. For one thread.
     """
 
     def __init__(
@@ -136,13 +135,13 @@ class ForkingRunner(SystemRunner):
         env: Mapping[str, str],
         lost: Callable[[ForkServerExit], None] = lambda loss: None,
     ) -> None:
-        """Start loading; orders may be given at once, and wait for that.
+        """Start the fork server; requests may be made at once, and wait until it has loaded.
 
         Args:
-            program: argv that all of its commands begin with.
-            verb: with these words after it, the program loads and forks.
-            env: of the process that loads. What libraries read when they are loaded (OMP_NUM_THREADS) holds for all
-                of its forks; the rest may change from one to the next.
+            program: the argv that all forked commands begin with.
+            verb: the words after `program` that start the fork server.
+            env: environment of the fork server. Variables that libraries read while they load (OMP_NUM_THREADS) hold
+                for all of its forks; the others may differ between forks.
             lost: called when a fork server has ended by itself.
         """
         self._program = tuple(program)
@@ -151,11 +150,11 @@ class ForkingRunner(SystemRunner):
         self._lost = lost
         self._losses = 0
         self._asked: deque[_ForkRequest] = deque()
-        """Not answered yet, the oldest first."""
+        """Requests without an answer, the oldest first."""
         self._server: Process | None = None
         self._loaded = False
         self._started: list[Process] = []
-        """Whose end somebody here will ask for."""
+        """Processes whose exit code will be asked for."""
         self._adopts = set_child_subreaper()
         if self._adopts:
             self._start_server()
@@ -169,28 +168,28 @@ class ForkingRunner(SystemRunner):
     ) -> Process:
         size = len(self._program)
         if self._server is not None and log is not None and tuple(argv[:size]) == self._program:
-            with contextlib.suppress(OSError):  # nobody there, or an environment that is too long
+            with contextlib.suppress(OSError):  # the server is gone, or the message is too long
                 self._started.append(self._ask(argv[size:], os.environ if env is None else env, log, keep_fds))
                 return self._started[-1]
         self._started.append(super().start(argv, env, log, keep_fds))
         return self._started[-1]
 
     def receive_replies(self, timeout_s: float | None) -> None:
-        """Let processes that were forked know it, waiting for the next one at most that long (None: without end)."""
+        """Process the fork server's replies, waiting for the first at most that long (None: without end)."""
         while self._asked and self._has_reply(timeout_s):
             if not self._receive_reply():
                 assert self._server is not None, "orders wait for it alone"
-                self._server.wait(REPLY_TIMEOUT_S)  # it closes its end first, and then has an exit code to tell
+                self._server.wait(REPLY_TIMEOUT_S)  # it closes its socket before it has an exit code
                 self._replace_server()
                 return
             timeout_s = 0.0
 
     def withdraw(self, process: ForkedProcess) -> None:
-        """See to it that nobody carries out this process's order, unless that was done already."""
+        """Withdraw a process's request, unless the fork server has begun with it."""
         order = next(order for order in self._asked if order.process is process)
         order.withdraw()
         deadline = time.monotonic() + REPLY_TIMEOUT_S
-        # One that loads answers when it has; where it has begun with the order, it must say what it forked.
+        # A loading server answers once it has loaded; one that has begun with the request must report what it forked.
         while order in self._asked and (self._loaded or process.waits):
             rest_s = _seconds_until(deadline)
             self.receive_replies(rest_s)
@@ -204,28 +203,28 @@ class ForkingRunner(SystemRunner):
         if not self._adopts or not _has_ended_child():
             return
         for child in psutil.Process().children():
-            with contextlib.suppress(psutil.Error, OSError):  # somebody else has taken it
+            with contextlib.suppress(psutil.Error, OSError):  # another thread has reaped it
                 if child.status() == psutil.STATUS_ZOMBIE and self._is_orphan(child.pid):
                     os.waitpid(child.pid, os.WNOHANG)
 
     def _is_orphan(self, pid: int) -> bool:
-        """Whether nobody here will ask for the end of this child."""
+        """Whether no code here will ask for the exit code of this child."""
         session = os.getsid(pid)
         if session == os.getsid(0):
-            return False  # a command that ran to its end, in some thread
+            return False  # a command of `run`, in some thread
         if session != pid:
-            return True  # all that is started here leads a session of its own
+            return True  # processes that are started here lead a session of their own
         known = {process.pid for process in self._started} | {self._server.pid if self._server else 0}
         return not self._asked and pid not in known
 
     def _has_reply(self, timeout_s: float | None) -> bool:
-        """Whether the fork server says something, or is gone, within that time (None: without end)."""
+        """Whether the fork server replies, or is gone, within that time (None: without end)."""
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
     def close(self) -> None:
-        """End the fork server, and orders that it has not come to; what it has forked stays."""
+        """End the fork server and its open requests; the processes that it has forked live on."""
         if self._server is not None:
             self._end_server()
 
@@ -237,7 +236,7 @@ class ForkingRunner(SystemRunner):
             self._server = super().start(words, env=self._env, keep_fds=(theirs.fileno(),))
 
     def _end_server(self) -> int:
-        """Its exit code. Whatever it has forked is known then."""
+        """End the fork server and return its exit code, after reading its last replies."""
         assert self._server is not None, "there is one to end"
         self._server.kill()
         code = self._server.wait(REPLY_TIMEOUT_S)
@@ -250,7 +249,7 @@ class ForkingRunner(SystemRunner):
         return -signal.SIGKILL if code is None else code
 
     def _replace_server(self) -> None:
-        """The fork server is gone, or hangs. One that ended with an error of its own would do so again."""
+        """End a fork server that is gone or hangs, and start another, unless it failed by an error of its own."""
         code, loading = self._end_server(), not self._loaded
         self._losses += 1
         replaced = code < 0 and self._losses < MAX_SERVER_EXITS
@@ -279,8 +278,8 @@ class ForkingRunner(SystemRunner):
         return self._asked[-1].process
 
     def _receive_reply(self) -> bool:
-        """Take the fork server's next word: that it has loaded, or what it forked for the oldest order. False at the
-        end of the server."""
+        """Read one reply: that the server has loaded, or what it forked for the oldest request. Return False when the
+        server has ended."""
         try:
             word = self._channel.recv(MESSAGE_BYTES)
         except OSError:
@@ -295,7 +294,7 @@ class ForkingRunner(SystemRunner):
 
 
 def _has_ended_child() -> bool:
-    """Whether some child has ended; whose it is decides who takes its exit code."""
+    """Whether any child has ended; its exit code is not taken."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -303,5 +302,5 @@ def _has_ended_child() -> bool:
 
 
 def _seconds_until(deadline: float | None) -> float | None:
-    """Time left until this moment of time.monotonic; None where there is no such moment."""
+    """Return the seconds until a deadline on time.monotonic, at least 0; None without a deadline."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())

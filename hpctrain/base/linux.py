@@ -1,4 +1,4 @@
-"""What a process asks of the kernel: prctl(2), elsewhere than on Linux without effect, and its limit of open files."""
+"""Settings of this process in the kernel: prctl(2), without effect on other systems than Linux, and open files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import signal
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 NAME_BYTES = 15
-"""Longest name of a process, as ps and pgrep know it."""
+"""Longest name of a process, as ps and pgrep show it."""
 MAX_OPEN_FILES = 1 << 20
-"""Some programs close every descriptor up to the limit before they begin; beyond this that takes seconds."""
+"""The limit that is set at most: some programs close every descriptor up to the limit at their start, which would take
+seconds."""
 
 
 def set_process_name(name: str) -> bool:
-    """Give this process a name of at most NAME_BYTES bytes; its command line stays."""
+    """Name this process, with at most NAME_BYTES bytes; its command line stays. Return whether that worked."""
     return _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:NAME_BYTES]))
 
 
 def die_with_parent(parent: int) -> bool:
-    """SIGKILL to this process when its parent ends, or at once where `parent` is not its parent any more."""
+    """Have the kernel kill this process when its parent ends; kill it at once if `parent` is no longer its parent."""
     done = _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -29,24 +30,24 @@ def die_with_parent(parent: int) -> bool:
 
 
 def set_child_subreaper(wanted: bool = True) -> bool:
-    """Whether descendants whose parent ends become children of this process, which can then wait for them."""
+    """Make orphaned descendants children of this process, which can then wait for them. Return whether that worked."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
 
 
 def raise_open_file_limit() -> int:
     """Raise the soft limit of open files to the hard one, at most MAX_OPEN_FILES, for this process and those it starts.
 
-    The usual soft limit of 1024 is there for programs that call select(2). Gloo and torch's store take a descriptor for
-    each connection, and end their process when there is none left.
+    The usual soft limit of 1024 exists for programs that call select(2). Gloo and torch's store need a descriptor for
+    each connection, and end their process when none is free.
 
     Returns:
-        The soft limit as it is now.
+        The new soft limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft
-    with contextlib.suppress(OSError, ValueError):  # a kernel that allows less than it says
+    with contextlib.suppress(OSError, ValueError):  # some kernels allow less than the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 

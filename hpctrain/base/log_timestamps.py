@@ -1,4 +1,4 @@
-"""Output with the time at which each line was begun, so that the logs of many processes can be read as one."""
+"""Output with the time at which each line began, so that the logs of many processes can be merged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TIMESTAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 
 
 class TimestampedStream(io.TextIOWrapper):
-    """A text stream that puts the UTC time before each line, and passes on each line as soon as it is whole.
+    """A text stream that writes the UTC time before each line, and flushes each line as soon as it is whole.
 
-    Only what goes through Python is stamped. What libraries write to the descriptor stands between as it is. Lines that
-    a full disk does not take are lost: a log must not end what it tells of.
+    Only text that goes through Python gets a time; what libraries write to the descriptor stays as it is. Lines that do
+    not fit on a full disk are lost: a log must not end the process that writes it.
     """
 
     def __init__(self, buffer: BinaryIO, wall: Callable[[], float]) -> None:
@@ -38,13 +38,13 @@ class TimestampedStream(io.TextIOWrapper):
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what is held back."""
+        """Write buffered text to the file."""
         with contextlib.suppress(OSError):
             super().flush()
 
 
 def timestamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable[[], float] = time.time) -> None:
-    """From here on, what this process prints to these streams is stamped."""
+    """Put the time before each line that this process prints to these streams from here on."""
     for name in names:
         stream = getattr(sys, name)
         stream.flush()
@@ -52,13 +52,13 @@ def timestamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable
 
 
 def format_timestamp(wall: float) -> str:
-    """A moment (seconds since 1970) as it stands before a line: 0 -> '1970-01-01T00:00:00.000Z '."""
+    """Return a time (seconds since 1970) as the text before a line: 0 -> '1970-01-01T00:00:00.000Z '."""
     text = datetime.fromtimestamp(wall, timezone.utc).isoformat(timespec="milliseconds")
     return f"{text.removesuffix('+00:00')}Z "
 
 
 def parse_timestamp(line: bytes) -> tuple[float, bytes] | None:
-    """The moment before a line, in seconds since 1970, and the line without it; None for a line that has none."""
+    """Return a line's time, in seconds since 1970, and the line without it; None for a line that has none."""
     found = _TIMESTAMP.match(line)
     if found is None:
         return None
@@ -70,6 +70,6 @@ def parse_timestamp(line: bytes) -> tuple[float, bytes] | None:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text, ended by line feeds alone: a progress bar's carriage returns begin no line."""
+    """Return the lines of a text. Only line feeds end them: a progress bar's carriage returns begin no line."""
     *whole, rest = text.split("\n")
     return [f"{line}\n" for line in whole] + ([rest] if rest else [])

@@ -1,4 +1,4 @@
-"""How processes of hpctrain begin: by the name of a module that is never looked for in the current folder."""
+"""How hpctrain starts its processes: by a module name that Python never looks for in the current folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ PACKAGE = Path(__file__).resolve().parent.parent
 def program(
     module: str, python: str | None = None, package: Path | str = PACKAGE, flags: Sequence[str] = ()
 ) -> list[str]:
-    """The argv that runs a module as `python -m` does, but for the current folder; the module's own words follow.
+    """Return the argv that runs a module as `python -m` does, but without the current folder on its path.
+
+    The module's own arguments follow it.
 
     Args:
-        python: default: this process's own.
-        package: hpctrain's folder as that Python sees it.
+        python: the interpreter; default: this process's.
+        package: hpctrain's folder as that interpreter sees it.
         flags: options of Python itself.
     """
     return [python or sys.executable, *flags, f"{package}/base/start.py", module]
@@ -27,10 +29,10 @@ def program(
 
 @contextlib.contextmanager
 def outside_current_folder() -> Iterator[Path]:
-    """Start multiprocessing's children from the folder of Python's own library; the current one is the value.
+    """Change to the folder of Python's own library in the `with` block, whose value is the folder before.
 
-    multiprocessing starts them with `python -c`, which imports from the folder that it is started in. A child has to
-    return to the folder that it is given here.
+    multiprocessing starts its children with `python -c`, which imports from the current folder. A child has to change
+    to the yielded folder itself.
     """
     with contextlib.ExitStack() as back:
         here = Path.cwd()
@@ -42,19 +44,19 @@ def outside_current_folder() -> Iterator[Path]:
 
 
 def set_safe_path(environ: MutableMapping[str, str]) -> None:
-    """Let no Python that libraries start from here on import from the current folder (from Python 3.11 on).
+    """Stop Python processes that inherit `environ` from importing from the current folder (from Python 3.11 on).
 
-    A script that is started so does not find what lies beside it either, so this is for processes in which a library
+    Scripts that inherit it cannot import from their own folder either. So this is for processes in which a library
     starts `python -c`, as torch.compile does.
     """
     environ["PYTHONSAFEPATH"] = "1"
 
 
 def without_implied_folder(environ: MutableMapping[str, str]) -> None:
-    """Take empty items out of PYTHONPATH, for the processes that inherit it.
+    """Remove empty items from PYTHONPATH, for the processes that inherit it.
 
-    Python takes an empty item for the current folder, and `export PYTHONPATH=$PYTHONPATH:/mine` makes one where nothing
-    was set before.
+    Python takes an empty item for the current folder, and `export PYTHONPATH=$PYTHONPATH:/mine` makes one where the
+    variable was not set before.
     """
     items = environ.get("PYTHONPATH", "").split(os.pathsep)
     if "" in items and "PYTHONPATH" in environ:

@@ -1,7 +1,7 @@
-"""The one door to files that are believed or run because this user wrote them: run folders, checkpoints, tokens.
+"""The only access to files that are trusted or run because this user wrote them: run folders, checkpoints, tokens.
 
-Everything is opened first and checked then, on its descriptor, so nothing can be put in its place between the check and
-the reading. Folders above may therefore be root's, or a project's that its group can write to.
+Everything is opened first and then checked on its descriptor, so nothing can replace it between the check and the
+read. Folders above may therefore be root's, or a project's that its group can write to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpctrain.base.regular_file import kind_of, open_regular, read_descriptor
 from hpctrain.base.trust import TRUSTED_GROUPS_VARIABLE, distrust, group_name
 
 OWN_BYTES_MAX = 1 << 30
-"""Largest file of this user's own that is read into memory at once: metrics of a few million steps."""
+"""Largest file of this user that is read into memory at once: metrics of a few million steps."""
 
 _OTHER_OWNER_REMEDY = "hpctrain uses only what is yours, as it would run as you"
 _SYMLINK_REMEDY = "put what it leads to in its place, or remove it"
@@ -27,19 +27,19 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class OwnedFolder:
-    """An open folder of this user's that nobody else can write to. What lies in it is opened from its descriptor.
+    """An open folder of this user that nobody else can write to. Its files are opened relative to its descriptor.
 
-    The path may lead through symbolic links, and may be one itself if this user or root made it.
+    The path may contain symbolic links, and may be one itself if this user or root made it.
     """
 
     def __init__(self, path: Path, *, private: bool = False) -> None:
         """
         Args:
-            private: nobody else may be able to read it either.
+            private: whether others must not be able to read it either.
 
         Raises:
-            UntrustedError: it is somebody else's, or others can write to it.
-            OSError: it is not there, or is no folder.
+            UntrustedError: it belongs to another user, or others can write to it.
+            OSError: it does not exist, or is no folder.
         """
         self.path = path
         self.descriptor = _opened_folder(path)
@@ -60,31 +60,31 @@ class OwnedFolder:
         self.close()
 
     def close(self) -> None:
-        """Close the folder; what was opened in it stays open."""
+        """Close the folder; files that were opened in it stay open."""
         os.close(self.descriptor)
 
     def names(self) -> list[str]:
-        """Names of everything that lies in it, in order."""
+        """Return the names of all entries of the folder, sorted."""
         with os.scandir(self.descriptor) as entries:
             return sorted(entry.name for entry in entries)
 
     def open(self, name: str, *, private: bool = False) -> int:
-        """A descriptor for reading a regular file of this user's that lies in the folder itself.
+        """Return a descriptor for reading a regular file of this user in the folder itself.
 
         Raises:
-            UntrustedError: it is somebody else's, others can write to it, or it is no regular file.
-            OSError: it is not there, or cannot be read.
+            UntrustedError: it belongs to another user, others can write to it, or it is no regular file.
+            OSError: it does not exist, or cannot be read.
         """
         path = self.path / _plain(name, self.path)
         return _checked_file(path, name, self.descriptor, private=private, guarded=self._guarded)
 
     def read(self, name: str, limit_bytes: int = OWN_BYTES_MAX, *, private: bool = False) -> bytes:
-        """All bytes of such a file.
+        """Return all bytes of a regular file of this user in the folder itself.
 
         Raises:
             UntrustedError: as for `open`.
             FileError: it is larger than the limit.
-            OSError: it is not there, or cannot be read.
+            OSError: it does not exist, or cannot be read.
         """
         descriptor = self.open(name, private=private)
         try:
@@ -93,7 +93,7 @@ class OwnedFolder:
             os.close(descriptor)
 
     def open_to_write(self, name: str) -> int:
-        """A descriptor for reading and writing a regular file of this user's in the folder, made if it is not there.
+        """Return a descriptor for reading and writing a regular file of this user in the folder; create it if missing.
 
         Raises:
             UntrustedError: as for `open`.
@@ -109,14 +109,14 @@ class OwnedFolder:
         return _checked(descriptor, path, private=False, guarded=self._guarded)
 
     def check_entries(self) -> None:
-        """Look at everything that lies in the folder itself; a link may lead only to a folder.
+        """Check every entry of the folder itself; a link may lead only to a folder.
 
         Raises:
-            UntrustedError: something is somebody else's, others can write to it, or it is no file and no folder.
-            OSError: it cannot be looked at.
+            UntrustedError: an entry belongs to another user, others can write to it, or it is no file and no folder.
+            OSError: an entry cannot be checked.
         """
         for name in self.names():
-            with contextlib.suppress(FileNotFoundError):  # a process that uses the folder renames its temporary files
+            with contextlib.suppress(FileNotFoundError):  # another process has renamed a temporary file
                 self._check_entry(name)
 
     def _check_entry(self, name: str) -> None:
@@ -132,16 +132,16 @@ class OwnedFolder:
         _check(path, status, guarded=self._guarded and not is_link)
 
     def check_tree(self, name: str, no_links: tuple[str, ...] = ()) -> None:
-        """Look at a folder in it and at all that lies below, without opening a file.
+        """Check a folder in it and everything below, without opening a file.
 
-        Symbolic links below are not followed; only who can write to their folder can have made them.
+        Symbolic links below are not followed; only users who can write to their folder can have made them.
 
         Args:
-            no_links: suffixes of files that may be no symbolic links.
+            no_links: suffixes of files that must not be symbolic links.
 
         Raises:
-            UntrustedError: something is somebody else's, or others can write to it.
-            OSError: it is not there, or cannot be looked at.
+            UntrustedError: an entry belongs to another user, or others can write to it.
+            OSError: the folder does not exist, or cannot be checked.
         """
         top = os.stat(_plain(name, self.path), dir_fd=self.descriptor, follow_symlinks=False)
         if not stat.S_ISDIR(top.st_mode):
@@ -160,35 +160,35 @@ class OwnedFolder:
 
 
 def open_owned(path: Path, *, private: bool = False) -> int:
-    """A descriptor for reading a regular file of this user's that lies in a folder of this user's.
+    """Return a descriptor for reading a regular file of this user in a folder of this user.
 
     Raises:
-        UntrustedError: one of the two is somebody else's, others can write to it, or the file is no regular one.
-        OSError: it is not there, or cannot be read.
+        UntrustedError: one of the two belongs to another user, others can write to it, or the file is no regular one.
+        OSError: it does not exist, or cannot be read.
     """
     with OwnedFolder(path.parent) as folder:
         return folder.open(path.name, private=private)
 
 
 def read_owned(path: Path, limit_bytes: int = OWN_BYTES_MAX, *, private: bool = False) -> bytes:
-    """All bytes of such a file.
+    """Return all bytes of a regular file of this user in a folder of this user.
 
     Raises:
         UntrustedError: as for `open_owned`.
         FileError: it is larger than the limit.
-        OSError: it is not there, or cannot be read.
+        OSError: it does not exist, or cannot be read.
     """
     with OwnedFolder(path.parent) as folder:
         return folder.read(path.name, limit_bytes, private=private)
 
 
 def read_private(path: Path, limit_bytes: int) -> bytes:
-    """All bytes of a file that nobody but this user can read or write, wherever it lies.
+    """Return all bytes of a file, in any folder, that only this user can read or write.
 
     Raises:
-        UntrustedError: others can read it or write to it, it is somebody else's, or no regular file.
+        UntrustedError: others can read it or write to it, it belongs to another user, or is no regular file.
         FileError: it is larger than the limit.
-        OSError: it is not there, or cannot be read.
+        OSError: it does not exist, or cannot be read.
     """
     descriptor = _checked_file(path, str(path), None, private=True, guarded=False)
     try:
@@ -204,7 +204,7 @@ def _opened_folder(path: Path) -> int:
     try:
         return os.open(path, _FOLDER_FLAGS)
     except PermissionError:
-        # What may not be opened is somebody else's as a rule, and that is the better reason.
+        # A folder that cannot be opened usually belongs to another user, which is the better reason to give.
         _check(path, path.stat())
         raise
 
@@ -222,7 +222,7 @@ def _checked_file(path: Path, name: str, dir_fd: int | None, *, private: bool, g
 
 
 def _checked(descriptor: int, path: Path, *, private: bool, guarded: bool) -> int:
-    """The descriptor, if it is a regular file's that this user may believe; it is closed otherwise."""
+    """Return the descriptor if its file is regular and trusted; else close it and raise UntrustedError."""
     try:
         status = os.fstat(descriptor)
         kind = kind_of(status.st_mode)
@@ -248,7 +248,7 @@ def _check(path: Path, status: os.stat_result, *, private: bool = False, guarded
 
 
 def _plain(name: str, folder: Path) -> str:
-    """The name, if it leads nowhere else."""
+    """Return the name if it names an entry of the folder itself; else raise UntrustedError."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise UntrustedError(folder, f"names {name!r}, which is no plain file name", "it was not written by hpctrain")
     return name

@@ -1,4 +1,4 @@
-"""Where packaged data lies: inside the installed package (a wheel), else at the repository's root (editable, clone)."""
+"""Paths of packaged data: inside the installed package (a wheel), else at the repository's root (editable, clone)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def package_data_path(folder: str, name: str = "") -> Path:
-    """The path of a packaged data folder (containers, slurm, topology) or of a file in it.
+    """Return the path of a packaged data folder (containers, slurm, topology) or of a file in it.
 
     Raises:
-        InputError: there is no such file; the installation is incomplete.
+        InputError: it does not exist; the installation is incomplete.
     """
     for root in (_PACKAGE / "_data", _PACKAGE.parent):
         path = root / folder / name

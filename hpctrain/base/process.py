@@ -1,4 +1,4 @@
-"""The one way to run a command. Rooms take a Runner as an argument, so that tests give a fake one."""
+"""The only way to run a command. Rooms take a Runner as an argument, so that tests can pass a fake one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WORKER = tuple(program("hpctrain.worker"))
 """The program that loads torch; one of its verbs follows."""
 
 WORKER_NAME = "rank {}"
-"""What a process that trains calls itself."""
+"""Process name of a worker that trains."""
 
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM)
-"""Signals that Python, or a command before its last word, ignores."""
+"""Signals that Python or a command may have set to be ignored, reset before another program takes over."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs. Killed by signal n: -n."""
+        """Return the exit code, or None while it runs. Killed by signal n: -n."""
 
     def kill(self) -> None:
-        """SIGKILL to its whole process group; returns at once."""
+        """Send SIGKILL to its whole process group; return at once."""
 
     def terminate(self) -> None:
-        """SIGTERM to the process itself."""
+        """Send SIGTERM to the process itself."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code, or None when it still runs after `timeout_s`."""
+        """Return the exit code, or None when it still runs after `timeout_s`."""
 
 
 class Runner(Protocol):
@@ -59,7 +59,7 @@ class Runner(Protocol):
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
     ) -> CommandResult:
-        """Run to the end, in this process's environment or in `env`, and give back code and output.
+        """Run a command to its end, in this process's environment or in `env`; return its exit code and output.
 
         Raises:
             CommandTimeoutError: it did not end in time.
@@ -73,22 +73,22 @@ class Runner(Protocol):
         log: Path | None = None,
         keep_fds: Sequence[int] = (),
     ) -> Process:
-        """Start in a process group of its own, with output appended to `log`."""
+        """Start a command in its own process group, with its output appended to `log`."""
 
     def reap(self) -> None:
-        """Let go of adopted processes that have ended: the orphans of those that were started here."""
+        """Reap adopted processes that have ended: orphans of processes that were started here."""
 
     def replace_process(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-        """This process turns into the command: terminal, signals and exit code are the command's from here on.
+        """Replace this process by the command, which takes over terminal, signals and exit code.
 
         Raises:
-            CommandError: it could not start; this process goes on.
+            CommandError: the command could not start; this process goes on.
         """
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to the process group of that leader."""
-    with contextlib.suppress(ProcessLookupError):  # already gone, which is what was wanted
+    """Send SIGKILL to the process group that this process leads."""
+    with contextlib.suppress(ProcessLookupError):  # already gone
         os.killpg(pid, signal.SIGKILL)
 
 
@@ -128,7 +128,7 @@ class SystemRunner:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
-                errors="replace",  # what other people write into names and comments is any bytes
+                errors="replace",  # names and comments of other people may hold any bytes
                 timeout=timeout_s,
                 check=False,
             )
@@ -164,12 +164,12 @@ class SystemRunner:
         return SystemProcess(popen)
 
     def reap(self) -> None:
-        """None is adopted by this process: orphans are init's."""
+        """Do nothing: this process adopts no orphans."""
 
     def replace_process(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
-        # What is ignored stays ignored in the command: `hpctrain exec … yes | head` would never end.
+        # The command would inherit ignored signals: `hpctrain exec … yes | head` would never end.
         before = {number: signal.signal(number, signal.SIG_DFL) for number in _RESTORED}
         try:
             os.execvpe(argv[0], list(argv), dict(env))

@@ -1,4 +1,4 @@
-"""Regular files of other people's making: opened without following a link, without blocking, and read up to a limit."""
+"""Regular files that other people may have made: opened without following a link or blocking, read up to a limit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
-    """A descriptor for reading a regular file; what is no regular file is closed again before a byte of it is read.
+    """Return a descriptor for reading a regular file; any other file is closed before a byte of it is read.
 
-    The check is made on what was opened, so nothing can be put in its place in between. A FIFO or a device with nobody
-    at the other end blocks nobody. Links in the folders above the file are followed, the file itself may be none.
+    The check is made on the open descriptor, so nothing can replace the file in between. A FIFO or a device without
+    another end does not block. Links in the folders above the file are followed; the file itself must not be one.
 
     Args:
         path: the file; relative to `dir_fd` where one is given.
@@ -23,7 +23,7 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
 
     Raises:
         FileError: it is a symbolic link, a folder, a FIFO, a socket or a device.
-        OSError: it is not there, or may not be read.
+        OSError: it does not exist, or may not be read.
     """
     try:
         descriptor = os.open(
@@ -42,11 +42,11 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
 
 
 def read_regular(path: Path | str, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
-    """All bytes of a regular file of at most `limit_bytes`; memory and work are bounded by the limit, not by the file.
+    """Return all bytes of a regular file of at most `limit_bytes`; the limit bounds memory and work.
 
     Raises:
         FileError: it is larger, or no regular file.
-        OSError: it is not there, or cannot be read.
+        OSError: it does not exist, or cannot be read.
     """
     descriptor = open_regular(path, dir_fd=dir_fd)
     try:
@@ -56,14 +56,14 @@ def read_regular(path: Path | str, limit_bytes: int, *, dir_fd: int | None = Non
 
 
 def read_descriptor(descriptor: int, path: Path | str, limit_bytes: int) -> bytes:
-    """All bytes of an open file from where it stands, at most `limit_bytes`.
+    """Return all bytes of an open file from its current position, at most `limit_bytes`.
 
     Raises:
-        FileError: there are more; `path` names the file in the message.
+        FileError: it has more; `path` names the file in the message.
     """
     size = os.fstat(descriptor).st_size
     data = bytearray()
-    # The size may be a lie (/proc) or change meanwhile; what is counted is what was read.
+    # The reported size may be wrong (/proc) or change meanwhile, so the bytes read are counted.
     while size <= limit_bytes and len(data) <= limit_bytes:
         chunk = os.read(descriptor, min(_CHUNK_BYTES, limit_bytes + 1 - len(data)))
         if not chunk:
@@ -76,7 +76,7 @@ def read_descriptor(descriptor: int, path: Path | str, limit_bytes: int) -> byte
 
 
 def kind_of(mode: int) -> str | None:
-    """What a file is by its mode, in words; None for a regular file."""
+    """Return the kind of a file by its mode, in words; None for a regular file."""
     kinds = {
         stat.S_IFREG: None, stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",

@@ -1,9 +1,9 @@
-"""`python …/start.py MODULE …`: what `python -m MODULE …` does, without the current folder on the module path.
+"""`python …/start.py MODULE …`: does what `python -m MODULE …` does, without the current folder on the module path.
 
-`-m` and `-c` search the current folder first, before the standard library: a `random.py` that somebody left in a shared
-folder would run as you. `-P` turns that off from Python 3.11 on; a script's own folder is searched instead of the
-current one by every Python, and that entry is removed here before anything is imported. Nothing but built-in modules
-may be imported above that line.
+`-m` and `-c` search the current folder first, before the standard library: another user's `random.py` in a shared
+folder would run as you. `-P` turns that off, from Python 3.11 on only. For a script, every Python searches the script's
+own folder instead of the current one, and this file removes that entry before it imports anything. Only built-in
+modules may be imported above that line.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Whether a file can be what this user wrote: nobody else may own it or be able to write to it."""
+"""Whether a file can be trusted as this user's: nobody else may own it or be able to write to it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import stat
 from collections.abc import Iterator
 
 TRUSTED_GROUPS_VARIABLE = "HPCTRAIN_TRUSTED_GROUPS"
-"""Environment variable: names or ids of groups, with commas between, whose members may write what this user runs."""
+"""Environment variable with names or ids of groups, separated by commas, whose members may write what this user
+runs."""
 
 _GROUP_WRITE, _WORLD_WRITE = 0o020, 0o002
 
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """What this process and those that it starts write meanwhile is for its owner alone, wherever it lies."""
+    """Set the umask in the `with` block: only the owner can access new files of this process and its children."""
     before = os.umask(0o077)
     try:
         yield
@@ -26,12 +27,12 @@ def owner_only() -> Iterator[None]:
 
 
 def distrust(status: os.stat_result, *, private: bool = False, guarded: bool = False) -> str | None:
-    """The reason not to trust a file, as the end of a sentence that begins with its path; None: it is trusted.
+    """Return why a file is not trusted, as the end of a sentence that begins with its path; None: it is trusted.
 
     Args:
-        status: of what was opened, so that nothing else can be put in its place after the check.
-        private: nobody else may be able to read it either.
-        guarded: it lies in a folder that nobody else can enter, so the bits of its group let nobody in.
+        status: status of the open file, so that nothing can replace it after the check.
+        private: whether others must not be able to read it either.
+        guarded: whether it lies in a folder that nobody else can enter, so its group bits give no access.
     """
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.getuid():
@@ -46,7 +47,7 @@ def distrust(status: os.stat_result, *, private: bool = False, guarded: bool = F
 
 
 def is_trusted_group(gid: int) -> bool:
-    """Whether the members of a group may write what this user runs: it is private, or the user trusts it by name."""
+    """Whether the members of a group may write what this user runs: the group is private, or the user named it."""
     trusted = {name.strip() for name in os.environ.get(TRUSTED_GROUPS_VARIABLE, "").split(",")}
     return str(gid) in trusted or group_name(gid) in trusted or is_private_group(gid)
 
@@ -54,8 +55,8 @@ def is_trusted_group(gid: int) -> bool:
 def is_private_group(gid: int) -> bool:
     """Whether this user is the only member of the group.
 
-    Directory services do not list all their users, so the absence of other members proves nothing by itself: the group
-    must also be this user's primary one and carry the user's name, as systems with a group for each user have it.
+    Directory services do not list all their users, so an empty member list proves nothing by itself. The group must
+    also be this user's primary group and have the user's name, as on systems with a group for each user.
     """
     try:
         me, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
@@ -67,7 +68,7 @@ def is_private_group(gid: int) -> bool:
 
 
 def group_name(gid: int) -> str:
-    """Name of a group; its number where it has no name here."""
+    """Return the name of a group; its number where it has no name here."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Numbers for people: bytes, seconds, rates. Files keep SI units; only what a person reads is rounded here."""
+"""Numbers for people: bytes, seconds, rates. Files hold SI units; only text for a person is rounded here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in binary units: 1536 -> '1.5 KiB'."""
+    """Return bytes in binary units: 1536 -> '1.5 KiB'."""
     for size, name in _BINARY:
         if abs(count) >= size:
             return f"{count / size:.1f} {name}"
@@ -15,7 +15,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_si(value: float, unit: str) -> str:
-    """A value in SI prefixes: (2.5e9, 'B/s') -> '2.5 GB/s'."""
+    """Return a value with an SI prefix: (2.5e9, 'B/s') -> '2.5 GB/s'."""
     for size, prefix in _SI:
         if abs(value) >= size:
             return f"{value / size:.3g} {prefix}{unit}"
@@ -23,7 +23,7 @@ def format_si(value: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds at a scale a person reads: 0.00012 -> '120 us', 95 -> '1 min 35 s'."""
+    """Return seconds in a readable unit: 0.00012 -> '120 us', 95 -> '1 min 35 s'."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} us"
     if seconds < 1:
@@ -37,10 +37,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_delta(seconds: float) -> str:
-    """A difference with its sign: 0.12 -> '+120 ms', -2.0 -> '-2 s'."""
+    """Return a difference with its sign: 0.12 -> '+120 ms', -2.0 -> '-2 s'."""
     return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds))
 
 
 def format_count(count: float) -> str:
-    """A count with an SI prefix: 1_300_000_000 -> '1.3G'."""
+    """Return a count with an SI prefix: 1_300_000_000 -> '1.3G'."""
     return format_si(count, "").replace(" ", "")

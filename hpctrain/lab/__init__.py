@@ -1,1 +1,1 @@
-"""The lab: a real Slurm of several nodes on this machine, with links to shape and nodes to kill."""
+"""The lab: a real Slurm of several nodes on this machine, whose links can be shaped and whose nodes can be killed."""

@@ -1,4 +1,4 @@
-"""CPU shares of the nodes through cgroup v1 or v2: which files hold which text."""
+"""CPU shares of the nodes through cgroup v1 or v2: the files to write, and their text."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ PERIOD_US = 100_000
 
 @dataclass(frozen=True)
 class CpuController:
-    """The CPU controller of this machine: cgroup version and where it is mounted."""
+    """The CPU controller of this machine: cgroup version and mount point."""
 
     version: int
     root: Path
 
     @property
     def group(self) -> Path:
-        """The lab's own group."""
+        """The lab's CPU group, the parent of the nodes' groups."""
         return self.root / CPU_GROUP
 
     def node_group(self, name: str) -> Path:
         return self.group / name
 
     def join_file(self, name: str) -> Path:
-        """A process that writes its id here belongs to the node."""
+        """Return the file to which a process writes its id to join the node's group."""
         return self.node_group(name) / "cgroup.procs"
 
 
 def find_cpu_control(mounts: str) -> CpuController | None:
-    """The machine's CPU controller.
+    """Return the machine's CPU controller; None where no cgroup with one is mounted.
 
     Args:
         mounts: text of /proc/self/mounts.
@@ -54,13 +54,13 @@ def _controllers(root: Path) -> list[str]:
 
 
 def share_folders(control: CpuController, layout: LabLayout) -> list[Path]:
-    """Groups to make, parents first; none when no node has a share."""
+    """Return the groups to make, parents first; [] when no node has a share."""
     names = [name for name in layout.names if layout.spec.cpu_share_of(layout.node(name))]
     return [control.group, *(control.node_group(name) for name in names)] if names else []
 
 
 def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, str]]:
-    """Files to write, in order, once the groups are there."""
+    """Return the files to write, in order, once the groups exist, each with its text."""
     files: list[tuple[Path, str]] = []
     for node in layout.spec.nodes:
         share = layout.spec.cpu_share_of(node)
@@ -72,6 +72,6 @@ def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, s
         else:
             files += [(group / "cpu.max", f"{quota_us} {PERIOD_US}")]
     if files and control.version == 2:
-        # A group hands the controller down to its children only when told so.
+        # A group's children have the controller only if it is enabled here.
         files = [(folder / "cgroup.subtree_control", "+cpu") for folder in (control.root, control.group)] + files
     return files

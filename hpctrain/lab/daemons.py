@@ -1,4 +1,4 @@
-"""The lab's daemons: how each is started, and which processes of this machine are ours."""
+"""The lab's daemons: how each is started, and which processes of this machine belong to the lab."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hpctrain.lab.machine import Machine
 
 PROGRAMS = frozenset({"munged", "slurmctld", "slurmd"})
 WRAPPER_PROGRAMS = frozenset({"nsenter", "unshare", "sh"})
-"""What becomes a slurmd a moment later."""
+"""Programs that replace themselves by slurmd soon after their start."""
 
 NETNS = Path("/run/netns")
 
-# $1 host name, $2 file to join the CPU group by (or empty), the rest is the daemon.
+# $1: host name; $2: file to join the CPU group, or empty; the rest: the daemon's argv.
 _ENTER = 'hostname "$1" && if [ -n "$2" ]; then echo $$ >"$2" || exit; fi; shift 2; exec "$@"'
 _LAST_LINES = 3
 
 
 def munged_argv(layout: LabLayout) -> tuple[str, ...]:
-    """The lab's own munged: own key and own socket, so that one of the system is never touched."""
+    """Return the argv of the lab's munged; its own key and socket keep it apart from one of the system."""
     folder = layout.munge
     return (
         "munged", "--foreground", f"--socket={layout.munge_socket}", f"--key-file={folder / 'key'}",
@@ -34,14 +34,14 @@ def munged_argv(layout: LabLayout) -> tuple[str, ...]:
 
 
 def slurmctld_argv(layout: LabLayout) -> tuple[str, ...]:
-    """The controller, on the host itself."""
+    """Return the argv of the controller, which runs on the host itself."""
     return (layout.slurm.program("slurmctld"), "-D", "-f", str(layout.slurm_conf))
 
 
 def slurmd_argv(layout: LabLayout, name: str, control: CpuController | None) -> tuple[str, ...]:
-    """A node's slurmd, in its network namespace, under its own host name and in its CPU group.
+    """Return the argv of a node's slurmd, in its network namespace, under its own host name and in its CPU group.
 
-    nsenter, and not `ip netns exec`: that remounts /sys, and slurmd then finds no cgroups and ends.
+    It uses nsenter because `ip netns exec` remounts /sys: slurmd then finds no cgroups and ends.
     """
     shared = layout.spec.cpu_share_of(layout.node(name)) is not None and control is not None
     join = str(control.join_file(name)) if shared and control is not None else ""
@@ -56,7 +56,7 @@ def start_munged(machine: Machine, layout: LabLayout) -> None:
     """Start munged and wait for its socket.
 
     Raises:
-        CommandError: it ended; its last words are told.
+        CommandError: it ended; the message has the end of its log.
     """
     log = layout.logs / "munged.out"
     process = machine.runner.start(munged_argv(layout), log=log)
@@ -75,10 +75,10 @@ def start_slurmd(machine: Machine, layout: LabLayout, name: str, control: CpuCon
 
 
 def require_alive(daemons: dict[str, tuple[Process, Path]]) -> None:
-    """Each daemon still runs.
+    """Raise an error unless each daemon still runs.
 
     Raises:
-        CommandError: one has ended; the end of its log is told.
+        CommandError: one has ended; the message has the end of its log.
     """
     for name, (process, log) in daemons.items():
         code = process.poll()
@@ -95,7 +95,7 @@ def _last_words(log: Path) -> str:
 
 
 def daemon_pids(machine: Machine, folder: Path, program: str | None = None) -> list[int]:
-    """Processes whose argv is that of a daemon of the lab in `folder`, and nothing else that bears the same name."""
+    """Return the processes whose argv is that of a daemon of the lab in `folder`, not others of the same name."""
     return [
         pid for pid, argv in machine.processes.commands() if pid != os.getpid() and _is_daemon(argv, folder, program)
     ]
@@ -112,13 +112,13 @@ def _is_daemon(argv: Sequence[str], folder: Path, program: str | None) -> bool:
 
 
 def namespace_pids(machine: Machine, namespace: str) -> list[int]:
-    """Every process in a network namespace: slurmd, its job steps and what they started."""
+    """Return every process in a network namespace: slurmd, its job steps and their children."""
     done = machine.try_run(("ip", "netns", "pids", namespace))
     return [int(word) for word in done.stdout.split()] if done.code == 0 else []
 
 
 def running_slurmd(machine: Machine, layout: LabLayout, name: str) -> list[int]:
-    """The node's slurmd, where it runs."""
+    """Return the processes of the node's slurmd; [] when it does not run."""
     return [
         pid
         for pid, argv in machine.processes.commands()

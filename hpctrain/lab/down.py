@@ -1,4 +1,4 @@
-"""`lab down`: find what a lab made, by its names and not by a record of it, and take it away."""
+"""`lab down`: find all that a lab made, by name and not from a record, and remove it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.lab.machine import Machine
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What there is of labs on this machine."""
+    """The parts of labs that exist on this machine."""
 
     namespaces: tuple[str, ...]
     interface: bool
@@ -29,13 +29,13 @@ class Leftovers:
     folders: tuple[Path, ...]
     """State folders that hold a lab."""
     searched: tuple[Path, ...] = ()
-    """Where they were looked for: the folder that was asked for, and the one that the host's interface names."""
+    """Folders that were searched: the requested one, and the one that the host's interface names."""
 
     def __bool__(self) -> bool:
         return bool(self.namespaces or self.interface or self.daemons or self.hosts or self.groups or self.folders)
 
     def summary(self) -> str:
-        """One line for a person."""
+        """Return the parts as one line for a person."""
         counts = [(len(self.namespaces), "network namespace"), (len(self.daemons), "daemon")]
         words = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
         words += [CONTROL] if self.interface else []
@@ -45,7 +45,7 @@ class Leftovers:
 
 
 def leftovers(machine: Machine, folder: Path) -> Leftovers:
-    """Look for everything that bears a lab's name."""
+    """Return everything on this machine that has a lab's name."""
     interface, alias = _control(machine)
     candidates = dict.fromkeys([folder, *([alias] if alias else [])])
     listed = json.loads(machine.run(("ip", "-j", "netns", "list")).stdout or "[]")
@@ -62,7 +62,7 @@ def leftovers(machine: Machine, folder: Path) -> Leftovers:
 
 
 def _control(machine: Machine) -> tuple[bool, Path | None]:
-    """Whether the host's interface of a lab is there, and the state folder that it names."""
+    """Return whether the host has a lab's interface, and the state folder that the interface names."""
     done = machine.try_run(("ip", "-j", "link", "show", "dev", CONTROL))
     if done.code != 0:
         return False, None
@@ -78,18 +78,18 @@ def _groups(machine: Machine) -> list[Path]:
 
 
 def is_ready(machine: Machine, folder: Path) -> bool:
-    """Whether the lab in `folder` was built to the end and its controller still runs."""
+    """Whether the lab in `folder` was built completely and its controller still runs."""
     return (folder / "ready").exists() and bool(daemon_pids(machine, folder, "slurmctld"))
 
 
 def clear(machine: Machine, folder: Path) -> Leftovers:
-    """Take away every lab of this machine; what was there is returned.
+    """Remove every lab of this machine, and return what existed.
 
     Raises:
-        CommandError: something cannot be taken away.
+        CommandError: something cannot be removed.
     """
     found = leftovers(machine, folder)
-    # The daemons of the host first: no controller may start anything anew.
+    # The daemons of the host first, so that no controller starts anything again.
     for state in found.searched:
         machine.kill(lambda state=state: daemon_pids(machine, state))  # type: ignore[misc]
     for namespace in found.namespaces:
@@ -115,7 +115,7 @@ def _remove_groups(machine: Machine, groups: tuple[Path, ...]) -> None:
             except FileNotFoundError:
                 continue
             except OSError:
-                return False  # the kernel has not yet buried the last process of it
+                return False  # the kernel has not yet removed the group's last process
         return True
 
     if not machine.wait(gone, timeout_s=5.0, pause_s=0.05):

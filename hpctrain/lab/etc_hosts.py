@@ -1,4 +1,4 @@
-"""The lab's lines in /etc/hosts: added and removed as text, written whole."""
+"""The lab's lines in /etc/hosts: added and removed as text; the file is written whole."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MARK = "# hpctrain-lab"
 
 
 def without_lab(text: str) -> str:
-    """The file without any lab's lines."""
+    """Return the file's text without the lines of any lab."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.rstrip().endswith(MARK))
 
 
 def with_lab(text: str, layout: LabLayout) -> str:
-    """The file with a line for each node; lines of an earlier lab are dropped.
+    """Return the file's text with a line for each node; lines of an earlier lab are dropped.
 
     Raises:
         InputError: a node's name belongs to another host.
@@ -34,8 +34,8 @@ def with_lab(text: str, layout: LabLayout) -> str:
 
 
 def write_hosts(path: Path, text: str) -> None:
-    """Replace the file at once, with its owner and mode: every user of the machine reads it. In a container, where it
-    is a mount and cannot be replaced, write into it.
+    """Replace the file atomically and keep its owner and mode: every user of the machine reads it. In a container,
+    where the file is a mount and cannot be replaced, write into it.
 
     Raises:
         StorageError: it cannot be written.

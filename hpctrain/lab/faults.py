@@ -1,4 +1,4 @@
-"""Faults on demand, and their repair: killed, silent and hung nodes, cut pairs, slow links."""
+"""Fault injection and repair: killed, silent and hung nodes, cut pairs, slow links."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ HEAL_TIMEOUT_S = 60.0
 
 
 def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: How = "kill") -> dict[str, int]:
-    """End every process of the nodes at once, job steps included; node -> how many.
+    """Kill or stop every process of the nodes at once, job steps included; return node -> number of processes.
 
     Args:
-        how: kill: SIGKILL, the link stays up, peers see closed connections. silent: the link goes down first, nobody
-            hears of it. hang: SIGSTOP, the node's kernel still answers and its processes do not.
+        how: kill: SIGKILL; the link stays up, and peers see closed connections. silent: the link goes down before
+            SIGKILL, and peers see nothing. hang: SIGSTOP; the node's kernel answers, its processes do not.
     """
     if how == "silent":
         machine.run_all(link_command(layout, name, up=False) for name in names)
-    # All are stopped before any is killed, as a node dies at once: on a busy machine an srun that outlives its step for
-    # a moment aborts it on all other nodes.
+    # Stop all processes before any is killed, because a real node dies at once: on a busy machine an srun that outlives
+    # its step for a moment aborts it on all other nodes.
     stopped = {name: _signal_all(machine, layout, name, signal.SIGSTOP) for name in names}
     if how == "hang":
         return stopped
@@ -50,7 +50,7 @@ def _pids(machine: Machine, layout: LabLayout, name: str) -> list[int]:
 
 
 def _signal_all(machine: Machine, layout: LabLayout, name: str, number: int) -> int:
-    """Twice: a process may have started another before it was stopped."""
+    """Send a signal to every process of a node, twice, because one may have started another before it was stopped."""
     for _ in range(2):
         pids = _pids(machine, layout, name)
         for pid in pids:
@@ -62,7 +62,7 @@ def cut(machine: Machine, layout: LabLayout, a: str, b: str) -> None:
     """Stop all traffic between two nodes, in both directions.
 
     Raises:
-        InputError: it is one and the same node.
+        InputError: both are the same node.
     """
     if a == b:
         raise InputError(f"cut {a} {b}: two different nodes are needed; `lab kill --silent {a}` isolates one")
@@ -77,21 +77,21 @@ def shape(
     rate: str | None,
     directions: Sequence[Direction] = DIRECTIONS,
 ) -> None:
-    """Change the rate of the nodes' links; None: as fast as they go."""
+    """Change the rate of the nodes' links; None: not shaped."""
     for name in names:
         for direction in directions:
             machine.run_all(shape_commands(layout, name, direction, rate))
 
 
 def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:
-    """Undo every fault of the nodes and wait until Slurm gives them work again.
+    """Undo every fault of the nodes and wait until they are healthy for Slurm again; return their states.
 
-    The links are up, at the spec's rates and with no pair cut; stopped processes go on; a slurmd that is gone, or that
-    Slurm has given up, is started anew.
+    Links go up, with the spec's rates and without cuts; stopped processes continue; a slurmd that is gone, or that
+    Slurm has given up, is restarted.
 
     Raises:
-        RefusedError: the controller does not run.
-        CommandError: a node did not come back within a minute.
+        RefusedError: the controller does not answer.
+        CommandError: a node is not healthy after a minute.
     """
     before = node_states(machine, layout)
     if not before:
@@ -113,7 +113,7 @@ def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str,
 
 
 def _restore(machine: Machine, layout: LabLayout, name: str, state: NodeState | None) -> bool:
-    """Everything but the waiting; whether a slurmd was started."""
+    """Undo every fault of a node without waiting; return whether a slurmd was started."""
     for peer in _cuts(machine, layout, name):
         machine.run_all(uncut_commands(layout, name, peer))
     machine.run(link_command(layout, name, up=True))
@@ -125,8 +125,8 @@ def _restore(machine: Machine, layout: LabLayout, name: str, state: NodeState | 
     if running_slurmd(machine, layout, name):
         if healthy:
             return False
-        # A node that Slurm has given up is taken back when its slurmd registers, which it does at its start. Its job
-        # steps are processes of their own and live on, for Slurm to decide about.
+        # Slurm takes back a node that it has given up when the slurmd registers, which happens at its start. The job
+        # steps are separate processes and live on until Slurm decides about them.
         machine.kill(lambda: running_slurmd(machine, layout, name))
     start_slurmd(machine, layout, name, find_cpu_control(machine.mounts.read_text()))
     return True
@@ -137,7 +137,7 @@ def _is_back(state: NodeState | None, started_after_s: float | None) -> bool:
         return False
     if started_after_s is None:
         return True
-    # Slurm keeps whole seconds. What it says of a node before the new slurmd has registered is about the old one.
+    # Slurm keeps whole seconds. Until the new slurmd has registered, Slurm describes the old one.
     return state.started_s is not None and state.started_s >= int(started_after_s)
 
 

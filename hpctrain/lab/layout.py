@@ -1,4 +1,4 @@
-"""Names, addresses and paths of a lab. Everything it makes carries a name of its own, so that leftovers are found."""
+"""Names, addresses and paths of a lab. All that it makes has a recognizable name, so that leftovers are found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")
 
 FABRIC = "hpctfabric"
-"""Network namespace of the bridges: apart from the host's firewall and its forwarding rules."""
+"""Network namespace of the bridges, where the host's firewall and forwarding rules do not apply."""
 CONTROL = "hpctctl"
 """The host's interface in the lab's network; its alias names the state folder."""
 ROOT_BRIDGE = "hpctbr"
@@ -27,12 +27,12 @@ ALIAS = "hpctrain lab "
 NODE_INTERFACE = "eth0"
 CPU_GROUP = "hpctrain-lab"
 
-# A Unix socket's path has room for 108 bytes (unix(7)); munged adds a lock file's ending to it.
+# A Unix socket's path has at most 108 bytes (unix(7)), and munged adds a suffix for its lock file.
 _LONGEST_FOLDER = 85
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:
-    """Where the lab keeps its state: $HPCTRAIN_LAB, else /run/hpctrain-lab.
+    """Return the folder of the lab's state: $HPCTRAIN_LAB, else /run/hpctrain-lab.
 
     Raises:
         InputError: the path cannot be used for a socket and for Slurm's configuration.
@@ -51,13 +51,13 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def is_own_namespace(name: str) -> bool:
-    """Whether a network namespace of that name was made by a lab."""
+    """Whether a lab made the network namespace of that name."""
     return name == FABRIC or name.startswith(NODE_PREFIX)
 
 
 @dataclass(frozen=True)
 class LabLayout:
-    """A spec and the folder that its lab lives in."""
+    """A lab's spec and state folder, and all names and paths that follow from them."""
 
     folder: Path
     spec: LabSpec
@@ -69,12 +69,12 @@ class LabLayout:
 
     @property
     def ready_file(self) -> Path:
-        """Written when all nodes have answered."""
+        """The file that is written when all nodes have answered."""
         return self.folder / "ready"
 
     @property
     def slurm(self) -> SlurmInstallation:
-        """The Slurm that it runs."""
+        """The Slurm that the lab runs."""
         prefix = self.spec.slurm.prefix
         return SlurmInstallation(Path(prefix) if prefix else None)
 
@@ -84,12 +84,12 @@ class LabLayout:
 
     @property
     def task_prolog(self) -> Path:
-        """What slurmd runs before each task."""
+        """The script that slurmd runs before each task."""
         return self.folder / "task-prolog"
 
     @property
     def exports(self) -> list[str]:
-        """Shell lines after which Slurm's commands speak to this lab."""
+        """Shell lines after which Slurm's commands use this lab."""
         return self.slurm.exports(self.slurm_conf)
 
     @property
@@ -98,7 +98,7 @@ class LabLayout:
 
     @property
     def munge(self) -> Path:
-        """Folder of the lab's own munge: key, socket, log."""
+        """Folder of the lab's munge: key, socket, log."""
         return self.folder / "munge"
 
     @property
@@ -123,28 +123,28 @@ class LabLayout:
         return self.spec.nodes[self.index(name)]
 
     def namespace(self, name: str) -> str:
-        """Network namespace of a node."""
+        """Return the network namespace of a node."""
         return f"{NODE_PREFIX}{name}"
 
     def port(self, name: str) -> str:
-        """The node's interface at its bridge, in the fabric's namespace."""
+        """Return the node's interface at its bridge, in the fabric's namespace."""
         return f"hpctv{self.index(name)}"
 
     def address(self, name: str) -> str:
         return str(self.spec.address(self.index(name)))
 
     def bridge(self, name: str) -> str:
-        """The bridge that the node is attached to."""
+        """Return the bridge that the node is attached to."""
         for index, switch in enumerate(self.spec.switches):
             if name in switch.nodes:
                 return f"hpctsw{index}"
         return ROOT_BRIDGE
 
     def find(self, texts: Iterable[str]) -> list[str]:
-        """Names of the nodes that a person means: 'node0', 'node[0-2]', 'all'.
+        """Return the names of the nodes in a person's words: 'node0', 'node[0-2]', 'all'.
 
         Raises:
-            InputError: there is no such node.
+            InputError: the lab has no such node.
         """
         found: list[str] = []
         for text in texts:
@@ -163,15 +163,15 @@ class LabLayout:
 
 
 def spec_file(folder: Path) -> Path:
-    """The file that marks a folder as a lab's."""
+    """Return the path of the file that marks a folder as a lab's."""
     return folder / "lab.json"
 
 
 def load_layout(folder: Path) -> LabLayout:
-    """The lab that is up in `folder`.
+    """Return the layout of the lab that is up in `folder`.
 
     Raises:
-        InputError: there is none.
+        InputError: no lab is up there.
     """
     if not spec_file(folder).is_file():
         raise InputError(f"no lab is up in {folder}; start one with `hpctrain lab up` (or set {FOLDER_VARIABLE})")

@@ -1,4 +1,4 @@
-"""What the lab does things with: commands, time, the process table and two places of the file system."""
+"""The lab's access to this machine: commands, time, the process table and two files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import CommandResult, Runner, SystemRunner
 
 _COMMAND_TIMEOUT_S = 30.0
-# In Linux's abstract name space (unix(7)): it is gone with its process and leaves no file.
+# A name in Linux's abstract namespace (unix(7)) vanishes with its process and leaves no file.
 _LOCK = "\0hpctrain-lab"
 
 
@@ -27,14 +27,14 @@ class ProcessTable(Protocol):
     """The processes of this machine."""
 
     def commands(self) -> Iterable[tuple[int, Sequence[str]]]:
-        """Process id and argv of each living process."""
+        """Return process id and argv of each living process."""
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal; nothing happens when the process is gone."""
+        """Send a signal; do nothing when the process is gone."""
 
 
 class SystemProcessTable:
-    """The processes of this machine, zombies left out."""
+    """The processes of this machine, without zombies."""
 
     def commands(self) -> Iterator[tuple[int, Sequence[str]]]:
         for process in psutil.process_iter():
@@ -50,7 +50,7 @@ class SystemProcessTable:
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything of this machine that the lab touches, so that tests can give another."""
+    """Everything of this machine that the lab uses, so that tests can replace it."""
 
     runner: Runner
     clock: Clock
@@ -66,7 +66,7 @@ class Machine:
         """Run a command that must succeed.
 
         Raises:
-            CommandError: it ended with an error; its own words are told.
+            CommandError: it ended with an error; the message has the command's own text.
         """
         done = self.try_run(argv)
         if done.code != 0:
@@ -79,12 +79,12 @@ class Machine:
         return self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S)
 
     def run_all(self, commands: Iterable[Sequence[str]]) -> None:
-        """Run commands in order; the first error ends it."""
+        """Run commands in order, up to the first that fails."""
         for argv in commands:
             self.run(argv)
 
     def wait(self, until: Callable[[], bool], timeout_s: float, pause_s: float = 0.1) -> bool:
-        """Ask again and again; False when the time is up."""
+        """Wait until `until` is true; return False at the timeout."""
         deadline = self.clock.now() + timeout_s
         while not until():
             if self.clock.now() >= deadline:
@@ -93,10 +93,10 @@ class Machine:
         return True
 
     def kill(self, pids: Callable[[], Sequence[int]], timeout_s: float = 10.0) -> int:
-        """SIGKILL processes, and those that they start meanwhile, until none is left; how many they were.
+        """Send SIGKILL to processes, and to those that they start meanwhile, until none remains; return their number.
 
         Raises:
-            CommandError: some are still there after `timeout_s`.
+            CommandError: some still exist after `timeout_s`.
         """
         killed: set[int] = set()
 
@@ -113,16 +113,16 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine that this process runs on."""
+    """Return the machine that this process runs on."""
     return Machine(SystemRunner(), SystemClock(), SystemProcessTable())
 
 
 @contextlib.contextmanager
 def lab_lock() -> Iterator[None]:
-    """Only one command at a time builds, changes or takes down the lab of this machine.
+    """Hold the lock under which one command at a time builds, changes or takes down the lab of this machine.
 
     Raises:
-        InputError: another one is at work.
+        InputError: another command holds it.
     """
     with socket.socket(socket.AF_UNIX) as lock:
         try:

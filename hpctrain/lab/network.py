@@ -1,9 +1,9 @@
-"""The lab's network as commands: bridges, links, rates and cuts. Pure: what to run, in order, and nothing is run here.
+"""The lab's network as commands: bridges, links, rates and cuts. Pure: returns commands in order and runs none.
 
 A link has two ends. Traffic out of a node is shaped at its own eth0, traffic into it at the bridge's end. Each shaped
-end has two lanes of `htb`: 1:1, with the link's rate, and 1:2, which holds no packet at all; a cut is a filter that
-sends a peer's packets there, so that they vanish as silently as behind a broken switch. The kernels that labs run on
-often lack netem, prio and the drop action; htb, u32 and bfifo are everywhere.
+end has two `htb` classes: 1:1, with the link's rate, and 1:2, whose queue holds no packet. A cut is a filter that sends
+a peer's packets to 1:2, where they vanish as silently as behind a broken switch. The kernels that labs run on often
+lack netem, prio and the drop action; all have htb, u32 and bfifo.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Direction = Literal["in", "out"]
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
 UNSHAPED = "100gbit"
-"""Rate of a lane that does not slow anything down."""
+"""Rate of an end that is not shaped."""
 QUEUE_S = 0.05
-"""Longest time a packet waits at a shaped end, at the link's rate."""
-# A burst of 64 KiB gives 957 Mbit/s of payload at 1 Gbit/s; slower links get a smaller one, or a short measurement
-# would see nothing but the burst.
+"""Longest time that a packet waits at a shaped end, at the link's rate."""
+# A burst of 64 KiB gives 957 Mbit/s of payload at 1 Gbit/s. Slower links get a smaller burst, or a short measurement
+# would see only the burst.
 _BURST_S, _BURST_MIN, _BURST_MAX = 0.005, 4096, 65536
-# The kernel hands over up to 64 KiB as one packet: a shorter queue would drop each of them.
+# The kernel sends up to 64 KiB as one packet, which a shorter queue would always drop.
 _QUEUE_MIN = 131072
 _CUT_PREF = 1000
 _CLASS_RATE = re.compile(r"^class htb 1:1 .* rate (\d+(?:\.\d+)?)([KMGT]?)bit", re.MULTILINE)
@@ -34,7 +34,7 @@ _SI = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def build_commands(layout: LabLayout) -> list[Command]:
-    """From nothing to a network with every link up and shaped."""
+    """Return the commands that build the whole network, with every link up and shaped."""
     commands: list[Command] = [
         ("ip", "netns", "add", FABRIC),
         _ip(FABRIC, "link", "set", "lo", "up"),
@@ -95,21 +95,21 @@ def _bridge(name: str) -> list[Command]:
 
 
 def lane_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
-    """Give one end of a link its two lanes."""
+    """Return the commands that give one end of a link its two classes."""
     return [
         _tc(namespace, "qdisc", device, "root", "handle", "1:", "htb", "default", "1"),
         *rate_commands(namespace, device, rate),
         _tc(namespace, "class", device, "parent", "1:", "classid", "1:2", "htb", "rate", "8kbit", "quantum", "1514"),
-        # One byte of room: no packet fits.
+        # No packet fits into a queue of one byte.
         _tc(namespace, "qdisc", device, "parent", "1:2", "handle", "20:", "bfifo", "limit", "1"),
     ]
 
 
 def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
-    """Change the rate of one end of a link; None: as fast as it goes."""
+    """Return the commands that set the rate of one end of a link; None: not shaped."""
     rate = rate or UNSHAPED
     bytes_per_s = rate_bits_per_s(rate) / 8
-    # More than half a millisecond's worth, or the kernel's timers cannot keep up with a fast link.
+    # At least half a millisecond's worth, or the kernel's timers cannot keep up with a fast link.
     burst = int(max(_BURST_MIN, min(_BURST_MAX, _BURST_S * bytes_per_s), 0.0005 * bytes_per_s))
     limit = int(max(_QUEUE_MIN, QUEUE_S * bytes_per_s + burst))
     shape = ("htb", "rate", rate, "ceil", rate, "burst", f"{burst}b", "cburst", f"{burst}b", "quantum", "60000")
@@ -120,19 +120,19 @@ def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command
 
 
 def shape_commands(layout: LabLayout, name: str, direction: Direction, rate: str | None) -> list[Command]:
-    """Change the rate of a node's link in one direction."""
+    """Return the commands that set the rate of a node's link in one direction."""
     if direction == "out":
         return rate_commands(layout.namespace(name), NODE_INTERFACE, rate)
     return rate_commands(FABRIC, layout.port(name), rate)
 
 
 def link_command(layout: LabLayout, name: str, up: bool) -> Command:
-    """Plug a node's cable in, or pull it out at the bridge."""
+    """Return the command that sets a node's link up or down, at the bridge."""
     return _ip(FABRIC, "link", "set", layout.port(name), "up" if up else "down")
 
 
 def cut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
-    """Stop all traffic between two nodes; both keep every other peer, the controller included."""
+    """Return the commands that stop all traffic between two nodes; both still reach all others and the controller."""
     return [_block(layout, to, source) for to, source in ((a, b), (b, a))]
 
 
@@ -144,7 +144,7 @@ def _block(layout: LabLayout, to: str, source: str) -> Command:
 
 
 def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
-    """Undo `cut_commands`."""
+    """Return the commands that undo `cut_commands`."""
     return [
         ("tc", "-n", FABRIC, "filter", "del", "dev", layout.port(to), "parent", "1:",
          "pref", str(_CUT_PREF + layout.index(source)))
@@ -153,25 +153,25 @@ def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
 
 
 def list_cuts_command(layout: LabLayout, name: str) -> Command:
-    """Asks for what `parse_cuts` reads."""
+    """Return the command whose output `parse_cuts` reads."""
     return ("tc", "-n", FABRIC, "-j", "filter", "show", "dev", layout.port(name), "parent", "1:")
 
 
 def parse_cuts(layout: LabLayout, text: str) -> list[str]:
-    """The peers that a node is cut off from, from tc's JSON."""
+    """Return the peers that a node is cut off from, from tc's JSON."""
     prefs = {entry.get("pref", 0) for entry in json.loads(text or "[]")}
     return [name for index, name in enumerate(layout.names) if _CUT_PREF + index in prefs]
 
 
 def list_rate_command(layout: LabLayout, name: str, direction: Direction) -> Command:
-    """Asks for what `parse_rate` reads. tc knows no JSON for classes."""
+    """Return the command whose output `parse_rate` reads: plain text, because tc has no JSON for classes."""
     namespace = layout.namespace(name) if direction == "out" else FABRIC
     device = NODE_INTERFACE if direction == "out" else layout.port(name)
     return ("tc", "-n", namespace, "class", "show", "dev", device)
 
 
 def parse_rate(text: str) -> float | None:
-    """Bits per second of a link's end, from tc's text; None where it is not shaped."""
+    """Return the rate of a link's end in bits per second, from tc's text; None where it is not shaped."""
     match = _CLASS_RATE.search(text)
     if match is None:
         return None
@@ -180,7 +180,7 @@ def parse_rate(text: str) -> float | None:
 
 
 def parse_links(text: str) -> dict[str, bool]:
-    """Interface -> whether it is up, from `ip -j link`'s JSON."""
+    """Return interface -> whether it is up, from the JSON of `ip -j link`."""
     return {entry["ifname"]: "UP" in entry["flags"] for entry in json.loads(text or "[]")}
 
 

@@ -1,4 +1,4 @@
-"""What the lab needs of a machine: root, Slurm's programs, and the right to make network namespaces."""
+"""The lab's requirements on a machine: root, Slurm's programs, and permission to make network namespaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.lab.layout import FABRIC
 from hpctrain.lab.machine import Machine
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "util-linux", "hostname")
-"""Debian and Ubuntu packages that bring PROGRAMS."""
+"""Debian and Ubuntu packages that contain PROGRAMS."""
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "scontrol", "squeue")
 MACHINE_PROGRAMS = ("munged", "ip", "tc", "nsenter", "unshare", "hostname")
 PROGRAMS = (*SLURM_PROGRAMS, *MACHINE_PROGRAMS)
@@ -21,7 +21,7 @@ Which = Callable[[str], str | None]
 
 
 def require_root(machine: Machine, verb: str) -> None:
-    """The lab makes network namespaces and interfaces, which only root may.
+    """Raise an error unless this user is root: only root may make network namespaces and interfaces.
 
     Raises:
         InputError: this user is not root.
@@ -31,16 +31,16 @@ def require_root(machine: Machine, verb: str) -> None:
 
 
 def missing_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> list[str]:
-    """Programs that should be on the path and are not."""
+    """Return the required programs that are not on the path."""
     wanted = PROGRAMS if slurm.prefix is None else MACHINE_PROGRAMS
     return [program for program in wanted if which(program) is None]
 
 
 def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> None:
-    """All programs are there.
+    """Raise an error unless all programs exist.
 
     Raises:
-        InputError: some are not.
+        InputError: some are missing.
     """
     absent = slurm.missing()
     if absent:
@@ -57,7 +57,7 @@ def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> N
 
 
 def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.which) -> bool:
-    """Install what is missing with apt-get; False when nothing was.
+    """Install missing programs with apt-get; return False when none was missing.
 
     Raises:
         InputError: there is no apt-get.
@@ -79,7 +79,7 @@ def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.wh
 
 
 def require_namespaces(machine: Machine) -> None:
-    """Root may make network namespaces here (in a container without CAP_SYS_ADMIN it may not).
+    """Raise an error unless root may make network namespaces here; a container needs CAP_SYS_ADMIN.
 
     Raises:
         RefusedError: the kernel or the container forbids it.

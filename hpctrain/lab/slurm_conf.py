@@ -1,4 +1,4 @@
-"""slurm.conf and cgroup.conf of a lab, as text. Pure; slurm.conf(5) and cgroup.conf(5) explain each key."""
+"""slurm.conf and cgroup.conf of a lab, as text. Pure. slurm.conf(5) and cgroup.conf(5) explain each key."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.spec import LabPartition
 
 CONTROLLER_PORT = 16817
-"""Not Slurm's own 6817: this machine may be part of a cluster."""
+"""Differs from Slurm's default 6817, because this machine may be part of a cluster."""
 NODE_PORT = 16818
 
 
 def slurm_conf(layout: LabLayout, hostname: str) -> str:
-    """The whole file.
+    """Return the text of slurm.conf.
 
     Args:
-        hostname: this machine's own short host name; slurmctld refuses to start under another.
+        hostname: this machine's short host name; slurmctld does not start under another.
     """
     sections = [
         _controller(layout, hostname),
@@ -27,7 +27,10 @@ def slurm_conf(layout: LabLayout, hostname: str) -> str:
 
 
 def cgroup_conf(version: tuple[int, int]) -> str:
-    """The lab's nodes share one host's cgroups: keep Slurm's hands off them, as far as this version of it lets us."""
+    """Return the text of cgroup.conf, which keeps Slurm off the host's cgroups as far as its version allows.
+
+    The lab's nodes share these cgroups.
+    """
     if version >= (24, 5):
         return "CgroupPlugin=disabled\n"
     return "CgroupPlugin=autodetect\nIgnoreSystemd=yes\n"
@@ -77,7 +80,7 @@ def _behaviour(layout: LabLayout) -> list[str]:
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         "SchedulerType=sched/backfill",
-        # Slurm's own intervals are made for thousands of jobs; here a person waits.
+        # Slurm's default intervals suit thousands of jobs; in a lab a person waits.
         "SchedulerParameters=bf_interval=5,batch_sched_delay=1",
     ]
     if slurm.preempt_send_user_signal:

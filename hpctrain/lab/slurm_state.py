@@ -1,4 +1,4 @@
-"""What the lab's Slurm says of its nodes and jobs: the commands that ask and pure parsers of the answers."""
+"""The state of the lab's nodes and jobs in Slurm: the commands that ask for it, and pure parsers of the answers."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ _UNHEALTHY = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "UNKNOWN", "NOT_RE
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node as Slurm sees it."""
+    """The state of a node in Slurm."""
 
     name: str
     flags: tuple[str, ...]
     """IDLE, ALLOCATED, MIXED, DOWN, … and flags such as DRAIN and NOT_RESPONDING."""
     started_s: float | None
-    """When its slurmd started, in seconds since 1970; absent before it has registered."""
+    """When its slurmd started, in seconds since 1970; None before it has registered."""
 
     @property
     def healthy(self) -> bool:
-        """Slurm would give it work, or has."""
+        """Whether Slurm gives it jobs."""
         return bool(self.flags) and not _UNHEALTHY & set(self.flags)
 
     @property
     def text(self) -> str:
-        """As sinfo writes it: 'idle', 'down*'."""
+        """The state as sinfo writes it: 'idle', 'down*'."""
         words = [flag.lower() for flag in self.flags if flag != "NOT_RESPONDING"]
         return "+".join(words) + ("*" if "NOT_RESPONDING" in self.flags else "")
 
 
 def scontrol(layout: LabLayout, *words: str) -> tuple[str, ...]:
-    """scontrol of this lab, whatever SLURM_CONF says; times as seconds since 1970."""
+    """Return an scontrol command for this lab, whatever SLURM_CONF is; times are seconds since 1970."""
     return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", layout.slurm.program("scontrol"), *words)
 
 
 def squeue(layout: LabLayout) -> tuple[str, ...]:
-    """Asks for what `parse_jobs` reads."""
+    """Return the command whose output `parse_jobs` reads."""
     program = layout.slurm.program("squeue")
     return ("env", f"SLURM_CONF={layout.slurm_conf}", program, "--noheader", "--all", f"--format={_JOB_FORMAT}")
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
-    """From `scontrol show node --oneliner`."""
+    """Return name -> state, from the output of `scontrol show node --oneliner`."""
     states = {}
     for line in text.splitlines():
         fields = dict(_FIELD.findall(line))
         if "NodeName" not in fields:
             continue
         raw = fields.get("State", "").upper()
-        # Old versions put an asterisk behind the state of a node that does not answer, new ones a flag.
+        # For a node that does not answer, old versions put an asterisk behind the state, new ones a flag.
         flags = tuple(word.rstrip("*") for word in raw.split("+")) + (("NOT_RESPONDING",) if "*" in raw else ())
         started = fields.get("SlurmdStartTime", "")
         name = fields["NodeName"]
@@ -65,12 +65,12 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
 
 
 def parse_jobs(text: str) -> list[dict[str, Any]]:
-    """From `squeue` in the format of `squeue()`."""
+    """Return the jobs, from the output of the command that `squeue` returns."""
     keys = ("id", "name", "partition", "state", "nodes", "reason")
     return [dict(zip(keys, line.split("|"), strict=True)) for line in text.splitlines() if line.count("|") == 5]
 
 
 def node_states(machine: Machine, layout: LabLayout) -> dict[str, NodeState]:
-    """State of each node; empty while the controller does not answer."""
+    """Return the state of each node; {} while the controller does not answer."""
     done = machine.try_run(scontrol(layout, "show", "node", "--oneliner"))
     return parse_nodes(done.stdout) if done.code == 0 else {}

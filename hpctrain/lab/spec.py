@@ -16,24 +16,24 @@ from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 
 BENCHMARKING = IPv4Network("198.18.0.0/15")
-"""Addresses set aside for measuring network equipment (RFC 2544, appendix C.2.2): in use nowhere else."""
+"""Addresses reserved for measuring network equipment (RFC 2544, appendix C.2.2): in use nowhere else."""
 
 FIRST_NODE = 10
-"""Place of the first node's address in the network; the controller has the first one."""
+"""Index of the first node's address in the network; the controller has index 1."""
 
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)(kbit|mbit|gbit)$")
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _WALL_TIME = r"^(UNLIMITED|INFINITE|(\d+-)?\d+(:\d+){0,2})$"
-# Slurm's configuration has no way to quote a path, and PATH none for a colon.
+# Slurm's configuration cannot quote a path, and PATH cannot hold a colon within one.
 _FOLDER = r"^/[^\s#%,=:]*[^\s#%,=:/]$"
 _NODE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
 
 
 def rate_bits_per_s(rate: str) -> float:
-    """Bits per second of a rate in the form of tc: '100mbit' -> 1e8.
+    """Return the bits per second of a rate as tc writes it: '100mbit' -> 1e8.
 
     Raises:
-        ValueError: not such a rate, or below 8kbit.
+        ValueError: the text is no such rate, or is below 8kbit.
     """
     match = _RATE.match(rate)
     if match is None:
@@ -51,7 +51,7 @@ def _checked_rate(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """'node[0-2]', or a list of such, as single names."""
+    """Return single names for 'node[0-2]' or a list of such texts; any other value unchanged."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return value
@@ -221,19 +221,19 @@ class LabSpec(Document):
         return value
 
     def address(self, index: int) -> IPv4Address:
-        """Address of the node at `index`."""
+        """Return the address of the node at `index`."""
         return IPv4Network(self.network).network_address + FIRST_NODE + index
 
     def controller(self) -> IPv4Address:
-        """Address of this machine, where the controller runs, in the lab's network."""
+        """Return the address in the lab's network of this machine, where the controller runs."""
         return IPv4Network(self.network).network_address + 1
 
     def rate_of(self, node: LabNode) -> str | None:
-        """Rate of the node's link, or None where it is not shaped."""
+        """Return the rate of the node's link, or None where it is not shaped."""
         return node.rate or self.rate
 
     def cpu_share_of(self, node: LabNode) -> float | None:
-        """The node's CPU share in cores, or None where there is no limit."""
+        """Return the node's CPU share in cores, or None where there is no limit."""
         return node.cpu_share or self.cpu_share
 
 
@@ -245,7 +245,7 @@ def _no_twice(names: list[str], where: str) -> None:
 
 def _known(names: list[str], info: ValidationInfo) -> None:
     if "nodes" not in info.data:
-        return  # the nodes themselves are wrong, and that is told
+        return  # the nodes themselves are wrong, and another error says so
     nodes = [node.name for node in info.data["nodes"]]
     unknown = [name for name in names if name not in nodes]
     if unknown:
@@ -253,7 +253,7 @@ def _known(names: list[str], info: ValidationInfo) -> None:
 
 
 def read_lab_spec(path: Path) -> LabSpec:
-    """Read a lab's spec file; every mistake is told at once with its line.
+    """Return the lab spec in a file; an error lists every mistake with its line.
 
     Raises:
         FileError: the file is missing, not YAML, or wrong.

@@ -1,4 +1,4 @@
-"""`lab status`: what the kernel and Slurm say of the lab now. Nothing here is remembered, all of it is asked."""
+"""`lab status`: the current state of the lab, read from the kernel and Slurm, never from a record."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hpctrain.lab.slurm_state import node_states, parse_jobs, squeue
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node of the lab now."""
+    """The current state of a node of the lab."""
 
     name: str
     address: str
     switch: str
     state: str | None
-    """What Slurm says; absent when the controller does not answer."""
+    """Slurm's state of the node; None when the controller does not answer."""
     processes: int
     link_up: bool
     out_bits_per_s: float | None
@@ -36,14 +36,14 @@ class NodeStatus:
     cpu_share: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; what is absent is left out."""
+        """Return plain values without those that are None."""
         values = {**self.__dict__, "cut_from": list(self.cut_from)}
         return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class LabStatus:
-    """The lab now."""
+    """The current state of the lab."""
 
     folder: str
     slurm_conf: str
@@ -52,12 +52,12 @@ class LabStatus:
     jobs: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {**self.__dict__, "nodes": [node.to_json() for node in self.nodes], "jobs": list(self.jobs)}
 
 
 def read_lab_status(machine: Machine, layout: LabLayout) -> LabStatus:
-    """Ask the kernel and Slurm.
+    """Return the current state of the lab, from the kernel and Slurm.
 
     Raises:
         CommandError: the network of the lab is gone.

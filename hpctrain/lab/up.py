@@ -1,4 +1,4 @@
-"""`lab up`: decide what the lab consists of, record it, build it, and wait until every node has answered."""
+"""`lab up`: decide the parts of the lab, record its spec, build it, and wait until every node has answered."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that a lab consists of, decided before anything is done."""
+    """All parts of a lab, decided before anything is built."""
 
     layout: LabLayout
     control: CpuController | None
     hosts: str
-    """The whole of /etc/hosts."""
+    """The whole text of /etc/hosts."""
     files: tuple[tuple[Path, str], ...]
     folders: tuple[Path, ...]
     groups: tuple[Path, ...]
@@ -47,7 +47,7 @@ class Blueprint:
     daemons: tuple[Command, ...]
 
     def lines(self) -> list[str]:
-        """What would be done, as shell lines and file names."""
+        """Return what would be done, as shell lines and file names."""
         lines = [f"mkdir -p {path}" for path in (*self.folders, *self.groups)]
         lines += [f"write {path} ({len(text)} bytes)" for path, text in self.files]
         lines += [f"echo {shlex.quote(text)} > {path}" for path, text in self.group_files]
@@ -56,11 +56,11 @@ class Blueprint:
 
 
 def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]) -> Blueprint:
-    """Decide everything; reads /etc/hosts and the mounts, changes nothing.
+    """Return all parts of the lab; reads /etc/hosts and the mounts, changes nothing.
 
     Raises:
         InputError: a node's name belongs to another host.
-        RefusedError: a CPU share is asked for and this machine cannot limit CPU time.
+        RefusedError: the spec has a CPU share, and this machine cannot limit CPU time.
     """
     control = find_cpu_control(machine.mounts.read_text())
     if control is None and any(layout.spec.cpu_share_of(node) for node in layout.spec.nodes):
@@ -88,10 +88,10 @@ def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]
 
 
 def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
-    """Version of the slurmd that the lab runs: (22, 5).
+    """Return the version of the slurmd that the lab runs: (22, 5).
 
     Raises:
-        CommandError: slurmd does not say.
+        CommandError: the output of slurmd has no version.
     """
     words = machine.run((slurm.program("slurmd"), "-V")).stdout.split()
     found = _VERSION.match(words[-1]) if words else None
@@ -101,7 +101,10 @@ def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]
 
 
 def _require_one_version(machine: Machine, layout: LabLayout) -> None:
-    """A newer scontrol on the path, as an earlier lab's `export PATH` puts it there, gets no answer it can read."""
+    """Raise InputError unless slurmd and scontrol have the same version.
+
+    An earlier lab's `export PATH` can put a newer scontrol on the path, which cannot read the controller's answers.
+    """
     major, minor = slurm_version(machine, layout.slurm)
     done = machine.try_run(scontrol(layout, "-V"))
     words = " ".join((done.stdout + done.stderr).split())
@@ -113,10 +116,10 @@ def _require_one_version(machine: Machine, layout: LabLayout) -> None:
 
 
 def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: Tell = lambda text: None) -> None:
-    """Build the lab; whatever an earlier one left behind is cleared first, and nothing stays when it fails.
+    """Build the lab. What an earlier one left behind is removed first, and nothing remains on failure.
 
     Args:
-        replace: take down a lab that is up.
+        replace: whether to take down a lab that is up.
         tell: called with a line at each phase.
 
     Raises:
@@ -133,7 +136,7 @@ def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: T
     blueprint = make_blueprint(machine, layout, slurm_version(machine, layout.slurm))
     try:
         _build(machine, blueprint, tell)
-    except BaseException:  # a key press too: half a lab is of use to nobody
+    except BaseException:  # also on Ctrl-C: half a lab is useless
         clear(machine, layout.folder)
         raise
 
@@ -169,7 +172,7 @@ def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
 
 
 def _record(machine: Machine, blueprint: Blueprint) -> None:
-    """The spec first: it marks the folder as ours, whenever the rest is interrupted."""
+    """Write the lab's files, the spec first: it marks the folder as a lab's even if the rest is interrupted."""
     layout = blueprint.layout
     with storage_errors(layout.folder):
         layout.folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +181,7 @@ def _record(machine: Machine, blueprint: Blueprint) -> None:
     with storage_errors(layout.folder):
         for folder in blueprint.folders:
             folder.mkdir(exist_ok=True)
-            folder.chmod(0o755)  # munged wants to know that nobody else writes there, and that all may reach its socket
+            folder.chmod(0o755)  # munged requires that nobody else can write there and that all can reach its socket
     write_bytes(layout.munge / "key", machine.random_bytes(_KEY_BYTES), mode=0o600)
     for path, text in blueprint.files:
         write_text(path, text)

@@ -1,1 +1,1 @@
-"""Slurm as hpctrain sees it: parsers of its text (pure), its commands (argv lists, no shell), limits, one watcher."""
+"""hpctrain's interface to Slurm: parsers of its text (pure), its commands (argv lists, no shell), limits, a watcher."""

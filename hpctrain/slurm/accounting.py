@@ -1,4 +1,4 @@
-"""Ended jobs from Slurm's accounting, which remembers them when the controller has forgotten: `sacct`, where it is."""
+"""Ended jobs from Slurm's accounting (`sacct`), which keeps them longer than the controller does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _COLUMNS = (
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
-    """The question for some jobs, one line for each time that a job was in the queue.
+    """Return the sacct command for some jobs; its answer has one line for each time that a job was in the queue.
 
-    Every choice is said: a person's SACCT_FORMAT or the site's defaults would change the answer.
+    Every option is explicit: a person's SACCT_FORMAT or the site's defaults would change the answer.
     """
     return [
         "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}",
@@ -27,13 +27,13 @@ def sacct_argv(ids: Sequence[str]) -> list[str]:
 
 
 def parse_sacct(text: str) -> dict[str, JobInfo]:
-    """The jobs in sacct's answer that are over, by id: of a job that was requeued, its last time.
+    """Return the ended jobs in sacct's answer, by id; of a requeued job, its last time in the queue.
 
-    A job that accounting believes to be running or waiting while the controller does not know it is left out: its end
-    was never recorded.
+    Jobs that accounting shows as running or waiting are left out: the controller does not know them, so their end was
+    never recorded.
 
     Raises:
-        CommandError: a line has not the fields that were asked for.
+        CommandError: a line does not have the requested fields.
     """
     times: dict[str, list[JobInfo]] = {}
     for line in text.splitlines():

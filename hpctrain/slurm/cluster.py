@@ -1,4 +1,4 @@
-"""The cluster as Slurm describes it: partitions, nodes and the settings that decide how a run lives."""
+"""The cluster as Slurm describes it: partitions, nodes and the settings that matter for a run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SUFFIX_FLAGS = {
     "^": "REBOOT_REQUESTED",
     "-": "PLANNED",
 }
-"""Marks behind a state, as older versions and sinfo print them, and the flags they stand for."""
+"""Mark behind a state, as older versions and sinfo print it -> the flag that it stands for."""
 _TAKEN = frozenset({"PLANNED", "RESERVED", "COMPLETING", "BLOCKED"})
-"""Flags of a node that is idle and yet promised to others."""
+"""Flags of an idle node that other jobs will get."""
 _OUT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "DRAIN", "NOT_RESPONDING", "INVALID_REG", "MAINTENANCE"})
 
 
@@ -38,45 +38,45 @@ class NodeInfo:
     states: frozenset[str]
     """Base state and flags, {'IDLE', 'DRAIN'}."""
     cpus: int
-    """CPUs that jobs can have."""
+    """CPUs that jobs can use."""
     memory_bytes: int
     gres: tuple[Gres, ...]
     partitions: tuple[str, ...]
     reason: str | None
     """Why it is down or drained, in the site's words."""
     features: tuple[str, ...] = ()
-    """What a constraint may ask for."""
+    """Node features that a constraint can ask for."""
 
     @property
     def accepts_jobs(self) -> bool:
-        """Whether it runs jobs, or will when it is free; powered-down nodes do."""
+        """Whether it runs jobs, or will when it is free; true for powered-down nodes."""
         return not self.states & _OUT
 
     @property
     def is_free(self) -> bool:
-        """Whether a job may have it now."""
+        """Whether a job can get it now."""
         return "IDLE" in self.states and not self.states & (_OUT | _TAKEN)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. Times in seconds, memory in bytes; None: no limit, unless said otherwise."""
+    """One partition. Times in seconds, memory in bytes; None means no limit unless stated otherwise."""
 
     name: str
     default: bool
     state: str
-    """UP, DOWN (no job starts), DRAIN (no job is taken) or INACTIVE."""
+    """UP, DOWN (no job starts), DRAIN (no job is accepted) or INACTIVE."""
     nodes: tuple[str, ...]
     nodes_total: int
     max_nodes: int | None
-    """Most nodes of one job."""
+    """The largest number of nodes of one job."""
     time_limit_s: int | None
     default_time_s: int | None
     """Limit of a job that names none; None: the partition's time limit."""
     preempt_mode: str
-    """What happens to its jobs when others need the nodes: OFF, REQUEUE, CANCEL or SUSPEND."""
+    """What happens to its jobs when other jobs need the nodes: OFF, REQUEUE, CANCEL or SUSPEND."""
     grace_s: int
-    """Seconds between the notice of a preemption and the end."""
+    """Grace time: seconds between the notice of a preemption and the job's end."""
     priority_tier: int
     allow_accounts: tuple[str, ...] | None
     """None: every account."""
@@ -85,11 +85,11 @@ class Partition:
     """None: every QOS."""
     deny_qos: tuple[str, ...]
     qos: str | None
-    """The partition's own QOS, whose limits hold for its jobs too."""
+    """The partition's own QOS, whose limits apply to its jobs too."""
     needs_reservation: bool = False
-    """Whether it takes only jobs with a reservation."""
+    """Whether it accepts only jobs with a reservation."""
     gres: tuple[Gres, ...] = ()
-    """Every kind of resource on its nodes, with the largest count on one node; () without node descriptions."""
+    """Every kind of GRES on its nodes, with the largest count on one node; () without node descriptions."""
     cpus_per_node_min: int | None = None
     """CPUs of its smallest node; None without node descriptions."""
     memory_bytes_min: int | None = None
@@ -97,39 +97,39 @@ class Partition:
 
 
 class ClusterConfig(TypedDict):
-    """The settings of `scontrol show config` that decide how a run lives. Times in seconds."""
+    """The settings of `scontrol show config` that matter for a run. Times in seconds."""
 
     cluster: str
     version: str
     slurmd_timeout_s: int
-    """After so long without an answer a node counts as down."""
+    """Silence after which Slurm sets a node down."""
     cred_expire_s: int
-    """A requeued job pauses this long (AuthInfo cred_expire, 120 where it is not set)."""
+    """How long a requeued job waits (AuthInfo cred_expire, 120 where it is not set)."""
     kill_wait_s: int
-    """Between SIGTERM and SIGKILL at the time limit."""
+    """Time between SIGTERM and SIGKILL at the time limit."""
     preempt_type: str
     preempt_mode: str
     preempt_send_user_signal: bool
     """Whether a preempted job gets the signal of `sbatch --signal`; else SIGTERM only."""
     job_requeue: bool
-    """Whether jobs are put back into the queue unless they say otherwise."""
+    """Whether jobs are requeued by default."""
     max_batch_requeue: int
     """Failed launches after which a job is held (5 where it is not set)."""
     min_job_age_s: int
-    """How long the controller remembers an ended job."""
+    """How long the controller keeps an ended job."""
     message_timeout_s: int
     over_time_limit_s: int | None
-    """How long a job may run over its limit; None: for ever."""
+    """How long a job may exceed its time limit; None: for ever."""
     max_array_size: int
     accounting: bool
-    """Whether ended jobs can be asked for with sacct."""
+    """Whether sacct can return ended jobs."""
     topology_plugin: str
-    """How Slurm knows which nodes lie close: default or flat (it does not), tree, block, 3d_torus."""
+    """How Slurm knows which nodes are close to each other: default or flat (not at all), tree, block, 3d_torus."""
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What the controller said of the whole cluster at one moment."""
+    """The whole cluster at one moment, as the controller describes it."""
 
     config: ClusterConfig
     nodes: list[NodeInfo]
@@ -137,7 +137,7 @@ class ClusterState:
 
 
 def parse_nodes(text: str) -> list[NodeInfo]:
-    """The nodes in the output of `scontrol show node -o`.
+    """Return the nodes in the output of `scontrol show node -o`.
 
     Raises:
         CommandError: a line lacks a field that every version prints.
@@ -151,19 +151,19 @@ def _node(record: dict[str, str]) -> NodeInfo:
         name=name,
         addr=record.get("NodeAddr", name),
         states=node_states(required(record, "State")),
-        # CPUEfctv leaves out what the site keeps for the system; older versions have the total only.
+        # CPUEfctv excludes CPUs that the site reserves for the system; older versions print only the total.
         cpus=number(record.get("CPUEfctv", "")) or number(record.get("CPUTot", "")) or 0,
         memory_bytes=(number(required(record, "RealMemory")) or 0) * _MIB,
         gres=parse_gres(record.get("Gres", "")),
         partitions=_names(record.get("Partitions", "")),
         reason=text_or_none(record.get("Reason", "")),
-        # Available ones are those that a job may ask for; some of them only after a reboot.
+        # A job may ask for all available features; some become active only after a reboot.
         features=_names(record.get("AvailableFeatures", "")),
     )
 
 
 def node_states(text: str) -> frozenset[str]:
-    """Base state and flags: 'IDLE*+DRAIN' -> {'IDLE', 'NOT_RESPONDING', 'DRAIN'}."""
+    """Return base state and flags: 'IDLE*+DRAIN' -> {'IDLE', 'NOT_RESPONDING', 'DRAIN'}."""
     states = set()
     for word in text.split("+"):
         while word and word[-1] in _SUFFIX_FLAGS:
@@ -174,10 +174,10 @@ def node_states(text: str) -> frozenset[str]:
 
 
 def parse_partitions(text: str, nodes: Sequence[NodeInfo] = ()) -> list[Partition]:
-    """The partitions in the output of `scontrol show partition -o`.
+    """Return the partitions in the output of `scontrol show partition -o`.
 
     Args:
-        nodes: the cluster's nodes, from which each partition's resources are taken.
+        nodes: the cluster's nodes, which give each partition's resources.
 
     Raises:
         CommandError: a line lacks a field that every version prints.
@@ -232,7 +232,7 @@ def _largest(all_gres: Iterable[tuple[Gres, ...]]) -> tuple[Gres, ...]:
 
 
 def parse_config(text: str) -> ClusterConfig:
-    """The settings in the output of `scontrol show config`.
+    """Return the settings in the output of `scontrol show config`.
 
     Raises:
         CommandError: a setting that every version prints is missing.
@@ -242,7 +242,7 @@ def parse_config(text: str) -> ClusterConfig:
         key, equals, value = line.partition("=")
         if equals:
             values[key.strip()] = value.strip()
-    # The switch for user signals stands with the controller's parameters in 22.05, with those of preemption in 24.11.
+    # The option for user signals is in SlurmctldParameters in 22.05, in PreemptParameters in 24.11.
     signals = f"{values.get('SlurmctldParameters', '')},{values.get('PreemptParameters', '')}"
     return ClusterConfig(
         cluster=required(values, "ClusterName"),
@@ -260,7 +260,7 @@ def parse_config(text: str) -> ClusterConfig:
         over_time_limit_s=_over_time_limit(required(values, "OverTimeLimit")),
         max_array_size=_first_number(required(values, "MaxArraySize")),
         accounting=values.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),
-        # 'none' is what 22.05 calls what is 'default' and 'flat' later.
+        # 22.05 says 'none' for what later versions call 'default' and 'flat'.
         topology_plugin=values.get("TopologyPlugin", "").removeprefix("topology/") or "default",
     )
 
@@ -270,7 +270,7 @@ def _over_time_limit(text: str) -> int | None:
 
 
 def _first_number(text: str) -> int:
-    """The number a value begins with: '10 sec' -> 10; 0 where there is none."""
+    """Return the number at the start of a value: '10 sec' -> 10; 0 where there is none."""
     found = re.match(r"\d+", text, re.ASCII)
     return (found and parse_unsigned(found[0])) or 0
 

@@ -1,4 +1,4 @@
-"""Slurm's commands: argv lists, a clean environment, a time-out on each call, answers as records."""
+"""Slurm's commands: argv lists, a clean environment, a timeout on each call, answers as records."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from hpctrain.slurm.job import SEPARATOR, SQUEUE_FORMAT, JobInfo, parse_scontrol
 from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
-"""A client gives up on a controller that is away after 18 s as configured by default; a busy one may take longer."""
+"""With default settings a client gives up on an unreachable controller after 18 s; a busy one may need longer."""
 
 ACCOUNTING_TIMEOUT_S = 15.0
-"""Accounting is a second opinion; nobody should wait for it as long as for the controller."""
+"""Shorter than for the controller: accounting is only a second source."""
 
 NO_COMMANDS = "no Slurm on the path (sbatch was not found)"
 _CONFIGURE = "set SLURM_CONF to the cluster's slurm.conf, or load the site's Slurm module"
@@ -48,37 +48,37 @@ _AWAY = (
     "Unexpected message received",  # `scontrol requeue` of 22.05 with no controller there
 )
 _NOT_CONFIGURED = ("configuration source", "configuration file", "cannot stat file", "Unable to process configuration")
-"""What the clients of 22.05 and 24.11 say where no SLURM_CONF leads to a slurm.conf."""
+"""Parts of the error messages of 22.05 and 24.11 without a slurm.conf."""
 _JOB_ID = re.compile(r"\d+([_+]\d+)?")
 _ESTIMATE = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes (\S+)")
 _PREFIX = re.compile(r"^(sbatch|scontrol|scancel|squeue): (error|fatal): ")
 
 
 class ControllerUnreachableError(CommandError):
-    """The Slurm controller does not answer. What it last said may still be true; ask again later."""
+    """The Slurm controller does not answer. Its last answer may still be true; ask again later."""
 
 
 class NotConfiguredError(CommandError):
-    """Slurm's commands are here, and nothing tells them of a cluster."""
+    """Slurm's commands are installed, but no configuration names a cluster."""
 
 
 @dataclass(frozen=True)
 class StartEstimate:
-    """What `sbatch --test-only` says of a script."""
+    """The result of `sbatch --test-only` for a script."""
 
     start_s: float | None
-    """When it would start, in seconds since 1970; years from now where jobs before it have no time limit, or a limit
-    holds it."""
+    """When it would start, in seconds since 1970; years from now where earlier jobs have no time limit, or a limit
+    delays it."""
     nodes: tuple[str, ...]
     problem: str | None
-    """Why sbatch refuses it, in its own words; None when it is taken."""
+    """sbatch's own message if it refuses the script; None if it accepts it."""
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for Slurm's clients: no defaults of a person or of an enclosing job, times in seconds.
+    """Return the environment for Slurm's clients: no defaults of a person or of an enclosing job, times in seconds.
 
     A person's SQUEUE_FORMAT would change the output that is parsed, an enclosing job's SLURM_CPU_BIND the job that is
-    submitted. What finds and convinces the controller stays.
+    submitted. The variables that locate the controller and authenticate to it stay.
     """
     kept = {
         name: value for name, value in environ.items() if name in _KEPT_VARIABLES or not name.startswith(_INHERITED)
@@ -87,10 +87,10 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Slurm:
-    """The Slurm of this machine's configuration, seen through its commands.
+    """The Slurm that this machine is configured for, used through its commands.
 
     Every method raises ControllerUnreachableError (a CommandError) when the controller does not answer,
-    NotConfiguredError when no cluster is known here, and CommandError with the command's own words when it refuses.
+    NotConfiguredError when no cluster is configured, and CommandError with the command's own message when it refuses.
     """
 
     def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:
@@ -99,13 +99,13 @@ class Slurm:
         self._config: ClusterConfig | None = None
 
     def available(self) -> bool:
-        """Whether sbatch is on the path and knows a cluster; whether the controller answers is another matter."""
+        """Whether sbatch is on the path and knows a cluster; the controller is not asked."""
         return self.why_unavailable() is None
 
     def why_unavailable(self) -> str | None:
-        """Why nothing can be asked here, and what to do about it; None where sbatch is there and knows a cluster."""
+        """Return why Slurm cannot be used here, and what to do; None where sbatch is there and knows a cluster."""
         try:
-            # First: a client would look for that file for a minute before it says so.
+            # First, because a client looks for a missing file for a minute before it reports it.
             self._check_configuration()
             done = self._run(["sbatch", "--version"])
         except CommandError as error:
@@ -113,16 +113,16 @@ class Slurm:
         return None if done.code == 0 else f"sbatch --version: {_words(done)}"
 
     def job(self, job_id: str) -> JobInfo | None:
-        """The job now; None when Slurm does not know it, or not any more (MinJobAge after its end)."""
+        """Return the job's current state; None when Slurm does not know it, or no longer (MinJobAge after its end)."""
         done = self._run(["scontrol", "show", "job", "-o", _checked(job_id)])
         if done.code != 0 and _UNKNOWN_JOB in done.stderr:
             return None
         jobs = parse_scontrol_job(_answer(done))
-        # Asked for an array or a heterogeneous job, Slurm answers with its parts.
+        # For an array or a heterogeneous job, Slurm answers with its parts.
         return next((job for job in jobs if job.job_id == job_id), jobs[0] if jobs else None)
 
     def jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
-        """Several jobs in one call, by id; those that Slurm does not know are left out."""
+        """Return several jobs with one command, by id; those that Slurm does not know are left out."""
         if not ids:
             return {}
         listed = ",".join(_checked(job_id) for job_id in ids)
@@ -132,10 +132,9 @@ class Slurm:
         return {job.job_id: job for job in parse_squeue(_answer(done))}
 
     def ended_jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
-        """Jobs that the controller has forgotten, by id, as accounting remembers them.
+        """Return ended jobs from accounting, by id, also those that the controller has forgotten.
 
-        Many clusters have no accounting, or none that this machine reaches: then there is nothing to tell, which is no
-        error.
+        Many clusters have no accounting, or none that this machine can reach: the result is then empty.
         """
         if not ids:
             return {}
@@ -146,30 +145,30 @@ class Slurm:
             return {}
 
     def partitions(self, nodes: Sequence[NodeInfo] | None = None) -> list[Partition]:
-        """The partitions that this user sees, with the resources of their nodes.
+        """Return the partitions that this user can see, with the resources of their nodes.
 
         Args:
-            nodes: the cluster's nodes, where they were asked for already; default: they are asked for.
+            nodes: the cluster's nodes, if they are known already; default: Slurm is asked.
         """
         text = _answer(self._run(["scontrol", "show", "partition", "-o"]))
         return parse_partitions(text, self.nodes() if nodes is None else nodes)
 
     def nodes(self) -> list[NodeInfo]:
-        """All nodes."""
+        """Return all nodes of the cluster."""
         return parse_nodes(_answer(self._run(["scontrol", "show", "node", "-o"])))
 
     def srun_has(self, option: str) -> bool:
-        """Whether srun knows an option: plugins of a site (pyxis) add theirs."""
+        """Whether srun knows an option; a site's plugins (pyxis) add options."""
         return option in _answer(self._run(["srun", "--help"]))
 
     def config(self) -> ClusterConfig:
-        """The settings that decide how a run lives; asked for once, as they do not change while a command runs."""
+        """Return the settings that matter for a run; Slurm is asked once, as they rarely change."""
         if self._config is None:
             self._config = parse_config(_answer(self._run(["scontrol", "show", "config"])))
         return self._config
 
     def state(self) -> ClusterState:
-        """Settings, nodes and partitions, each asked for once."""
+        """Return settings, nodes and partitions; Slurm is asked once for each."""
         nodes = self.nodes()
         return ClusterState(self.config(), nodes, self.partitions(nodes))
 
@@ -180,7 +179,8 @@ class Slurm:
     def signal(self, job_id: str, name: str, to: Literal["steps", "batch", "all"] = "steps") -> bool:
         """Send a signal (USR2, TERM) to all processes of the job's steps, of its batch script, or both.
 
-        False: there is no such job, or it has ended.
+        Returns:
+            False if there is no such job, or it has ended.
         """
         where = {"steps": [], "batch": ["--batch"], "all": ["--full"]}[to]
         done = self._run(["scancel", f"--signal={name}", *where, _checked(job_id)])
@@ -190,11 +190,11 @@ class Slurm:
         return True
 
     def requeue(self, job_id: str) -> None:
-        """Put a running or ended job back into the queue, where it pauses for cred_expire (AuthInfo)."""
+        """Requeue a running or ended job; it waits for cred_expire (AuthInfo) before it can start."""
         _answer(self._run(["scontrol", "requeue", _checked(job_id)]))
 
     def release(self, job_id: str) -> None:
-        """Let a held job go."""
+        """Release a held job."""
         _answer(self._run(["scontrol", "release", _checked(job_id)]))
 
     def update(self, job_id: str, **fields: str | int) -> None:
@@ -203,12 +203,12 @@ class Slurm:
         _answer(self._run(["scontrol", "update", f"JobId={_checked(job_id)}", *changes]))
 
     def submit(self, script: Path, options: Sequence[str] = ()) -> str:
-        """Queue a script; its job's id comes back. Options stand above the script's own lines."""
+        """Queue a script and return its job's id. Options override the script's own #SBATCH lines."""
         done = self._run(["sbatch", "--parsable", *options, str(script)], {"SLURM_TIME_FORMAT"})
         return _checked(_answer(done).strip().partition(";")[0])
 
     def queued_behind(self, script: Path, job_id: str) -> list[str]:
-        """This person's jobs in the queue that were made of that very script and wait for the end of that job."""
+        """Return this person's queued jobs that run the same script and depend on the end of the given job."""
         columns = ("JobID", "Dependency", "Command")
         shape = ",".join(f"{column}:{SEPARATOR}" for column in columns)
         lines = _answer(self._run(["squeue", "-h", "--me", "-t", "PENDING", "-O", shape])).splitlines()
@@ -221,7 +221,7 @@ class Slurm:
         ]
 
     def test_only(self, script: Path, options: Sequence[str] = ()) -> StartEstimate:
-        """Ask sbatch what would become of a script; nothing is queued."""
+        """Return when and where sbatch expects a script to start; nothing is queued."""
         done = self._run(["sbatch", "--test-only", *options, str(script)])
         if done.code != 0:
             return StartEstimate(None, (), _words(done))
@@ -231,15 +231,15 @@ class Slurm:
         return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
 
     def _run(self, argv: Sequence[str], without: Collection[str] = (), timeout_s: float = TIMEOUT_S) -> CommandResult:
-        """Run a client.
+        """Run one of Slurm's clients.
 
         Args:
-            without: variables that it must not pass on.
+            without: variables to leave out of its environment.
 
         Raises:
             ControllerUnreachableError: the controller does not answer.
-            NotConfiguredError: no cluster is known here.
-            CommandError: the command is not there.
+            NotConfiguredError: no cluster is configured.
+            CommandError: the command is not on the path.
         """
         env = {name: value for name, value in client_environment(self._environ).items() if name not in without}
         try:
@@ -257,10 +257,10 @@ class Slurm:
         return done
 
     def _check_configuration(self) -> str | None:
-        """SLURM_CONF, if it is set.
+        """Return SLURM_CONF, if it is set.
 
         Raises:
-            NotConfiguredError: it names no file.
+            NotConfiguredError: it does not name a file.
         """
         conf = self._environ.get("SLURM_CONF")
         if conf and not _is_file(Path(conf)):
@@ -272,11 +272,11 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        return False  # a folder on its way may not be entered
+        return False  # a folder above it may not be entered
 
 
 def _checked(job_id: str) -> str:
-    """A job id that no command takes for an option or a list."""
+    """Return a job id that no command can take for an option or a list; raise InputError for any other text."""
     if not _JOB_ID.fullmatch(job_id):
         raise InputError(f"job id: found '{job_id}'; allowed: a number, or number_task for one task of an array")
     return job_id
@@ -289,6 +289,6 @@ def _answer(done: CommandResult) -> str:
 
 
 def _words(done: CommandResult) -> str:
-    """What a command that failed says, in one line; a sentence that it says twice is told once."""
+    """Return the message of a failed command as one line, without repeated sentences."""
     lines = [_PREFIX.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines)) or f"exit code {done.code} and no message"

@@ -1,4 +1,4 @@
-"""The text of `scontrol -o`: one record a line, `Key=value` fields whose values may hold blanks."""
+"""Parsers for the text of `scontrol -o`: one record a line, `Key=value` fields whose values may hold blanks."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from hpctrain.base.errors import CommandError
 from hpctrain.records.format.node_set import expand_node_set
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9/:_]*)=")
-# A job's name is free text that stands before the fields that matter: "x JobState=FAILED" must not be read as a state.
+# A job's name is free text before the other fields: "x JobState=FAILED" must not be read as a state.
 _JOB_NAME = re.compile(r"\sJobName=.*?\s(?=UserId=\S*\(\S*\)\s)")
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 _EMPTY = ("", "(null)", "None assigned", "None", "N/A", "n/a", "NONE")
 
 
 def records(text: str, key: str) -> Iterator[dict[str, str]]:
-    """The fields of every line that starts with `key=`; other lines ("No jobs in the system") hold no record."""
+    """Yield the fields of each line that starts with `key=`; other lines ("No jobs in the system") hold no record."""
     for line in text.splitlines():
         if line.startswith(f"{key}="):
             yield fields(line)
 
 
 def fields(line: str) -> dict[str, str]:
-    """Field -> value; of a field that comes twice the first counts, as free text (comments, reasons) comes last."""
+    """Return field -> value. A field's first value counts, because free text (comments, reasons) comes last."""
     line = _JOB_NAME.sub(" ", line, count=1)
     found: dict[str, str] = {}
     keys = list(_KEY.finditer(line))
@@ -34,10 +34,10 @@ def fields(line: str) -> dict[str, str]:
 
 
 def required(record: dict[str, str], key: str) -> str:
-    """The value of a field that every version of Slurm prints.
+    """Return the value of a field that every version of Slurm prints.
 
     Raises:
-        CommandError: it is not there: this text is not what Slurm prints.
+        CommandError: the field is missing, so the text is not Slurm's.
     """
     if key not in record:
         shown = " ".join(f"{name}={value}" for name, value in record.items())[:100]
@@ -46,25 +46,25 @@ def required(record: dict[str, str], key: str) -> str:
 
 
 def text_or_none(value: str) -> str | None:
-    """The value, or None for the ways in which Slurm says that there is none."""
+    """Return the value; None for the texts that mean no value to Slurm."""
     return None if value in _EMPTY else value
 
 
 def number(value: str) -> int | None:
-    """A whole number; None for UNLIMITED, N/A and the like. The upper end of a range: '1-4' -> 4."""
+    """Return a whole number, of a range the upper end: '1-4' -> 4; None for UNLIMITED, N/A and the like."""
     return parse_unsigned(value.rpartition("-")[2])
 
 
 def parse_unsigned(text: str) -> int | None:
-    """The number that a text of up to 18 digits is (64 bits, as in Slurm); None for any other text."""
+    """Return the number in a text of up to 18 digits (64 bits, as in Slurm); None for any other text."""
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def node_names(text: str) -> tuple[str, ...]:
-    """Names of a Slurm node list: 'gpu[01-03],mig1' -> four names; () for '(null)'.
+    """Return the names in a Slurm node list: 'gpu[01-03],mig1' -> four names; () for '(null)'.
 
     Raises:
-        CommandError: the list is cut off or not a node list.
+        CommandError: the list is truncated or not a node list.
     """
     if text_or_none(text) is None:
         return ()

@@ -1,4 +1,4 @@
-"""Generic resources as Slurm writes them: typed GPUs, MIG slices, sockets in brackets."""
+"""Generic resources (GRES) as Slurm writes them: typed GPUs, MIG slices, sockets in brackets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 @dataclass(frozen=True)
 class Gres:
-    """So many of one resource on a node: ('gpu', 'a100', 4)."""
+    """The count of one resource on a node: ('gpu', 'a100', 4)."""
 
     name: str
     type: str | None
@@ -22,14 +22,14 @@ class Gres:
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """The resources of a node: 'gpu:a100:4(S:0-1),gpu:a100_3g.20gb:2' -> two; () for '(null)'."""
+    """Return the resources of a node: 'gpu:a100:4(S:0-1),gpu:a100_3g.20gb:2' -> two; () for '(null)'."""
     if text in ("", "(null)", "N/A"):
         return ()
     return tuple(_parse_one(_BRACKETS.sub("", item)) for item in _OUTSIDE_BRACKETS.split(text) if item)
 
 
 def gpu_count(gres: Iterable[Gres], gpu_type: str | None = None) -> int:
-    """GPUs of a node, of one type or of all; a MIG slice is one."""
+    """Return the number of GPUs of a node, of one type or of all; a MIG slice counts as one."""
     return sum(item.count for item in gres if item.name == "gpu" and gpu_type in (None, item.type))
 
 

@@ -51,12 +51,12 @@ class JobState(str, Enum):
 
     @property
     def is_waiting(self) -> bool:
-        """In the queue, held or not."""
+        """Whether the job is in the queue, held or not."""
         return self in _WAITING
 
     @property
     def is_ended(self) -> bool:
-        """Ended, unless a person puts it back; a job that Slurm itself requeues is COMPLETING or PENDING at once."""
+        """Whether the job has ended; a person may requeue it. A job that Slurm requeues is COMPLETING or PENDING."""
         return self in _ENDED
 
 
@@ -88,45 +88,45 @@ _ENDED = frozenset(
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One job at one moment. Moments are seconds since 1970-01-01 UTC; None: Slurm does not say."""
+    """One job at one moment. Times are seconds since 1970-01-01 UTC; None: Slurm gives no value."""
 
     job_id: str
     state: JobState
     reason: str
-    """Why it waits or ended, in Slurm's code with '_' for blanks; "" for none."""
+    """Why it waits or ended, as Slurm's code with '_' for blanks; "" for none."""
     nodes: tuple[str, ...]
-    """Nodes it has now, () while it waits."""
+    """Nodes that it has now, () while it waits."""
     restarts: int
-    """How often it was put back into the queue."""
+    """How often it was requeued."""
     start_s: float | None
-    """When it started; for a waiting job, when Slurm expects it to."""
+    """When it started; for a waiting job, when Slurm expects it to start."""
     end_s: float | None
-    """When it ended, or will have to."""
+    """When it ended, or when it will reach its limit."""
     time_limit_s: int | None
-    """None: unlimited."""
+    """The time limit in seconds; None: unlimited."""
     begin_s: float | None
-    """Earliest start: the time asked for, or the pause after a requeue."""
+    """Earliest start: the requested time, or the end of the pause after a requeue."""
     preempt_s: float | None
-    """When it was told to make room: the grace time is running."""
+    """When its preemption was announced; its grace time runs from then on."""
     batch_host: str | None
-    """The node with the batch script; None while it waits."""
+    """The batch node; None while the job waits."""
     exit_code: int | None
-    """Of the batch script; None before the end."""
+    """Exit code of the batch script; None before the end."""
     exit_signal: int | None
-    """The signal that ended the batch script, 0 for none; None before the end."""
+    """Signal that ended the batch script, 0 for none; None before the end."""
     partition: str
     submit_s: float | None
 
 
 SEPARATOR = "\x1f"
-"""Between squeue's fields: no node list, reason or partition name holds a unit separator."""
+"""The separator of squeue's fields: no node list, reason or partition name holds a unit separator."""
 
 _COLUMNS = (
     "JobID", "State", "Reason", "NodeList", "RestartCnt", "StartTime", "EndTime", "TimeLimit", "EligibleTime",
     "PreemptTime", "BatchHost", "exit_code", "Partition", "SubmitTime",
 )  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{column}:{SEPARATOR}" for column in _COLUMNS)
-"""For `squeue -h -O`: a width of nothing prints a field whole, a suffix ends it."""
+"""Format for `squeue -h -O`: an empty width prints the whole field, and a suffix ends it."""
 
 _FROM_SCONTROL = {
     "JobID": "JobId",
@@ -134,12 +134,12 @@ _FROM_SCONTROL = {
     "RestartCnt": "Restarts",
     "exit_code": "ExitCode",
 }
-"""squeue's name of a field -> scontrol's, where they differ."""
+"""squeue's name of a field -> scontrol's, where the two differ."""
 _REQUIRED = ("JobID", "State", "Reason", "NodeList", "Partition")
 
 
 def parse_scontrol_job(text: str) -> list[JobInfo]:
-    """The jobs in the output of `scontrol show job -o`.
+    """Return the jobs in the output of `scontrol show job -o`.
 
     Raises:
         CommandError: a line lacks a field that every version prints.
@@ -153,10 +153,10 @@ def parse_scontrol_job(text: str) -> list[JobInfo]:
 
 
 def parse_squeue(text: str) -> list[JobInfo]:
-    """The jobs in the output of `squeue -h -O SQUEUE_FORMAT`.
+    """Return the jobs in the output of `squeue -h -O SQUEUE_FORMAT`.
 
     Raises:
-        CommandError: a line has not the fields that were asked for.
+        CommandError: a line does not have the requested fields.
     """
     jobs = []
     for line in text.splitlines():
@@ -170,16 +170,16 @@ def parse_squeue(text: str) -> list[JobInfo]:
 
 
 def parse_state(text: str) -> JobState:
-    """A state as any Slurm command prints it: 'CANCELLED by 1000' and 'COMPLETING+' too; else UNKNOWN."""
+    """Return the state in any form that Slurm prints: 'CANCELLED by 1000' and 'COMPLETING+' too; else UNKNOWN."""
     word = text.split()[0].split("+")[0] if text.split() else ""
     return JobState(word) if word in JobState.__members__ else JobState.UNKNOWN
 
 
 def pending_job_text(info: JobInfo, now: float | None = None) -> str:
-    """Why the job waits, in plain language.
+    """Return why the job waits, in plain language.
 
     Args:
-        now: seconds since 1970, to say how long it is until an earliest start; without, that moment is told.
+        now: seconds since 1970, to give the time until the earliest start; None: the text gives that moment.
     """
     if info.reason == "BeginTime" and info.begin_s is not None:
         again = "it was put back into the queue and pauses; " if info.restarts else ""
@@ -199,13 +199,13 @@ def _when(moment: float, now: float | None) -> str:
 
 
 def _job(values: Mapping[str, str]) -> JobInfo:
-    """A job from squeue's columns."""
+    """Return a job from squeue's columns."""
     state = parse_state(values["State"])
     code, by_signal = _exit(values["exit_code"]) if state.is_ended else (None, None)
     return JobInfo(
         job_id=values["JobID"],
         state=state,
-        # squeue prints the blanks of a sentence, scontrol '_'.
+        # For the blanks of a sentence, squeue prints blanks and scontrol '_'.
         reason=(text_or_none(values["Reason"]) or "").replace(" ", "_"),
         nodes=node_names(values["NodeList"]),
         restarts=number(values["RestartCnt"]) or 0,
@@ -223,7 +223,7 @@ def _job(values: Mapping[str, str]) -> JobInfo:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """Exit code and signal: '3:0' is (3, 0); squeue 22.05 prints the status of wait(2), 768 for the same."""
+    """Return exit code and signal: '3:0' -> (3, 0). For the same, squeue 22.05 prints the status of wait(2): 768."""
     first, colon, second = text.partition(":")
     code = parse_unsigned(first)
     if code is None:

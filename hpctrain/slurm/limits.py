@@ -1,4 +1,4 @@
-"""What a partition gives against what a job asks for: every problem at once, before anything is queued."""
+"""A job's request against the limits of a partition: every problem at once, before anything is queued."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CLOSED = {"DRAIN": "takes no jobs at present", "INACTIVE": "starts no jobs at p
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a job asks for. None: nothing is asked, Slurm's default holds."""
+    """The resources that a job asks for. None: not given, Slurm's default applies."""
 
     partition: str | None
-    """One name, or several with commas between: the job starts in whichever is first."""
+    """One name, or several separated by commas: the job starts in whichever can start it first."""
     nodes_min: int
     nodes_max: int
     time_s: int | None
@@ -29,32 +29,32 @@ class JobRequest:
     gpu_type: str | None = None
     reservation: str | None = None
     kinds: tuple[tuple[str | None, int], ...] = ()
-    """Constraint and number of nodes of each kind; (): any nodes_min nodes do."""
+    """Constraint and number of nodes of each kind; (): any `nodes_min` nodes."""
 
     @property
     def parts(self) -> tuple[tuple[str | None, int], ...]:
-        """Constraint and number of nodes of each kind, also where there is one kind only."""
+        """Constraint and number of nodes of each kind; one entry without a constraint where `kinds` is empty."""
         return self.kinds or ((None, self.nodes_min),)
 
 
 def check_request(request: JobRequest, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[str]:
-    """All that keeps the job from ever starting, one line each with field, found and allowed; [] when it may."""
+    """Return why the job can never start, a line each with field, value and what is allowed; [] if it can start."""
     wanted, unknown = _wanted(request, partitions)
     if unknown:
         return unknown
     problems = [check_partition(request, partition, nodes) for partition in wanted]
     if not all(problems):
-        return []  # it can start in one of them at least
+        return []  # it can start in at least one of them
     return [line for lines in problems for line in lines]
 
 
 def default_partition(partitions: Sequence[Partition]) -> Partition | None:
-    """The partition of jobs that name none; None where the site has no such."""
+    """Return the partition of jobs that name none; None where the site has no default."""
     return next((partition for partition in partitions if partition.default), None)
 
 
 def _wanted(request: JobRequest, partitions: Sequence[Partition]) -> tuple[list[Partition], list[str]]:
-    """The partitions meant, and what is wrong with their names."""
+    """Return the requested partitions, and a line for each unknown name."""
     by_name = {partition.name: partition for partition in partitions}
     if request.partition is None:
         default = default_partition(partitions)
@@ -73,7 +73,7 @@ def _unknown_partition(name: str, known: list[str]) -> str:
 
 
 def check_partition(request: JobRequest, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
-    """All that keeps the job from ever starting in this partition."""
+    """Return the reasons why the job can never start in this partition, a line each."""
     return [
         *_check_state(request, partition),
         *_check_nodes(request, partition),
@@ -86,7 +86,7 @@ def check_partition(request: JobRequest, partition: Partition, nodes: Sequence[N
 
 
 def members(partition: Partition, nodes: Sequence[NodeInfo], constraint: str | None = None) -> list[NodeInfo]:
-    """The partition's nodes that satisfy the constraint; one that cannot be told without Slurm keeps nobody out."""
+    """Return the partition's nodes that satisfy the constraint; one that only Slurm can evaluate excludes no node."""
     names = set(partition.nodes)
     found = [node for node in nodes if node.name in names]
     if constraint is None:
@@ -173,7 +173,7 @@ def _check_name(
     field: str, value: str | None, partition: Partition, allowed: tuple[str, ...] | None, denied: tuple[str, ...]
 ) -> list[str]:
     if value is None:
-        return []  # the person's default, which the partition's description does not tell
+        return []  # the person's default applies, which the partition's description does not contain
     if allowed is not None and value not in allowed:
         return [f"cluster.{field}: found '{value}'; allowed in partition '{partition.name}': {', '.join(allowed)}"]
     if value in denied:

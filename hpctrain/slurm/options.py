@@ -1,4 +1,4 @@
-"""sbatch's options as a person writes them, one an item: the name, and what sbatch would make of the text."""
+"""Parser of sbatch's options as a person writes them, one an item, into name and value."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 _ITEM = re.compile(
     r"""--(?P<name>[A-Za-z][\w-]*)(?:(?:=|[ \t]+(?!-))(?P<value>[^\s"'\\#]*|"[^"\\]*"|'[^'\\]*'))?[ \t]*""", re.ASCII
 )
-"""sbatch reads a #SBATCH line as words: blanks end one, # begins a comment, a backslash takes the next character
-(_get_argument in its opt.c). So an item is one option with at most one value, in quotes where it has any of these."""
+"""One option with at most one value. sbatch splits a #SBATCH line into words: blanks end a word, # begins a comment, a
+backslash escapes the next character (_get_argument in its opt.c). A value with any of these must be in quotes."""
 
 NAMES = (
     "account", "acctg-freq", "array", "autocomplete", "batch", "bb", "bbf", "begin", "chdir", "cluster",
@@ -28,14 +28,14 @@ NAMES = (
     "tres-bind", "tres-per-task", "uid", "usage", "use-min-nodes", "verbose", "version", "wait", "wait-all-nodes",
     "wckey", "wrap",
 )  # fmt: skip
-"""sbatch's long options, Slurm 22.05 to 24.11; sites add their own (SPANK plugins)."""
+"""sbatch's long options in Slurm 22.05 to 24.11; sites add their own (SPANK plugins)."""
 
 
 def parse_sbatch_option(item: str) -> tuple[str, str]:
-    """The name and the value ('' for none) of an option written as `--name`, `--name=value` or `--name value`.
+    """Return name and value ('' for none) of an option written as `--name`, `--name=value` or `--name value`.
 
     Raises:
-        ValueError: sbatch would read something else in it, or a name that is cut short; the message says what to do.
+        ValueError: sbatch would read it differently, or the name is abbreviated; the message says what to do.
     """
     if not item.startswith("--"):
         raise ValueError("write it as a long option, --name=value")
@@ -53,7 +53,7 @@ def parse_sbatch_option(item: str) -> tuple[str, str]:
 
 
 def parse_sbatch_options(items: Iterable[str]) -> dict[str, str]:
-    """The options by their names; what sbatch would read in another way is left out."""
+    """Return option name -> value; items that sbatch would read differently are left out."""
     options = {}
     for item in items:
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Which partition a job goes to when its person names none: every one is weighed, the best fit is told. Pure."""
+"""The choice of a partition for a job that names none: each is checked, and those that fit are ranked. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hpctrain.slurm.time import format_time_limit
 
 @dataclass(frozen=True)
 class PartitionFit:
-    """How well a partition fits a job that it takes."""
+    """How well a partition fits a job that it accepts."""
 
     partition: Partition
     has_gpus: bool
-    """Whether so many of its nodes have GPUs."""
+    """Whether enough of its nodes have GPUs."""
     starts_now: bool
     """Whether enough suitable nodes are free."""
     free: int
@@ -26,7 +26,7 @@ class PartitionFit:
 
     @property
     def words(self) -> str:
-        """What speaks for it and against it."""
+        """The properties of the fit as text, for a person."""
         limit = format_time_limit(self.partition.time_limit_s)
         free = "enough nodes are free now" if self.starts_now else f"{self.free} suitable nodes are free now"
         gpus = "with GPUs" if self.has_gpus else "without GPUs"
@@ -36,12 +36,12 @@ class PartitionFit:
 
 @dataclass(frozen=True)
 class PartitionChoice:
-    """What came of weighing a cluster's partitions."""
+    """The partitions of a cluster, ranked for a job."""
 
     ranked: list[PartitionFit]
-    """Those that take the job, the best first."""
+    """The partitions that accept the job, the best first."""
     refused: list[str]
-    """Why each of the others does not, a line a reason."""
+    """Why the others do not accept it, a line for each reason."""
 
 
 def choose_partition(
@@ -51,15 +51,15 @@ def choose_partition(
     preemptible: Sequence[str],
     with_gpus: bool,
 ) -> PartitionChoice:
-    """Weigh the partitions for a job, by what its person would mind most.
+    """Rank the partitions for a job.
 
-    In this order: GPUs where the run computes on them (and none where it does not: others wait for those nodes), a
-    start at once, jobs that are not preempted, more free nodes up to what the job can use, the site's default, and the
-    tightest time limit that still fits, as short queues move faster; without a time asked for, the longest.
+    The criteria, in this order: GPUs if the run computes on them (and none otherwise: other jobs wait for those nodes);
+    a start at once; no preemption; more free nodes, up to what the job can use; the site's default; the tightest time
+    limit that still fits, as short queues move faster, or the longest for a job without a time.
 
     Args:
-        request: with no partition.
-        preemptible: names of the partitions whose jobs may lose their nodes to others.
+        request: a request without a partition.
+        preemptible: names of the partitions whose jobs may be preempted.
         with_gpus: whether the run computes on GPUs where there are any.
     """
     fits, refused = [], []
@@ -88,7 +88,7 @@ def _fit(
 
 
 def _key(fit: PartitionFit, request: JobRequest, with_gpus: bool) -> tuple[bool, bool, bool, int, bool, float, str]:
-    """Smaller is better."""
+    """Return the sort key of a fit; the smallest is best."""
     limit = fit.partition.time_limit_s or float("inf")
     return (
         fit.has_gpus != with_gpus,

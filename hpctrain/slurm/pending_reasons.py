@@ -25,7 +25,7 @@ _WORDS = {
     "PowerNotAvail": "the site's power limit is reached",
     "QOSUsageThreshold": "the QOS allows no more until earlier usage has decayed",
 }
-"""Reasons that pass by themselves."""
+"""Reason -> text, for reasons that pass by themselves."""
 
 _STUCK = {
     "DependencyNeverSatisfied": "the job it waits for failed, so it never starts; cancel it and submit again",
@@ -53,7 +53,7 @@ _STUCK = {
     "MaxMemPerLimit": "it asks for more memory than the partition gives; ask for less",
     "DeadLine": "it cannot end before its deadline; lower cluster.time, or leave out --deadline in cluster.sbatch",
 }
-"""Reasons that stay until a person does something."""
+"""Reason -> text, for reasons that stay until a person acts."""
 
 _UNAVAILABLE = re.compile(r"UnavailableNodes:(?P<nodes>\S+)")
 _LIMIT = re.compile(r"(?P<owner>QOS|Assoc)(?P<scope>Grp|Max|Min)?(?P<what>[A-Za-z]*)")
@@ -61,11 +61,11 @@ _NOT_KNOWN = re.compile(r"Job's (?:account|QOS) not")
 
 
 def pending_reason_text(reason: str, job: str) -> str:
-    """A waiting job's reason as words, with the code kept, as that is what one searches for.
+    """Return a waiting job's reason in plain words, followed by Slurm's code, so that it can be searched for.
 
     Args:
-        reason: the code or text of Slurm, '_' or blanks between words; "" where Slurm gives none.
-        job: the job's id, for the command that helps.
+        reason: Slurm's code or text, '_' or blanks between words; "" where Slurm gives none.
+        job: the job's id, for the command to run.
     """
     if not reason:
         return "the scheduler has not looked at it yet"
@@ -76,7 +76,7 @@ def pending_reason_text(reason: str, job: str) -> str:
 
 
 def is_stuck(reason: str) -> bool:
-    """Whether the job waits until a person does something; a reason that nobody knows is taken to pass."""
+    """Whether the job waits until a person acts; an unknown reason is taken to pass by itself."""
     if _plain(reason) in _STUCK or _NOT_KNOWN.match(_plain(reason)):
         return True
     limit = _LIMIT.fullmatch(reason)
@@ -89,7 +89,7 @@ def _plain(reason: str) -> str:
 
 
 def _by_shape(reason: str) -> str | None:
-    """Reasons that come in families, or with names in them."""
+    """Return the text for reasons that come in families or contain names; None for any other."""
     unavailable = _UNAVAILABLE.search(reason)
     if unavailable:
         return f"nodes it needs are down, drained or reserved: {unavailable['nodes']} ({reason.split(',')[0]})"
@@ -113,5 +113,5 @@ def _limit_words(limit: re.Match[str]) -> str:
 
 
 def _is_about_one_job(limit: re.Match[str]) -> bool:
-    """Limits for a single job never pass; limits for a user, an account or a group pass as other jobs end."""
+    """Whether a limit is for a single job, and so never passes; other limits pass as other jobs end."""
     return limit["scope"] == "Min" or "PerJob" in limit["what"] or "PerNode" in limit["what"]

@@ -1,4 +1,4 @@
-"""What srun says on stderr when it ends a step by itself, or cannot start it. A pure parser."""
+"""Parser of srun's errors on stderr when it ends a step by itself, or cannot start it. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 _ERROR = re.compile(r"^srun: error: (?:\w+: )?(?P<words>.+)$", re.MULTILINE)
 _ABORTED = re.compile(r"(?:aborting, .*\b|cannot communicate with )node (?P<index>\d+)", re.IGNORECASE)
 """'Aborting, io error and missing step on node 3', on a busy machine 'Cannot communicate with node 3.  Aborting job.'
-(22.05 and 24.11, seen): slurmd of a lost node started anew, knows nothing of the step there or does not answer in time,
-and srun ends the step on all nodes."""
+(seen in 22.05 and 24.11): the slurmd of a lost node was started again, and does not know the step or does not answer in
+time. srun then ends the step on all nodes."""
 _NOT_STARTED = re.compile(
     r"task launch for .* failed|application launch failed|unable to create step|task \d+ launch failed", re.IGNORECASE
 )
@@ -17,18 +17,18 @@ _NOT_STARTED = re.compile(
 
 @dataclass(frozen=True)
 class StepFailure:
-    """Why srun ended a step that was not at its end."""
+    """Why srun ended a step early."""
 
     words: str
-    """srun's own, one line."""
+    """srun's message, one line."""
     started: bool
-    """False: the step could not be started."""
+    """Whether the step was started."""
     node_index: int | None = None
-    """The node that srun speaks of, counted from 0 in the step's list of nodes; None: it names none."""
+    """The node that srun names, counted from 0 in the step's list of nodes; None: it names none."""
 
 
 def read_step_failure(text: str) -> StepFailure | None:
-    """The first failure that srun tells of; None where it tells of none: the tasks' own ends say what happened then.
+    """Return the first failure that srun reports; None where it reports none, and the tasks' exit codes decide.
 
     Args:
         text: srun's stderr.

@@ -10,12 +10,12 @@ _FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hour
 _PLAIN = re.compile(r"(?:(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<minutes>\d+))", re.ASCII)
 _DAYS = re.compile(r"(?P<d>\d+)-(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?", re.ASCII)
 _YEAR_10000_S = 253402300800.0
-"""Beyond it no moment can be written as a date."""
+"""The first moment that `datetime` cannot write as a date."""
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1, "minutes": 60}
 
 
 def parse_time_limit(text: str) -> int | None:
-    """Seconds of a time limit in any form that sbatch takes; None without a limit (UNLIMITED, 0).
+    """Return the seconds of a time limit in any form that sbatch accepts; None without a limit (UNLIMITED, 0).
 
     "30" is minutes, "1:30:00" hours, minutes and seconds, "2-0" days and hours.
 
@@ -34,7 +34,7 @@ def parse_time_limit(text: str) -> int | None:
 
 
 def format_time_limit(seconds: int | None) -> str:
-    """The form that Slurm itself prints: 5400 -> '01:30:00', 131415 -> '1-12:30:15', None -> 'UNLIMITED'."""
+    """Return a time limit as Slurm prints it: 5400 -> '01:30:00', 131415 -> '1-12:30:15', None -> 'UNLIMITED'."""
     if seconds is None:
         return "UNLIMITED"
     days, rest = divmod(seconds, 86400)
@@ -43,7 +43,7 @@ def format_time_limit(seconds: int | None) -> str:
 
 
 def read_duration(text: str) -> int | None:
-    """Seconds of a limit in Slurm's output; None for no limit and for every way to say that none is known."""
+    """Return the seconds of a limit in Slurm's output; None for no limit and for an unknown one."""
     try:
         return parse_time_limit(text)
     except ValueError:
@@ -51,7 +51,7 @@ def read_duration(text: str) -> int | None:
 
 
 def read_moment(text: str) -> float | None:
-    """Seconds since 1970-01-01 UTC of a moment in Slurm's output; None for Unknown, N/A and None.
+    """Return the seconds since 1970-01-01 UTC of a moment in Slurm's output; None for Unknown, N/A and None.
 
     hpctrain asks Slurm for seconds (SLURM_TIME_FORMAT=%s); the default form is local time without a zone.
     """

@@ -1,4 +1,4 @@
-"""One watcher for any number of jobs: one call for all, rarer while nothing changes, patient with the controller."""
+"""A watcher for any number of jobs: one call for all, less often while nothing changes, and again after failures."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ DELAY_MAX_S = 30.0
 
 @dataclass(frozen=True)
 class JobChange:
-    """What is new about one job."""
+    """A change of one job."""
 
     job_id: str
     before: JobInfo | None
-    """None: it is seen for the first time."""
+    """The job before the change; None: it is new."""
     after: JobInfo | None
-    """None: Slurm has forgotten it."""
+    """The job after the change; None: Slurm no longer knows it."""
 
 
 class JobWatcher:
-    """Watches jobs. The caller owns the time: it calls `poll(now)` in its loop, at best at `next_s`.
+    """A watcher of jobs. The caller owns the clock: it calls `poll(now)` in its loop, ideally at `next_s`.
 
-    `known` holds the last description of each job. While the controller is away it stays as it was, `away` says in
-    words that it is, and `away_since_s` since when.
+    `known` holds the last description of each job. While the controller is unreachable it does not change; `away` then
+    holds the error's text, and `away_since_s` the time of the first failed call.
     """
 
     def __init__(self, slurm: Slurm, job_ids: Sequence[str] = (), delay_min_s: float = DELAY_MIN_S) -> None:
         """
         Args:
-            delay_min_s: fewest seconds between two calls.
+            delay_min_s: the shortest time between two calls, in seconds.
         """
         self._slurm = slurm
         self._job_ids = list(job_ids)
@@ -48,19 +48,19 @@ class JobWatcher:
         self._asked_s: float | None = None
 
     def add(self, job_id: str) -> None:
-        """Watch one more job, from the next poll on, which is due at once."""
+        """Watch one more job; the next poll is due at once."""
         if job_id not in self._job_ids:
             self._job_ids.append(job_id)
         self._forgotten.discard(job_id)
         self.delay_s, self.next_s = self._delay_min_s, 0.0
 
     def poll_soon(self) -> None:
-        """Ask as soon as the shortest delay allows: something else says that the jobs have changed."""
+        """Make the next poll due after the shortest delay, because the jobs are known to have changed."""
         if self._asked_s is not None:
             self.delay_s, self.next_s = self._delay_min_s, min(self.next_s, self._asked_s + self._delay_min_s)
 
     def is_forgotten(self, job_id: str) -> bool:
-        """Whether Slurm was asked for the job and does not know it (any more)."""
+        """Whether Slurm was asked for the job and does not, or no longer, know it."""
         return job_id in self._forgotten
 
     @property
@@ -72,13 +72,13 @@ class JobWatcher:
         )
 
     def poll(self, now: float) -> list[JobChange]:
-        """What has changed; asks Slurm only when the time has come.
+        """Return what has changed; Slurm is asked only from `next_s` on.
 
         Args:
             now: seconds of any clock that never goes back.
 
         Raises:
-            CommandError: Slurm answered, and refused or cannot be read.
+            CommandError: Slurm refused, or its answer cannot be parsed.
         """
         if now < self.next_s:
             return []
@@ -121,10 +121,10 @@ class JobWatcher:
 
 
 def next_delay(delay_s: float, changed: bool) -> float:
-    """Seconds to the next call: doubled up to 30 while nothing changes, 1 after a change."""
+    """Return the seconds to the next call: doubled up to 30 while nothing changes, 1 after a change."""
     return DELAY_MIN_S if changed else min(2 * delay_s, DELAY_MAX_S)
 
 
 def _matters(job: JobInfo) -> tuple[object, ...]:
-    """What makes a change worth telling; estimates of start and end move all the time."""
+    """Return the fields whose change is reported; the estimates of start and end change all the time."""
     return job.state, job.reason, job.nodes, job.restarts, job.preempt_s

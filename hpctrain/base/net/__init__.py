@@ -1,1 +1,1 @@
-"""Connections between processes: who may connect, what a message is, and who hears whom."""
+"""Connections between processes: authentication, messages, and which nodes reach each other."""

@@ -1,9 +1,9 @@
-"""A listening socket that admits only who proves to know a key (`base.handshake`): the door of agents and of the probe.
+"""A listening socket that admits only callers that prove to know a key (`base.net.handshake`).
 
-Strangers take no descriptor for long, and no more of them than there are seats. When the seats are taken, a newcomer
-gets that of whoever has waited longest at the address with the most strangers: a flood from one node leaves the other
-nodes theirs. When the process has no descriptor left, callers are turned away, so that they do not stand in front of
-the door, where they would end every wait at once.
+Agents and the probe listen with it. The number of callers that have not authenticated is limited, and so is their
+time. When the limit is reached, a new caller replaces the oldest one of the address with the most pending callers, so
+a flood from one node does not shut out the others. When the process has no descriptor left, callers are accepted with
+a spare one and closed: in the backlog they would end every wait at once.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hpctrain.base.net.watch import Watch
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
 
 SPARE_CONNECTIONS = 64
-"""Strangers that may wait at a time, besides one for each node that is expected."""
+"""Pending callers that are allowed at a time, besides one for each expected node."""
 BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted; it takes fewer where net.core.somaxconn is less."""
+"""Connections that the kernel queues until they are accepted; net.core.somaxconn may lower it."""
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
 class _PendingPeer:
-    """Somebody who connected and has proved nothing yet."""
+    """A caller that has not authenticated yet."""
 
     since: float
     addr: str
@@ -39,7 +39,7 @@ class _PendingPeer:
 
 
 class AuthListener:
-    """A listening socket and the strangers in front of it. No call waits."""
+    """A listening socket with its pending callers. No method blocks."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class AuthListener:
         """Listen on this address alone, on a port that the system chooses.
 
         Args:
-            watch: wakes its owner when somebody calls, or a stranger speaks.
+            watch: wakes its owner when a caller connects or a pending one sends something.
             proof: makes this side's part of one handshake.
             channel: makes the channel of an accepted connection; its line limit is that of the handshake.
-            peers: how many may call at a time with good reason.
-            hello_s: who has not proved itself after this time is closed, in seconds.
+            peers: how many expected nodes may call at a time.
+            hello_s: seconds after which a caller that has not authenticated is closed.
 
         Raises:
             OSError: the address is not one of this machine.
@@ -77,12 +77,12 @@ class AuthListener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address and port that it listens on."""
         addr, port = self._listener.getsockname()[:2]
         return addr, port
 
     def accept(self, now: float) -> None:
-        """Take in who calls, and send each the challenge."""
+        """Accept the callers, and send each its challenge."""
         self._open_spare_descriptor()
         for _ in range(self._max_pending):
             try:
@@ -90,14 +90,15 @@ class AuthListener:
             except OSError as error:
                 if error.errno in _OUT_OF_DESCRIPTORS and self._reject_one():
                     continue
-                return  # nobody is there, or not any more
-            with contextlib.suppress(OSError):  # it is gone again
+                return  # no caller is waiting
+            with contextlib.suppress(OSError):  # it closed already
                 self._add_pending(now, sock, str(caller[0]))
 
     def admit(self, now: float, wanted: Callable[[Message], bool]) -> tuple[LineChannel, Session] | None:
-        """The next caller that has proved itself and whose claims are wanted; None while there is none.
+        """Return the next caller that has authenticated and whose claims are wanted; None while there is none.
 
-        Its channel is sealed, takes lines of the usual length, and stays watched. Who fails or is late is closed.
+        Its channel is sealed, takes lines of the usual length, and stays watched. Callers that fail or are late are
+        closed.
         """
         for peer in list(self._pending):
             hello = peer.channel.wait_message(0)
@@ -113,7 +114,7 @@ class AuthListener:
         return None
 
     def close(self) -> None:
-        """Close the socket and whatever still waits in front of it."""
+        """Close the socket and all pending callers."""
         self._watch.remove(self._listener)
         self._listener.close()
         for peer in self._pending:
@@ -143,7 +144,7 @@ class AuthListener:
         self._drop(longest.channel)
 
     def _reject_one(self) -> bool:
-        """Accept one caller with the spare descriptor and close it; False without a spare one or a caller."""
+        """Accept one caller with the spare descriptor and close it; return False without a spare one or a caller."""
         if self._spare is None:
             return False
         os.close(self._spare)
@@ -157,7 +158,7 @@ class AuthListener:
 
     def _open_spare_descriptor(self) -> None:
         if self._spare is None:
-            with contextlib.suppress(OSError):  # none is free: the next call tries again
+            with contextlib.suppress(OSError):  # none is free; the next call tries again
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _drop(self, channel: LineChannel) -> None:

@@ -1,10 +1,9 @@
-"""Two processes prove to each other that they know a run's key, without the key ever crossing the network.
+"""A mutual proof of two processes that they know a run's key, which itself never crosses the network.
 
-Three lines: the side that was called sends a challenge, the caller answers it and sets its own, the side that was
-called answers that. A proof is HMAC-SHA256 (RFC 2104) under the key, over the role, both nonces and what each side
-says about itself; the role and the nonces keep a proof from being sent back, or again. Whoever only connects gets to
-see a nonce.
-From then on every line carries a MAC under keys made of both nonces (`LineChannel.seal`). Pure: messages in and out.
+It has three lines: the server sends a challenge, the client answers it and sends its own, and the server answers
+that. A proof is HMAC-SHA256 (RFC 2104) under the key, over the role, both nonces and the claims of each side. The role
+prevents reflection of a proof, the nonces prevent replay. A caller without the key sees only a nonce.
+After it every line carries a MAC under keys made of both nonces (`LineChannel.seal`). Pure: messages in and out.
 """
 
 from __future__ import annotations
@@ -19,38 +18,38 @@ from hpctrain.base.net.wire import Message
 
 NONCE_BYTES = 16
 MAX_LINE_BYTES = 2**16
-"""Bytes of the longest line of a handshake: all that is taken from somebody who has not proved anything."""
+"""Bytes of the longest line of a handshake, which limits what an unauthenticated caller can send."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What both sides have once each of them has proved itself."""
+    """The result of a handshake in which both sides have authenticated."""
 
     claims: Message
-    """What the other side says about itself; covered by its proof."""
+    """The other side's statements about itself; its proof covers them."""
     send_key: bytes
     receive_key: bytes
 
 
 class HandshakeServer:
-    """The side that was called."""
+    """The side that accepted the connection."""
 
     def __init__(self, key: bytes, claims: Message) -> None:
         """
         Args:
             key: the secret that both sides know.
-            claims: what to tell the caller, once it has proved itself.
+            claims: what the caller receives once it has authenticated.
         """
         self._key = key
         self._claims = claims
         self._nonce = secrets.token_hex(NONCE_BYTES)
 
     def challenge(self) -> Message:
-        """The first line, to whoever connects."""
+        """Return the first line, which every caller gets."""
         return {"type": "challenge", "nonce": self._nonce}
 
     def answer_hello(self, message: Message) -> tuple[Message, Session] | None:
-        """The line that welcomes the caller, and the session; None when it does not know the key."""
+        """Return the line that welcomes the caller, and the session; None when the caller does not know the key."""
         nonce, claims = message.get("nonce"), message.get("claims")
         if message.get("type") != "hello" or not _is_nonce(nonce) or not isinstance(claims, dict):
             return None
@@ -71,7 +70,7 @@ class HandshakeClient:
         self._theirs: str | None = None
 
     def answer_challenge(self, message: Message) -> Message | None:
-        """The line that answers the first one; None when that was no challenge, or not the first."""
+        """Return the answer to the first line; None when that line is no challenge, or not the first."""
         nonce = message.get("nonce")
         if self._theirs is not None or message.get("type") != "challenge" or not _is_nonce(nonce):
             return None
@@ -80,7 +79,7 @@ class HandshakeClient:
         return {"type": "hello", "nonce": self._nonce, "claims": self._claims, "proof": proof}
 
     def verify_welcome(self, message: Message) -> Session | None:
-        """The session; None when the other side does not know the key."""
+        """Return the session; None when the other side does not know the key."""
         claims = message.get("claims")
         if self._theirs is None or message.get("type") != "welcome" or not isinstance(claims, dict):
             return None
@@ -92,17 +91,17 @@ class HandshakeClient:
 
 
 def derive_key(key: bytes, *purpose: object) -> bytes:
-    """A secret for one purpose, of which neither the key nor another one can be told; 32 bytes."""
+    """Return a 32-byte secret for one purpose. It reveals neither the key nor the secret of another purpose."""
     return _mac(key, "derived", *purpose)
 
 
 def _mac(key: bytes, *parts: object) -> bytes:
-    # JSON keeps the parts apart. A lone surrogate, which JSON can carry, is escaped in it: plain ASCII comes out.
+    # JSON keeps the parts apart. It escapes a lone surrogate, so its output is plain ASCII.
     return hmac.digest(key, json.dumps(parts, sort_keys=True).encode(), hashlib.sha256)
 
 
 def _session_keys(key: bytes, answerer: str, caller: object) -> tuple[bytes, bytes]:
-    """(from the side that was called to the caller, and the other way)."""
+    """Return two keys: for lines from server to client, and for lines from client to server."""
     return _mac(key, "down", answerer, caller), _mac(key, "up", answerer, caller)
 
 

@@ -1,4 +1,4 @@
-"""Which nodes to do without where some pairs of nodes do not reach each other. Pure."""
+"""Which nodes to leave out where some pairs of nodes do not reach each other: a minimum vertex cover. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ NodePair = tuple[str, str]
 """Two nodes that do not reach each other, in either order."""
 
 EXACT_MAX_NODES = 20
-"""Up to so many nodes in silent pairs the fewest to leave out are searched for; above, the one with the most silent
-partners goes, again and again: the search takes 1.5 times as long for each further node."""
+"""Nodes in silent pairs up to which the search is exact; each further node makes it 1.5 times as long. Above this
+number a greedy search leaves out the node with the most silent partners, again and again."""
 
 
 def vertex_cover(nodes: Sequence[str], pairs: Iterable[NodePair], first: Collection[str] = ()) -> list[str]:
-    """The nodes to do without, in node order, so that all the others reach each other: as few as possible.
+    """Return the nodes to leave out, in node order, so that all others reach each other: as few as possible.
 
-    Of a pair goes the node with more silent partners, else the one that is in `first`, else the later one.
+    Of a pair, the node with more silent partners is left out, else the one that is in `first`, else the later one.
 
     Args:
         nodes: all nodes, in order.
-        pairs: those that do not reach each other; a pair with an end that is not in `nodes` counts for nothing.
-        first: nodes that go before others where that leaves out no more of them: those that are left out already.
+        pairs: those that do not reach each other; pairs with a node that is not in `nodes` are ignored.
+        first: nodes to prefer among equally small results, as those that are left out already.
     """
     partners: dict[str, set[str]] = {}
     known = set(nodes)
@@ -35,7 +35,7 @@ def vertex_cover(nodes: Sequence[str], pairs: Iterable[NodePair], first: Collect
 
 
 _Rank = dict[str, tuple[bool, int]]
-"""Node -> whether it goes before others, and its place: the highest goes first."""
+"""Node -> whether it is in `first`, and its index; the highest is left out first."""
 
 
 def _greedy_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
@@ -48,13 +48,13 @@ def _greedy_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
 
 
 def _minimum_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
-    """Either the most silent node goes, or all of its partners do: the better of both, found in the same way."""
+    """Return the cheaper of two covers: one with the node of highest degree, one with all of its partners."""
     if not partners:
         return set()
     node = _highest_degree(partners, rank)
     without_it = {node} | _minimum_cover(_without(partners, {node}), rank)
     if len(partners[node]) == 1:
-        return without_it  # what is left are pairs that have nothing to do with each other
+        return without_it  # the highest degree is one: only separate pairs remain
     with_it = partners[node] | _minimum_cover(_without(partners, partners[node] | {node}), rank)
     return with_it if _cover_cost(with_it, rank) < _cover_cost(without_it, rank) else without_it
 

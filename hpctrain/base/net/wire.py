@@ -15,24 +15,24 @@ from typing import Any
 Message = dict[str, Any]
 
 LINE_LIMIT = 1 << 20
-"""Bytes of the longest line that is taken; whoever sends a longer one is no part of the program."""
+"""Bytes of the longest line that is accepted; no part of the program sends a longer one."""
 SEND_TIMEOUT_S = 10.0
 MAC_CHARS = 64
-"""Of a sealed line: its HMAC-SHA256 as hex, then a space, then the message."""
+"""Characters of the MAC of a sealed line: HMAC-SHA256 as hex, then a space, then the message."""
 READ_BYTES = 1 << 16
 READS_AT_ONCE = 16
 MAX_NESTING = 32
-"""Lists and objects inside each other in a message; those of hpctrain have about 8."""
+"""Levels of lists and objects inside each other in a message; hpctrain's have about 8."""
 LARGEST_INTEGER = 2**512
-"""A float can hold it: nobody's sums overflow."""
+"""A float can hold it, with room for sums."""
 
 
 class MalformedMessage(Exception):  # noqa: N818 - the state of a connection, handled where messages are read
-    """A message is not one that hpctrain sends; the text says how, for the log of whoever closes the connection."""
+    """A message is not one that hpctrain sends; the text says why, for the log of the side that closes."""
 
 
 class LineChannel:
-    """A socket that carries one JSON object a line. Neither a slow reader nor a flood holds its owner up.
+    """A socket that carries one JSON object a line. Neither a slow reader nor a flood blocks its owner.
 
     `receive` returns what has arrived; `closed` becomes true when the other side is gone or broke the rules.
     """
@@ -48,7 +48,7 @@ class LineChannel:
         Args:
             send_timeout_s: how long `send` waits for a reader that does not read; 0: not at all, None: for ever.
             line_limit: bytes of the longest line; a longer one closes the channel.
-            strict: a line that is no message closes the channel; else it is passed over.
+            strict: whether a line that is no message closes the channel; else it is skipped.
         """
         self.sock = sock
         self.send_timeout_s = send_timeout_s
@@ -56,16 +56,16 @@ class LineChannel:
         self.strict = strict
         self.closed = False
         self.fault = ""
-        """Which rule the other side broke, where this side closed for that; empty when the other side went."""
+        """The rule that the other side broke, if this side closed for that; empty if the other side closed."""
         self._rest = b""
         self._lines: deque[bytes] = deque()
         self._send_seal: LineMac | None = None
         self._receive_seal: LineMac | None = None
 
     def seal(self, send_key: bytes, receive_key: bytes) -> None:
-        """From here on every line carries a MAC, and one without the right MAC closes the channel.
+        """Add a MAC to every line from here on; a received line without the right MAC closes the channel.
 
-        A line counts once and in its place: what was recorded cannot be sent again, nor a line be left out.
+        The MAC covers the line's number, so a line can be neither replayed nor left out.
         """
         self._send_seal, self._receive_seal = LineMac(send_key), LineMac(receive_key)
 
@@ -73,7 +73,7 @@ class LineChannel:
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send one message; False when the other side is gone or took too long (the channel is closed then)."""
+        """Send one message; return False when the other side is gone or took too long (the channel is closed then)."""
         line = json.dumps(message, allow_nan=False).encode()
         if self._send_seal is not None:
             line = self._send_seal.mac(line) + b" " + line
@@ -82,7 +82,7 @@ class LineChannel:
         try:
             while left := left[self._write(left) :]:
                 if not self._ready(select.POLLOUT, deadline):
-                    # Part of a line may be out, so nothing else can follow: a reader that hangs is given up.
+                    # Part of a line may be sent, and nothing else can follow it: give up this reader.
                     self.close()
                     return False
         except OSError:
@@ -91,7 +91,7 @@ class LineChannel:
         return True
 
     def receive(self) -> list[Message]:
-        """All whole messages that have arrived (1 MiB at a time); an empty list when there is none yet."""
+        """Return the whole messages that have arrived (1 MiB at a time); an empty list when there is none yet."""
         for _ in range(READS_AT_ONCE):
             if not self._fill():
                 break
@@ -101,12 +101,12 @@ class LineChannel:
         return messages
 
     def wait_message(self, timeout_s: float | None) -> Message | None:
-        """Block for the next message; None when none came in time or the other side is gone."""
+        """Wait for the next message and return it; None when none came in time or the other side is gone."""
         deadline = _deadline(timeout_s)
         if not self._lines:
             self._fill()
         while (message := self._take_one()) is None and not self.closed:
-            # A time that has run out ends this also when something arrives all the time.
+            # The deadline counts also while data arrives all the time.
             if _passed(deadline) or not self._ready(select.POLLIN, deadline):
                 return None
             self._fill()
@@ -123,7 +123,7 @@ class LineChannel:
         self.close()
 
     def _write(self, data: memoryview) -> int:
-        """Bytes that the socket took at once, without waiting."""
+        """Return how many bytes the socket took, without waiting."""
         self._leave_waiting_to_us()
         try:
             return self.sock.send(data, socket.MSG_DONTWAIT)
@@ -131,7 +131,7 @@ class LineChannel:
             return 0
 
     def _fill(self) -> bool:
-        """Take in what has arrived, without waiting; False when there is nothing now."""
+        """Read what has arrived, without waiting; return False when there is nothing now."""
         if self.closed:
             return False
         try:
@@ -157,7 +157,7 @@ class LineChannel:
             self.sock.setblocking(True)
 
     def _ready(self, event: int, deadline: float | None) -> bool:
-        """Wait until the socket can be read or written or the other side is gone; False when neither came in time."""
+        """Wait until the socket can be read or written or the other side is gone; return False at the deadline."""
         poll = select.poll()
         try:
             poll.register(self.sock, event)
@@ -170,7 +170,7 @@ class LineChannel:
             line = self._lines.popleft()
             if self._receive_seal is not None:
                 mac, line = line[:MAC_CHARS], line[MAC_CHARS + 1 :]
-                # Nothing is parsed before it is known who wrote it.
+                # Nothing is parsed before its sender is verified.
                 if not hmac.compare_digest(mac, self._receive_seal.mac(line)):
                     self._lines.clear()
                     self.refuse("it sent a line without the right MAC")
@@ -181,7 +181,7 @@ class LineChannel:
             if self.strict:
                 self._lines.clear()
                 self.refuse("it sent a line that is no message")
-            # Else passed over: a stray writer on the port cannot stop an agent.
+            # Else the line is skipped: a stray writer on the port cannot stop an agent.
         return None
 
 
@@ -193,13 +193,13 @@ class LineMac:
         self._count = 0
 
     def mac(self, line: bytes) -> bytes:
-        """The MAC of the next line, as hex."""
+        """Return the MAC of the next line, as hex."""
         number, self._count = self._count, self._count + 1
         return hmac.digest(self._key, number.to_bytes(8, "big") + line, hashlib.sha256).hex().encode()
 
 
 def _parsed(line: bytes) -> Message | None:
-    """The message of a line; None when it is no JSON object of finite numbers and few levels."""
+    """Return the message of a line; None when it is no JSON object of finite numbers and few levels."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -208,7 +208,7 @@ def _parsed(line: bytes) -> Message | None:
 
 
 def _is_plain(value: object, levels: int) -> bool:
-    """Whether a value can be used without care: computed with, nested in something else, written as JSON again."""
+    """Whether a value is safe to compute with, to nest in another value and to write as JSON again."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, int):
