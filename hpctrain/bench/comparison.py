@@ -38,8 +38,7 @@ class ComparisonRow:
     other_cpu_s: float | None
     """Medians of processor seconds; None where one side is computed, or shares its processes with the other."""
     spread: float
-    """Half the interquartile range of the pairs' ratios, as a share of the median ratio: the uncertainty of one
-    pair."""
+    """Half the interquartile range of the pairs' ratios, divided by the median ratio: the uncertainty of one pair."""
     pairs: int
 
 

@@ -90,7 +90,7 @@ def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> FaultRe
 
 
 def lost_steps(rows: Sequence[MetricRow]) -> int:
-    """Steps that were repeated after a fault."""
+    """Number of steps that were repeated after a fault."""
     return len(rows) - len({row.step for row in rows})
 
 

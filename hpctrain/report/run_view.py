@@ -169,8 +169,8 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
 def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
     """Generations that ran each plan file.
 
-    A generation may name a copy of its plan beside its own record. The copy is that of the last (re)planned event
-    before; later generations that keep the plan name the same copy.
+    A generation may name a copy of its plan beside its own record. The last (re)planned event before it names the file
+    that was copied; later generations that keep the plan name the same copy.
     """
     used: dict[str, list[int]] = {}
     newest = "plan.json"

@@ -123,8 +123,7 @@ def lock_held(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        # A shared lock, so that two people may ask at once; it is refused while the supervisor holds the exclusive
-        # lock.
+        # A shared lock, so that two people may ask at once; refused while the supervisor holds the exclusive lock.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True

@@ -24,8 +24,7 @@ class GradientSync(Protocol):
     """Whether the gradients are means over the processes, as with DDP and FSDP; otherwise they are sums."""
 
     def reduce(self) -> int | None:
-        """Synchronise after the backward pass; return the bytes that this rank sent in the step, None if not
-        counted."""
+        """Synchronise after the backward pass; return the bytes that this rank sent, None if not counted."""
 
     def after_step(self) -> int:
         """Synchronise after the optimizer step; return the bytes that this rank sent."""
@@ -91,8 +90,7 @@ class StepResult:
 
 
 class BenchTrainer:
-    """A model, its optimizer and its gradient synchronisation; `step` is one optimizer step on this process's
-    sequences."""
+    """A model with its optimizer and gradient synchronisation; `step` takes this process's sequences."""
 
     def __init__(
         self,
@@ -126,8 +124,7 @@ class BenchTrainer:
 
     @torch.no_grad()
     def validate(self, rows: Tensor) -> float:
-        """The mean loss of the same sequences over the processes, because replicas may differ between syncs.
-        Collective."""
+        """The mean loss of the same sequences over the processes, as replicas may differ between syncs. Collective."""
         loss = _loss(self.exchange.model, rows).detach().double()
         dist.all_reduce(loss)
         return float(loss) / dist.get_world_size()

@@ -23,8 +23,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
-    """Write a page of loss over steps, and over time at each link rate; bands are 95 % intervals of the mean over
-    seeds.
+    """Write a page of loss over steps, and over time at each link rate; bands: 95 % interval of the mean over seeds.
 
     Raises:
         InputError: plotly is not installed.

@@ -91,7 +91,7 @@ class LocalSgdSync:
 
 
 class ShardedSync:
-    """Weights are gathered and gradients summed bucket by bucket, during the forward and backward pass."""
+    """Weights are gathered and gradients summed part by part, during the forward and backward pass."""
 
     averages = False
 

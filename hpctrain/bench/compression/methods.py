@@ -22,8 +22,7 @@ from hpctrain.model.imported.part import blocks_of
 
 AUTO = "auto"
 ONE_BUCKET_MB = 1 << 14
-"""Bucket size for torch's PowerSGD hook. It starts collectives in callbacks; on gloo that works with one bucket
-only."""
+"""Bucket size for torch's PowerSGD hook. It starts collectives in callbacks; on gloo, only one bucket works."""
 
 
 @dataclass(frozen=True)

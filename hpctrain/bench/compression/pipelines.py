@@ -1,5 +1,4 @@
-"""Pipelines over the nodes of `hpctrain bench compression --activations`, by the compression of their stage
-messages."""
+"""Pipelines of `hpctrain bench compression --activations`, by the compression of their stage messages."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ bandwidth): what a ring without RDMA reaches there, whatever the instance's own 
 NODE_BYTES_PER_S = 4 * 25e9
 """Bandwidth of a node whose row states no network: four HDR InfiniBand ports."""
 LINK_SHARE = 0.77
-"""Share of a stated bandwidth that collectives reach: 230 of NVLink's 300 GB/s among eight A100s (NVIDIA
-nccl-tests)."""
+"""Share of a stated bandwidth that collectives reach: 230 of NVLink's 300 GB/s among eight A100s (nccl-tests)."""
 ALPHA_S = 1e-5
 """Assumed start-up time of a message between nodes; no published figure exists."""
 

@@ -120,8 +120,7 @@ def _cells(run: MeasuredRun) -> Placement | str:
 
 
 def _stated_cells(run: MeasuredRun) -> Placement | str:
-    """The placement of a stated plan. Each tensor-parallel group is a node of its own, as in the runs that state a
-    plan."""
+    """The placement of a stated plan. Each tensor-parallel group is a node of its own, as in those runs."""
     assert run.stages is not None
     if len({len(stage) for stage in run.stages}) != 1 or len({tp for stage in run.stages for _, tp in stage}) != 1:
         return "its stages differ in replicas or in tensor parallelism, which a plan cannot say"
@@ -166,8 +165,7 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
 
 
 def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | None) -> Topology:
-    """Nodes with the data sheets' figures; links as the row, the data sheets or the authors of the profiles state
-    them."""
+    """Nodes with the data sheets' figures; links as the row, the sheets or the profiles state them."""
     kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
     # Data sheets are per direction and GPU; a PCIe rate in the row is closer to the truth.
     stated = stated_bytes_per_s(run.intra_node)

@@ -36,8 +36,7 @@ class ModifiedNode:
     cpu_group: Path | None = None
     """CPU group that the node's processes run in."""
     stop: Callable[[Path, Process], None] | None = None
-    """Called with the probe's folder and the node's process once all are started; the probe does not wait for that
-    node."""
+    """Called with the probe's folder and the node's process once all are started; that node is not waited for."""
 
 
 def probe_lab_nodes(

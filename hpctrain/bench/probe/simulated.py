@@ -49,8 +49,7 @@ class RuntimeRow:
 
 @dataclass(frozen=True)
 class HealthRow:
-    """Health probes with different seeds of a fabric with two bad nodes, one 20 % and one 10 % slower than the
-    others."""
+    """Health probes with different seeds of a fabric with two bad nodes, one 20 % and one 10 % slower."""
 
     rounds: int
     noise: float
@@ -186,8 +185,7 @@ def health_row(
 
 
 def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings) -> None:
-    """Carry out the measurement schedule without coordinator and clock, to save time: figures go straight into
-    `outcome`."""
+    """Carry out the measurement schedule without coordinator and clock, to save time; adds the figures to `outcome`."""
     for step in measurement_schedule(outcome, settings):
         for planned in step:
             results = _results(outcome.nodes, planned, fabric)

@@ -13,8 +13,7 @@ from hpctrain.corpus.input.compressed_input import is_compressed
 Format = Literal["text", "jsonl", "parquet", "arrow"]
 
 UNIT_BYTES = (16 * 1024 * 1024, 1024 * 1024 * 1024)
-"""Smallest and largest size of a unit: small units lose little when a process is killed, large ones make fewer
-shards."""
+"""Smallest and largest size of a unit: small units lose little in a kill, large ones make fewer shards."""
 UNITS = 1024
 """About the number of units of a large corpus: each makes a shard, and a process can map some ten thousand."""
 

@@ -25,7 +25,7 @@ def peak_memory() -> PeakMemory:
 
 
 def _own_bytes() -> int:
-    # The other figure includes the parent's memory at the start of this process.
+    # ru_maxrss begins with the peak of the parent process; VmHWM does not.
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

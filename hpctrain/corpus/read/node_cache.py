@@ -1,5 +1,4 @@
-"""Copies of corpora on a node's own disk: complete and verified, or absent; shared by all runs of this user on the
-node.
+"""Copies of corpora on a node's own disk, complete and verified; shared by all runs of this user on the node.
 
 A copy is named by the hash of its index, so it never holds other data. It appears by a rename when every shard has the
 hash in the index. A process that uses a copy holds a lock on it; unused copies are removed when space is needed.
