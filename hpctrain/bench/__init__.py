@@ -1,1 +1,1 @@
-"""Side-by-side measurements: ours and another, in turns within one launch, so that the machine's noise is shared."""
+"""Benchmarks: hpctrain and another implementation measured in turns within one launch, so both see the same noise."""

@@ -1,4 +1,4 @@
-"""What pairs of measurements say: the median ratio and how sure one may be of it."""
+"""Statistics of paired measurements: the median ratio and its confidence interval."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 DRAWS = 4000
-"""Resampled sets of pairs; more change the third digit of the interval only."""
+"""Bootstrap samples; more of them change only the third digit of the interval."""
 
 
 @dataclass(frozen=True)
 class TimeSample:
-    """What one side of a pair took."""
+    """What one side of a pair took: time and processor time."""
 
     wall_s: float
     cpu_s: float
-    """Processor seconds of all processes together."""
+    """Processor seconds summed over all processes."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class ComparisonRow:
 
     case: str
     against: str
-    """What ours is compared with."""
+    """What hpctrain is compared with."""
     ratio: float
-    """Median over the pairs of ours / other: above 1, ours is slower."""
+    """Median over the pairs of hpctrain / other; above 1, hpctrain is slower."""
     low: float
     high: float
     """90 % interval of that median, by bootstrap over the pairs."""
@@ -36,17 +36,17 @@ class ComparisonRow:
     other_s: float
     ours_cpu_s: float | None
     other_cpu_s: float | None
-    """Medians of processor seconds; absent where one side is computed, or shares its processes with the other."""
+    """Medians of processor seconds; None where one side is computed, or shares its processes with the other."""
     spread: float
-    """Half the interquartile range of the pairs' ratios, as a share of the median ratio: what one pair is worth."""
+    """Half the interquartile range of the pairs' ratios, divided by the median ratio: the uncertainty of one pair."""
     pairs: int
 
 
 def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSample]], cpu: bool = True) -> ComparisonRow:
-    """Summarise pairs of (ours, other), each pair measured one right after the other.
+    """Summarise pairs of (hpctrain, other); the two of a pair were measured one right after the other.
 
     Raises:
-        ValueError: there is no pair, or the other one took no time.
+        ValueError: there is no pair, or the other side took no time.
     """
     ours = np.array([mine.wall_s for mine, _ in pairs])
     other = np.array([theirs.wall_s for _, theirs in pairs])
@@ -71,7 +71,7 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
 
 
 def interval(values: np.ndarray, draws: int = DRAWS) -> tuple[float, float]:
-    """90 % interval of the median, by bootstrap (Efron 1979); the same for the same values."""
+    """The 90 % interval of the median, by bootstrap (Efron 1979); equal values give the same interval."""
     chosen = np.random.default_rng(0).integers(0, len(values), size=(draws, len(values)))
     low, high = np.percentile(np.median(values[chosen], axis=1), [5, 95])
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""Processes of a bench: started together, one answer back."""
+"""Start the processes of a bench together, and return one result."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Answer = TypeVar("Answer")
 
 
 def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> Answer:
-    """Call `body(rank, world, *arguments)` in `world` fresh processes and give back what it gave on rank 0.
+    """Call `body(rank, world, *arguments)` in `world` new processes, and return its result on rank 0.
 
-    The machine's cores are shared out evenly among them.
+    The machine's cores are divided equally among them.
 
     Raises:
-        HpctrainError: one of them failed; its traceback is in the text.
+        HpctrainError: one of them failed; the message has its traceback.
     """
     with tempfile.NamedTemporaryFile() as answer:
         try:
@@ -49,7 +49,7 @@ def _rank(
 ) -> None:
     os.chdir(folder)
     threads = max(1, len(os.sched_getaffinity(0)) // world)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for `build`, which sets torch's number by it
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for `build`, which sets torch's number of threads by it
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(threads)
     given = body(rank, world, *arguments)
@@ -58,7 +58,7 @@ def _rank(
 
 
 def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Trainer:
-    """What a worker's process builds from its start order; the order is made here as an agent makes it."""
+    """Build the trainer of a worker process from its start order, which is made here as an agent makes it."""
     descriptor = None
     if rank == 0:
         plan.write(folder / "plan.json")
@@ -70,7 +70,7 @@ def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Tr
 
 
 class NoAgentChannel:
-    """Orders of an agent that wants nothing and keeps no news."""
+    """An agent channel without an agent: it requests nothing and drops all messages."""
 
     def save_wanted(self) -> bool:
         return False
@@ -83,7 +83,7 @@ class NoAgentChannel:
 
 
 def timed(step: Callable[[], object], count: int) -> TimeSample:
-    """`count` steps between two barriers, per step; the processors' seconds are those of all ranks."""
+    """Time per step of `count` steps between two barriers; processor seconds are summed over all ranks."""
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()
     for _ in range(count):
@@ -96,6 +96,6 @@ def timed(step: Callable[[], object], count: int) -> TimeSample:
 
 
 def leave_process_group() -> None:
-    """End this process's membership, when all have come here."""
+    """Leave the process group, when all processes have arrived here."""
     dist.barrier()
     dist.destroy_process_group()

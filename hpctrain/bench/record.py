@@ -1,4 +1,4 @@
-"""What every bench writes beside its rows: where and with what it was measured."""
+"""The part of a bench's record that is not its rows: machine, versions and settings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hpctrain.probe.system.host import cpu_name
 
 
 def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The machine form of a bench's result.
+    """The record of a bench, as JSON values.
 
     Args:
-        rows: dataclasses, one a case.
+        rows: dataclasses, one per case.
     """
     told = machine_and_versions(bench, settings)
     return told | {"rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]}
 
 
 def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Everything but the rows."""
+    """The record without its rows."""
     return {
         "bench": bench,
         "time": utc_text(time.time()),

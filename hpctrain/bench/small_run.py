@@ -1,4 +1,4 @@
-"""What a bench trains: a run folder with a small corpus, and plans by their degrees."""
+"""What a bench trains on: a run folder with a small corpus, and plans by their degrees."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hpctrain.records.run.model_choice import Model
 from hpctrain.records.run.run import Batch, Checkpoint, Run, Validation
 
 BYTES_VOCABULARY = 320
-"""Size of the vocabulary of the corpus below, whose tokens are bytes."""
+"""Vocabulary size of the corpus below, whose tokens are bytes."""
 NEVER = 10**9
 
 
 def make_corpus(folder: Path) -> None:
-    """A corpus of hpctrain's own source text: there on every machine, and enough for a bench."""
+    """Write a corpus of hpctrain's own source text, which every machine has."""
     prepare([Path(hpctrain.__file__).parent], folder, PrepareOptions(valid_fraction=0.1, limit_bytes=400_000))
 
 
 def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
-    """A run folder without plans; nothing but steps happens in it unless `keys` of the run file say so."""
+    """Create a run folder without plans; only steps happen in it, unless `keys` of the run file add something."""
     settings: dict[str, Any] = {
         "steps": NEVER,
         "checkpoint": Checkpoint(every=NEVER),
@@ -45,7 +45,7 @@ def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: 
 def make_plan(
     pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int, *, tp: int = 1, zero: ZeroLevel = 0
 ) -> Plan:
-    """Equal stages, one a rank, and equal replicas, on the CPUs of so many virtual nodes."""
+    """A plan with equal stages, one per rank, and equal replicas, on the CPUs of as many virtual nodes."""
     devices = [f"local{index}:cpu0" for index in range(pp * dp * tp)]
     cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
     replicas = [

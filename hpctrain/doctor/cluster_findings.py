@@ -1,4 +1,4 @@
-"""What a cluster's settings and partitions cost a run. Pure: facts in, findings out."""
+"""What a cluster's settings and partitions mean for a run. Pure: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
 from hpctrain.slurm.time import format_time_limit
 
 LONG_PAUSE_S = 60
-"""A pause between two attempts that is worth a word."""
+"""Shortest pause between two attempts that is worth a finding."""
 NOTICE_S = int(Cluster.model_fields["save_notice_s"].default)
 HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
 _MIG = re.compile(r"\d+g\.\d+gb")
 
 
 def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
-    """The cluster: its version, the settings that decide how a run lives and dies, and its partitions."""
+    """Findings about the cluster: its version, the settings that affect a run's life, and its partitions."""
     if isinstance(slurm, SlurmUnavailable):
         return [_no_slurm(slurm)]
     config = slurm.config
@@ -143,7 +143,7 @@ def _accounting(config: ClusterConfig) -> DoctorFinding:
 
 
 def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[DoctorFinding]:
-    """One finding a partition; one more where none of them can run anything.
+    """One finding per partition; one more if none of them can run anything.
 
     Args:
         kind: the cluster's PreemptType.
@@ -182,7 +182,7 @@ def _ready(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
 
 
 def _gpus(members: Sequence[NodeInfo]) -> str:
-    """GPUs by what a node has of them: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1 node'."""
+    """GPUs grouped by their number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1 node'."""
     counts = Counter((item.count, item.type) for node in members for item in node.gres if item.name == "gpu")
     if not counts:
         return "no GPUs"

@@ -1,4 +1,4 @@
-"""What the doctor finds, before anybody judges it. None and () say that a part is not there."""
+"""The facts that the doctor collects, without judgement. None and () mean that a part is missing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class SlurmFacts:
     partitions: tuple[Partition, ...]
     nodes: tuple[NodeInfo, ...]
     pyxis: bool
-    """Whether srun starts containers by itself (--container-image)."""
+    """Whether srun can start containers itself (--container-image)."""
 
 
 @dataclass(frozen=True)
 class SlurmUnavailable:
-    """No cluster to ask."""
+    """No cluster that could be asked."""
 
     installed: bool
-    """Whether its commands are on the path."""
+    """Whether Slurm's commands are on the path."""
     configured: bool
-    """Whether they know a controller."""
+    """Whether the commands know a controller."""
     reason: str = ""
-    """What they say."""
+    """Error message of the commands."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +38,25 @@ class ContainerRuntime:
 
     name: str
     version: str | None
-    """None: it is on the path and does not run."""
+    """None: it is on the path but does not run."""
 
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """torch as a process of its own finds it."""
+    """torch, as imported in a separate process."""
 
     version: str
     cuda_version: str | None
-    """The CUDA that this build is for; None: a build for CPUs."""
+    """CUDA version of this build; None: a build for CPUs."""
     gloo: bool
     nccl_version: str | None
     devices: tuple[str, ...]
-    """Names of the GPUs that it can use here."""
+    """Names of the GPUs that torch can use here."""
 
 
 @dataclass(frozen=True)
 class TorchUnavailable:
-    """Why there is none."""
+    """Why torch is not available."""
 
     reason: str
     installed: bool
@@ -64,12 +64,12 @@ class TorchUnavailable:
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver on this machine, by nvidia-smi."""
+    """NVIDIA's driver on this machine, according to nvidia-smi."""
 
     gpus: tuple[str, ...]
     version: str | None
     reason: str = ""
-    """What nvidia-smi says when it fails."""
+    """Message of nvidia-smi when it fails."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Interface:
     name: str
     address: str
     bits_per_s: int | None
-    """None where the driver does not tell, as in most virtual machines."""
+    """Speed of the interface; None if the driver does not report it, as in most virtual machines."""
     infiniband: bool
 
 
@@ -88,21 +88,21 @@ class NetworkFacts:
     """Interfaces, and the one that collectives would use."""
 
     interfaces: tuple[Interface, ...]
-    """Loopback is left out."""
+    """Interfaces that are up, without loopback."""
     peer: str | None
-    """The node that a way was looked for to; None: processes of this machine only."""
+    """The node to which a route was looked up; None: only processes on this machine communicate."""
     chosen: str | None
     reason: str = ""
-    """Why none is chosen."""
+    """Why no interface was chosen."""
     exported: Mapping[str, str] = field(default_factory=dict)
-    """GLOO_ and NCCL_SOCKET_IFNAME, where a person set them."""
+    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if a person set them."""
     known: tuple[str, ...] = ()
     """Names of all interfaces, up or not."""
 
 
 @dataclass(frozen=True)
 class FolderTest:
-    """Something that was done in a folder for real. reason: what went wrong."""
+    """A test of one operation in a folder. reason: what went wrong."""
 
     works: bool
     reason: str = ""
@@ -110,7 +110,7 @@ class FolderTest:
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """Where run folders go."""
+    """The folder that holds run folders."""
 
     path: Path
     kind: str
@@ -118,7 +118,7 @@ class FolderFacts:
     options: tuple[str, ...]
     free_bytes: int
     from_variable: bool
-    """Whether HPCTRAIN_RUNS names it."""
+    """Whether HPCTRAIN_RUNS names the folder."""
     rename: FolderTest
     lock: FolderTest
     link: FolderTest
@@ -135,7 +135,7 @@ class LocalDisk:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """Everything that was found."""
+    """All collected facts."""
 
     host: str
     slurm: SlurmFacts | SlurmUnavailable

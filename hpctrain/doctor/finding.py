@@ -1,4 +1,4 @@
-"""What the doctor has to say of one thing: how it stands, what it costs a run, and what to do about it."""
+"""One finding of the doctor: its level, what it means for a run, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One line of the doctor's answer."""
+    """One line of the doctor's output."""
 
     subject: Subject
     name: str
     """The setting, partition, program or folder."""
     level: Level
-    """ok: nothing to do. note: it costs something, or a part is not there. problem: a run would fail or stay slow."""
+    """ok: nothing to do. note: a disadvantage, or a missing part. problem: a run would fail or stay slow."""
     value: str
-    """What was found."""
+    """The value that was found."""
     words: str = ""
     """What it means for a run."""
     todo: str = ""
@@ -30,5 +30,5 @@ class DoctorFinding:
 
 
 def exit_code(findings: Sequence[DoctorFinding]) -> int:
-    """0, or 3 where something would make a run fail."""
+    """0, or 3 if a finding is a problem."""
     return EXIT_WARNINGS if any(finding.level == "problem" for finding in findings) else EXIT_DONE

@@ -25,13 +25,13 @@ from hpctrain.runs.file_system import IN_MEMORY, is_shared
 from hpctrain.slurm.gres import gpu_count
 
 LITTLE_BYTES = 10 * 2**30
-"""Checkpoints of a model of 1e8 parameters fill this with a handful of them (12 bytes a parameter, fp32 Adam)."""
+"""Little free space: a few checkpoints of a model of 1e8 parameters fill it (12 bytes a parameter, fp32 Adam)."""
 _LOCKS_OF_ONE_NODE = ("nolock", "local_lock=all", "local_lock=flock", "localflock")
-"""Mount options of NFS and Lustre that keep a lock on the node that took it."""
+"""Mount options of NFS and Lustre that make locks invisible to other nodes."""
 
 
 def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
-    """Everything there is to say."""
+    """All findings from the facts."""
     slurm = facts.slurm if isinstance(facts.slurm, SlurmFacts) else None
     elsewhere = slurm is not None and any(node.name != facts.host for node in slurm.nodes)
     return [
@@ -45,7 +45,7 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
 
 
 def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None) -> list[DoctorFinding]:
-    """Runtimes on the path, and pyxis; None: there is no Slurm that could have it."""
+    """Findings about container runtimes, and about pyxis; `pyxis` None: there is no Slurm that could have it."""
     found = []
     for runtime in runtimes:
         if runtime.version is None:
@@ -67,7 +67,7 @@ def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None)
 def torch_findings(
     torch: TorchFacts | TorchUnavailable, driver: Driver | None, cluster_gpus: int
 ) -> list[DoctorFinding]:
-    """torch, its backends, and the driver beside it.
+    """Findings about torch, its backends, and the driver.
 
     Args:
         cluster_gpus: GPUs that Slurm lists on its nodes.
@@ -136,7 +136,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
-    """The interfaces, and which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
+    """Findings about interfaces, and about which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
     found = [DoctorFinding("network", entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
     if not network.interfaces:
         found.append(DoctorFinding("network", "interfaces", "note", "loopback only", "no other machine can be reached"))
@@ -167,7 +167,7 @@ def _choice(network: NetworkFacts) -> DoctorFinding:
 
 def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
     value = network.exported[name]
-    # gloo takes names, with commas between; NCCL takes beginnings of names, and marks that turn the meaning round.
+    # gloo takes names separated by commas; NCCL takes prefixes of names, and characters that change the match.
     missing = name.startswith("GLOO") and not set(value.split(",")) <= set(network.known)
     if missing and network.peer is None:
         words = "you exported it, and this machine has no such interface: workers would fail at their start"
@@ -181,10 +181,10 @@ def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
 
 
 def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
-    """Where run folders go.
+    """Findings about the folder of run folders.
 
     Args:
-        elsewhere: whether jobs run on other machines than this one, which have to see the folder.
+        elsewhere: whether jobs run on other machines, which have to see the folder.
     """
     return [
         _place(runs, elsewhere),

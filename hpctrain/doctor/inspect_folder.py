@@ -1,4 +1,4 @@
-"""A folder tried for real: what a run relies on is done once in it, by the code that a run does it with."""
+"""Test a folder: do once in it each operation that a run relies on, with the same code as a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hpctrain.runs.locate import RUNS_VARIABLE
 
 
 def inspect_runs_folder(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
-    """Where run folders go, and whether renaming, locking and linking work there.
+    """The folder of run folders, and whether renaming, locking and linking work there.
 
-    Nothing stays behind: what is tried lies in a folder of its own, which is removed. A folder that is not there yet is
-    not made; its nearest parent is tried in its place.
+    The test uses a temporary folder, which is removed. A folder that does not exist is not made; its nearest parent is
+    tested instead.
     """
     path = runs.expanduser().resolve()
     there = _nearest(path)
@@ -42,7 +42,7 @@ def inspect_runs_folder(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
 
 
 def inspect_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
-    """The usual places for temporary files that lie on no shared file system."""
+    """The usual folders for temporary files that lie on no shared file system."""
     places = dict.fromkeys(Path(place) for place in (environ.get("TMPDIR") or "/tmp", "/tmp", "/scratch", "/dev/shm"))
     disks = [
         LocalDisk(place, file_system_of(place), shutil.disk_usage(place).free) for place in places if place.is_dir()
@@ -52,14 +52,14 @@ def inspect_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
 
 def _nearest(path: Path) -> Path:
     while True:
-        with contextlib.suppress(PermissionError):  # its parent may not be looked into
+        with contextlib.suppress(PermissionError):  # its parent may not be readable
             if path.is_dir():
                 return path
         path = path.parent
 
 
 def _try_in(folder: Path) -> tuple[FolderTest, FolderTest, FolderTest]:
-    """Rename, lock and link, in this order."""
+    """Test rename, lock and link, in this order."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".hpctrain-doctor-", dir=folder))
     except OSError as error:
@@ -77,7 +77,7 @@ def _tried(trial: Callable[[Path], str], folder: Path) -> FolderTest:
     except OSError as error:
         reason = error.strerror or str(error)
     except StorageError as error:
-        # Its own words name a file that is gone by now.
+        # The error's own message names a file that no longer exists.
         cause = error.__cause__
         reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
     except HpctrainError as error:
@@ -86,7 +86,7 @@ def _tried(trial: Callable[[Path], str], folder: Path) -> FolderTest:
 
 
 def _rename(folder: Path) -> str:
-    """A file takes the place of another one; what went wrong."""
+    """Replace a file by another one; return what went wrong or ''."""
     path = folder / "file"
     for text in ("first", "second"):
         write_text(path, text)
@@ -94,7 +94,7 @@ def _rename(folder: Path) -> str:
 
 
 def _lock(folder: Path) -> str:
-    """A run folder is taken and given back, as `hpctrain status` would see it; what went wrong."""
+    """Lock and release a run folder, and check it as `hpctrain status` does; return what went wrong or ''."""
     lock = lock_run_folder(folder)
     try:
         held = lock_held(folder)
@@ -106,7 +106,7 @@ def _lock(folder: Path) -> str:
 
 
 def _link(folder: Path) -> str:
-    """A second hard link to one name is refused; what went wrong."""
+    """Check that a second hard link to one name is refused; return what went wrong or ''."""
     (folder / "proposal").write_text("")
     os.link(folder / "proposal", folder / "decided")
     try:

@@ -1,4 +1,4 @@
-"""The facts of this machine and its cluster, asked for part by part; a part that is missing is a fact too."""
+"""Collect the facts of this machine and its cluster part by part; a missing part is a fact too."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from hpctrain.slurm.cluster import NodeInfo
 from hpctrain.slurm.commands import NotConfiguredError, Slurm
 
 TORCH_TIMEOUT_S = 180.0
-"""Importing torch from a shared file system that is busy takes minutes."""
+"""Importing torch from a busy shared file system takes minutes."""
 PROGRAM_TIMEOUT_S = 30.0
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _INFINIBAND = "32"
-"""ARPHRD_INFINIBAND, what /sys/class/net/<name>/type has for IP over InfiniBand."""
+"""ARPHRD_INFINIBAND: the content of /sys/class/net/<name>/type for IP over InfiniBand."""
 
 Which = Callable[[str], str | None]
-"""shutil.which, or what a test puts in its place."""
+"""shutil.which, or a test's replacement."""
 
 
 def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> MachineFacts:
-    """Everything the doctor looks at; nothing is changed and nothing is left behind."""
+    """Collect all facts; nothing is changed and no file is left behind."""
     host = platform.node().partition(".")[0]
     slurm = inspect_slurm(runner, environ, which)
     nodes = slurm.nodes if isinstance(slurm, SlurmFacts) else ()
@@ -59,7 +59,7 @@ def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which:
 
 
 def inspect_slurm(runner: Runner, environ: Mapping[str, str], which: Which) -> SlurmFacts | SlurmUnavailable:
-    """The cluster, or why there is none to ask."""
+    """The cluster, or why it could not be asked."""
     if which("scontrol") is None:
         return SlurmUnavailable(installed=False, configured=False)
     slurm = Slurm(runner, environ)
@@ -75,11 +75,11 @@ def _has_pyxis(slurm: Slurm) -> bool:
     try:
         return slurm.srun_has("--container-image")
     except CommandError:
-        return False  # no srun here: nobody can start a step, with pyxis or without
+        return False  # no srun here: nobody can start a step, with or without pyxis
 
 
 def inspect_containers(runner: Runner, which: Which) -> tuple[ContainerRuntime, ...]:
-    """Apptainer and Singularity, where they are on the path."""
+    """Apptainer and Singularity, if they are on the path."""
     return tuple(
         ContainerRuntime(name, _first_line(runner, [name, "--version"]))
         for name in ("apptainer", "singularity")
@@ -97,7 +97,7 @@ def _first_line(runner: Runner, argv: Sequence[str]) -> str | None:
 
 
 def inspect_torch(runner: Runner) -> TorchFacts | TorchUnavailable:
-    """torch, looked at by a process of its own: importing it takes seconds and may crash on a broken driver."""
+    """torch, as seen by a separate process: importing it takes seconds and may crash on a broken driver."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -109,13 +109,13 @@ def inspect_torch(runner: Runner) -> TorchFacts | TorchUnavailable:
     if done.code != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.code} and no message"]
         return TorchUnavailable(f"{version} cannot be imported: {lines[-1].strip()}", installed=True)
-    # What a library prints while it is imported comes first.
+    # Libraries may print while they are imported, before the result.
     state = json.loads(done.stdout.strip().splitlines()[-1])
     return TorchFacts(**{**state, "devices": tuple(state["devices"])})
 
 
 def inspect_driver(runner: Runner, which: Which) -> Driver | None:
-    """NVIDIA's driver; None where there is no nvidia-smi."""
+    """NVIDIA's driver; None if there is no nvidia-smi."""
     if which("nvidia-smi") is None:
         return None
     argv = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -131,7 +131,7 @@ def inspect_driver(runner: Runner, which: Which) -> Driver | None:
 
 
 def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, str]) -> NetworkFacts:
-    """The interfaces, and the one that leads to the nodes, found in the way that each node's agent finds its own."""
+    """The interfaces, and the one with a route to the nodes, found as each node's agent finds its own."""
     peer = next((node for node in nodes if node.accepts_jobs and node.name != host), None)
     exported = {name: environ[name] for name in VARIABLES if environ.get(name)}
     interfaces, known = _interfaces(), tuple(psutil.net_if_addrs())
@@ -141,7 +141,7 @@ def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, 
     try:
         found, reason = interface_of(routed_address(peer.addr)), ""
     except InputError as error:
-        # Its remedy is an option of the probe.
+        # The rest of the message advises an option of the probe.
         found, reason = None, str(error).partition(";")[0]
     return NetworkFacts(interfaces, peer.name, found, reason, exported, known)
 

@@ -1,1 +1,1 @@
-"""A run's files turned into what a person reads: report.html, its status, and the live view of the terminal."""
+"""A run's files presented to people: report.html, the run's status, and the live view on the terminal."""

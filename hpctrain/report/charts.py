@@ -1,7 +1,7 @@
 """The charts of a report as plotly figures in plain JSON: traces and layout.
 
-Colours are written as '@1' … '@8' (series) and '@good', '@fault' (marks); the page puts in those of its light or dark
-theme, so that one file serves both.
+Colours are written as '@1' … '@8' (series) and '@good', '@fault' (marks). The page replaces them by those of its light
+or dark theme, so that one file serves both.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hpctrain.report.validation import HELD_OUT, losses_by_set
 Trace = dict[str, Any]
 
 MOST_POINTS = 2000
-"""Points of a line; a longer run shows every n-th step, the first and the last ones included."""
+"""Most points of a line; a longer run shows every n-th step, including the first and the last one."""
 
 COLOURS = 8
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its title and one line below it."""
+    """A figure with its title and a note of one line."""
 
     id: str
     title: str
@@ -36,12 +36,12 @@ class Chart:
 
 
 def colour(index: int) -> str:
-    """Series colour by number; the ninth is the first again."""
+    """The colour of a series by its number; after the last colour comes the first again."""
     return f"@{index % COLOURS + 1}"
 
 
 def thinned(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    """At most about MOST_POINTS rows, evenly spaced, with the last one."""
+    """At most about `MOST_POINTS` rows, evenly spaced, including the last one."""
     stride = -(-len(rows) // MOST_POINTS) or 1
     kept = list(rows[::stride])
     if rows and kept[-1] is not rows[-1]:
@@ -75,14 +75,14 @@ def loss_chart(view: RunView) -> Chart:
 
 
 def throughput_chart(view: RunView) -> Chart:
-    """Tokens a second over the steps."""
+    """Tokens per second over the steps."""
     traces = by_generation(view.rows, lambda row: row.tokens_per_s, "tokens/s", ".4s")
     note = "Tokens of the whole job, by the time from one step's end to the next."
     return Chart("throughput", "Throughput (tokens/s)", note, traces, layout("step", zero=True, recovery_lines=view))
 
 
 def step_time_chart(view: RunView) -> Chart:
-    """Seconds a step."""
+    """Seconds per step."""
     traces = by_generation(view.rows, lambda row: row.step_time_s, "s", ".3s")
     note = "The first step of a generation also warms up caches and connections."
     shape = layout("step", zero=True, recovery_lines=view)
@@ -90,7 +90,7 @@ def step_time_chart(view: RunView) -> Chart:
 
 
 def stage_chart(view: RunView) -> Chart | None:
-    """Compute time of each pipeline stage; None while no step has told."""
+    """Compute time of each pipeline stage; None if no step has reported it."""
     rows = thinned(view.history)
     stages = max((len(row.stage_time_s) for row in rows), default=0)
     if not stages:
@@ -124,7 +124,7 @@ def bubble_chart(view: RunView) -> Chart | None:
 
 
 def bytes_chart(view: RunView) -> Chart | None:
-    """Bytes on the wire in a step by mesh axis; None when nothing was sent at all."""
+    """Bytes sent in a step by mesh axis; None if nothing was sent."""
     rows = thinned(view.history)
     traces = []
     for index, (axis, name) in enumerate(_AXES.items()):
@@ -139,7 +139,7 @@ def bytes_chart(view: RunView) -> Chart | None:
 
 
 def wall_chart(view: RunView) -> Chart:
-    """Steps over wall time: a fall is work lost to a fault, a flat stretch is time in which nobody trained."""
+    """Steps over wall time: a drop is work lost to a fault, a flat stretch is time without training."""
     start = view.start_s or 0.0
     traces = []
     for index, (generation, rows) in enumerate(_generations(view.rows).items()):
@@ -160,7 +160,7 @@ def wall_chart(view: RunView) -> Chart:
 def by_generation(
     rows: Sequence[MetricRow], value: Callable[[MetricRow], float], unit: str, form: str = ".4f"
 ) -> list[Trace]:
-    """One line a generation, so that steps done again show twice."""
+    """One line per generation, so that repeated steps appear twice."""
     traces = []
     for index, (generation, own) in enumerate(_generations(rows).items()):
         kept = thinned(own)
@@ -171,7 +171,7 @@ def by_generation(
 
 
 def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace:
-    """A line; a single point shows as a dot, and a value that is no number (a diverged loss) as a gap."""
+    """A line; a single point appears as a dot, and a value that is not finite (a diverged loss) as a gap."""
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 1 else "markers",
@@ -185,7 +185,7 @@ def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace
 
 
 def layout(x_title: str, zero: bool = False, recovery_lines: RunView | None = None) -> dict[str, Any]:
-    """Axes shared by the line charts."""
+    """Axes and layout shared by the line charts."""
     shape: dict[str, Any] = {
         "xaxis": {"title": {"text": x_title, "standoff": 8}},
         "yaxis": {"rangemode": "tozero" if zero else "normal"},

@@ -1,4 +1,4 @@
-"""Whether a run finds room for what it writes: from its events, and from what its file system says is free. Pure."""
+"""Warn of a disk that is full or too small for the next checkpoint, from events and free bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TRIES = ("checkpoint_saved", "checkpoint_skipped", "waiting_for_room")
 
 
 def disk_warning(events: Sequence[Event], free_bytes: float | None) -> str | None:
-    """What a person has to know of checkpoints that are not written, or will not be; None where all is well.
+    """A warning of checkpoints that could not or will not be written; None if there is no problem.
 
     Args:
-        free_bytes: on the run folder's file system; None where that is not known.
+        free_bytes: free on the run folder's file system; None if unknown.
     """
     tries = [event for event in events if event.kind in _TRIES and "step" in event.data]
     saved = next((event for event in reversed(tries) if event.kind == "checkpoint_saved"), None)

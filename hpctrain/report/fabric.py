@@ -1,4 +1,4 @@
-"""The measured network as matrices: bandwidth and latency from every node to every other one."""
+"""The measured network as matrices: bandwidth and latency from every node to every other node."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.report.charts import Chart
 
 MOST_LABELLED = 12
-"""With more nodes than this the cells carry no numbers; the pointer still tells them."""
+"""With more nodes than this the cells show no numbers; hovering still does."""
 MOST_ROWS = 128
-"""With more nodes than this a cell is the median of a block of pairs: a million cells are no picture, and 20 MB."""
+"""With more nodes than this a cell is the median of a block of pairs: a million cells are unreadable, and 20 MB."""
 
 Matrix = list[list[float | None]]
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One heat map."""
+    """A measured quantity, drawn as one heat map."""
 
     key: str
     title: str
     note: str
     unit: str
     scale: float
-    """Shown value over the file's."""
+    """Factor from the file's unit to the shown unit."""
     of_link: Callable[[LinkFigures], float | None]
     of_pairs: str
-    """The same figure in the file of all pairs that a large topology has."""
+    """Name of the figure in the file of all pairs, which a large topology has."""
 
 
 QUANTITIES = (
@@ -51,14 +51,14 @@ QUANTITIES = (
 
 
 def fabric_charts(topology: Topology) -> list[Chart]:
-    """Heat maps of what was measured; a matrix without any figure is left out."""
+    """Heat maps of the measured quantities; one without any figure is left out."""
     return [chart for quantity in QUANTITIES if (chart := _heat_map(topology, quantity)) is not None]
 
 
 def matrix(topology: Topology, quantity: Quantity) -> tuple[list[str], Matrix]:
     """Names of the rows in the file's order, and cells[source][target] in the file's unit; None where not measured.
 
-    A row is a node; above `MOST_ROWS` of them, several.
+    A row is a node; with more than `MOST_ROWS` nodes, a block of nodes.
     """
     names = [node.id for node in topology.nodes]
     if topology.pairs is not None:
@@ -78,11 +78,11 @@ def _heat_map(topology: Topology, quantity: Quantity) -> Chart | None:
     names, cells = matrix(topology, quantity)
     if all(value is None for row in cells for value in row):
         return None
-    # Four figures are more than was measured; all sixteen would make the page three times as long.
+    # Four digits are more than the precision of the measurement; all sixteen would make the page three times as long.
     shown = [[None if value is None else float(f"{value * quantity.scale:.4g}") for value in row] for row in cells]
-    # Plotly reads a little HTML in labels; names from a file are text.
+    # Plotly interprets a little HTML in labels; names from a file are plain text.
     labels = [html.escape(name, quote=False) for name in names]
-    gap = 2 if topology.pairs is None else 0  # of many cells there would be nothing left
+    gap = 2 if topology.pairs is None else 0  # with many cells, gaps would take all the space
     trace: dict[str, Any] = {
         "type": "heatmap",
         "x": labels,

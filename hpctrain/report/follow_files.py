@@ -1,4 +1,4 @@
-"""Watching a run's files while they are written."""
+"""Follow a run's files while they are written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RecordT = TypeVar("RecordT", bound=Document)
 
 
 class FileTail:
-    """The whole lines that were appended to a file since the last look; a line still being written waits."""
+    """The whole lines appended to a file since the last call of `values`; a partial line waits for its end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -29,10 +29,10 @@ class FileTail:
         self._rest = b""
 
     def values(self) -> list[Any]:
-        """The JSON object of each new line. A line of a killed writer, cut short, is left out.
+        """The JSON object of each new line. A line cut short by the writer's death is left out.
 
         Raises:
-            UntrustedError: the file or its folder is somebody else's, or others can write to it.
+            UntrustedError: another user owns the file or its folder, or can write to it.
         """
         try:
             with os.fdopen(open_owned(self._path), "rb") as file:
@@ -48,10 +48,10 @@ class FileTail:
 def follow(
     folder: Path, clock: Clock, until: Callable[[], bool], poll_s: float = POLL_S
 ) -> Iterator[MetricRow | Event]:
-    """Rows and events of a run in the order in which they happened, from the first one on, as they are written.
+    """Rows and events of a run in the order of time, from the first one on, as they are written.
 
     Args:
-        until: asked before each look; once it says yes, what is left is given out and the iteration ends.
+        until: checked before each poll; once it returns True, the remaining lines are yielded and the iteration ends.
 
     A line that this version cannot read is left out: a view must not stop the run that it shows.
     """
@@ -66,7 +66,7 @@ def follow(
 
 
 def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
-    """The records among the values; what this version cannot read is left out."""
+    """The records among the values; values that this version cannot read are left out."""
     for value in values:
         try:
             yield kind.from_json(value)

@@ -1,4 +1,4 @@
-"""A run's status together with what Slurm says of its job: the files know the training, the queue knows the job."""
+"""A run's status combined with its job's state: files know the training, the queue knows the job."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hpctrain.report.status import RunStatus, State
 from hpctrain.slurm.job import JobInfo, needs_action, pending_job_text
 
 HORIZON_S = 300 * 86400.0
-"""An estimate beyond this tells nothing: behind a job without a time limit, Slurm counts on its end in a year."""
+"""Ignore a start estimate beyond this: behind a job without a time limit, Slurm assumes that job's end in a year."""
 
 
 def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool = False) -> RunStatus:
-    """The status as the job's state completes it.
+    """Combine the status with the job's state.
 
     Args:
-        job: what Slurm says; None when it has forgotten the job, as it does some minutes after the end, and accounting
-            does not remember it either.
+        job: the job's information; None if Slurm has forgotten the job, as it does some minutes after the end, and
+            accounting has no record either.
         now: wall clock, seconds since 1970.
-        cancelled: whether somebody cancelled the run: then its end, however it looks to Slurm, is no failure.
+        cancelled: whether a person cancelled the run: then its end is no failure, whatever Slurm reports.
     """
     if status.state == "done":
         return status
@@ -41,7 +41,7 @@ def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool
         if status.state in ("queued", "unknown", "requeued"):
             return replace(status, state="starting", reason=f"job {job.job_id} is {word.lower()}")
         if status.state == "failed":
-            # Its agents gave up; whether the run goes on is decided when its job ends.
+            # Its agents gave up; only when the job ends it is decided whether the run continues.
             reason = f"{status.reason}; its job {job.job_id} is {word.lower()} still"
             return replace(status, state="recovering", reason=reason)
         return status
@@ -59,17 +59,17 @@ def _expected_start(job: JobInfo, now: float) -> float | None:
 
 
 def with_controller_unreachable(status: RunStatus, why: str) -> RunStatus:
-    """The status from the run's files alone, and that the controller does not answer."""
+    """The status from the run's files alone, with the reason that the controller does not answer."""
     return replace(status, reason=f"{status.reason}; the Slurm controller does not answer ({why})")
 
 
 def with_slurm_unknown(status: RunStatus, why: str) -> RunStatus:
-    """The status from the run's files alone, and why Slurm could not be asked for its job."""
+    """The status from the run's files alone, with the reason why Slurm could not be asked for its job."""
     return replace(status, reason=f"{status.reason}; Slurm was not asked: {why}")
 
 
 def with_job_elsewhere(status: RunStatus, job_id: str, cluster: str) -> RunStatus:
-    """The status from the run's files alone, and where its job is."""
+    """The status from the run's files alone, with the cluster that has its job."""
     return replace(status, reason=f"{status.reason}; its job {job_id} is on cluster {cluster}")
 
 

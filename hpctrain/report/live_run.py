@@ -1,4 +1,4 @@
-"""A run that is being watched: its files are read on from where the last look ended."""
+"""A run that is being watched: each read of its files continues where the last one ended."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from hpctrain.report.follow_files import FileTail, rows_of
 from hpctrain.report.status import RunStatus, decide_status, lock_held
 
 ROWS = 2000
-"""Steps that are kept in memory; a view needs the last ones."""
+"""Most steps in memory; a view needs only the last ones."""
 
 
 class LiveRun:
-    """What is known of a run from its files, kept up to date by `read`."""
+    """What the files say of a run, kept up to date by `read`."""
 
     def __init__(self, folder: Path) -> None:
-        """
+        """Open the run in `folder`.
+
         Raises:
-            FileError: run.yaml is missing or wrong.
+            FileError: run.yaml is missing or invalid.
         """
         self.folder = folder
         self.run: Run = run_of(folder)
         self.events: list[Event] = []
         self.rows: deque[MetricRow] = deque(maxlen=ROWS)
         self.held = False
-        """Whether a process held the folder at the last look."""
+        """Whether a process held the folder at the last read."""
         self._tails = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
 
     def read(self) -> list[Event | MetricRow]:
-        """What was written since the last look, in the order of time."""
-        # The lock is looked at first: a run that ends in between has then written how it ended.
+        """What was written since the last read, in the order of time."""
+        # The lock is checked first: a run that ends in between has then written how it ended.
         self.held = lock_held(self.folder)
         events, rows = (tail.values() for tail in self._tails)
         new: list[Event | MetricRow] = [*rows_of(Event, events), *rows_of(MetricRow, rows)]
@@ -49,10 +50,10 @@ class LiveRun:
         try:
             self.run = run_of(self.folder)
         except FileError:
-            return  # a view goes on with what it has
+            return  # a view continues with the settings that it has
 
     def status(self, now: float) -> RunStatus:
-        """The status as the files tell it; steps done twice are counted among the rows in memory alone.
+        """The status according to the files; repeated steps are counted only among the rows in memory.
 
         Args:
             now: wall clock, seconds since 1970.

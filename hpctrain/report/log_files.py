@@ -1,4 +1,4 @@
-"""Which logs a run has, and which of them hold what an attempt, a node or a rank printed."""
+"""The logs of a run, selected by attempt, node or rank."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def find_logs(
     """The logs of a run: its jobs' scripts, their agents, their workers.
 
     Args:
-        node: only what this node's agent and workers printed.
-        rank: only what this global rank printed. Which worker that is changes with the generation.
-        attempt: only of this attempt; the script and the agents of a job write one log for all its attempts.
+        node: select what this node's agent and workers printed.
+        rank: select what this global rank printed. Its worker changes with the generation.
+        attempt: select this attempt; the script and the agents of a job write one log for all its attempts.
 
     Raises:
         InputError: workers were started, and none of them was this rank.
@@ -50,7 +50,7 @@ def _jobs(folder: Path, attempt: int) -> set[str]:
 
 
 def _of_attempt(path: Path, attempt: int, jobs: set[str]) -> bool:
-    """Whether a log is of that attempt: in its folder, or of its job, whose attempts share theirs."""
+    """Whether a log belongs to that attempt: it lies in its folder, or is the log that its job's attempts share."""
     if len(path.parts) > 1:
         return path.parts[0] == str(attempt)
     return path.name.partition(".")[0] in jobs
@@ -60,12 +60,12 @@ def _of_node(name: str, node: str) -> bool:
     """Whether a log is of that node: NODE.RANK.log of a worker, NODE.agent.log or JOB.NODE.agent.log of an agent."""
     if re.fullmatch(rf"{re.escape(node)}\.\d+\.log", name):
         return True
-    # Slurm writes the short name of a host into the name of a file.
+    # Slurm uses the short host name in file names.
     return any(re.fullmatch(rf"(\d+\.)?{re.escape(form)}\.agent\.log", name) for form in (node, node.split(".")[0]))
 
 
 def _of_rank(folder: Path, rank: int) -> list[LogFile]:
-    """The workers that were this rank, each for the time of the generations in which it was."""
+    """The logs of the workers that had this rank, each limited to the time of their generations."""
     starts = [event for event in read_events(folder / "events.jsonl") if event.kind == "generation_started"]
     spans: dict[Path, list[tuple[float, float]]] = {}
     most = 0
@@ -94,7 +94,7 @@ def _ranks(folder: Path, start: Event) -> Sequence[str]:
 
 
 def _worker_log(folder: Path, attempt: int, ranks: Sequence[str], rank: int) -> Path:
-    """The log of a rank's worker: workers of a node are numbered in the order of their ranks."""
+    """The log of a rank's worker; the workers of a node are numbered in the order of their ranks."""
     node = ranks[rank].partition(":")[0]
     local = sum(place.partition(":")[0] == node for place in ranks[:rank])
     return folder / "logs" / str(attempt) / f"{node}.{local}.log"

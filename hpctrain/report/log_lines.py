@@ -1,4 +1,4 @@
-"""The lines of many logs as one: merged by the time before each line, in a memory that does not grow with the files."""
+"""Merge the lines of many logs by their timestamps, with bounded memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpctrain.base.log_timestamps import parse_timestamp
 from hpctrain.base.owned_files import open_owned
 
 BLOCK_BYTES = 32 * 1024
-"""Read at once. A longer line counts as several: a file without line breaks must not fill the memory."""
+"""Bytes read at once. A longer line counts as several: a file without line breaks must not fill the memory."""
 LOOK_BACK_BYTES = 2**20
-"""How far back a stamp is looked for that belongs to the lines at the end of a file."""
+"""How far back to search for the timestamp that applies to the lines at the end of a file."""
 POLL_S = 0.5
 POLL_MAX_S = 5.0
-"""Between two looks at the files: doubled up to this while nothing is written."""
+"""Longest pause between two polls; the pause doubles up to this while nothing is written."""
 
 
 @dataclass(frozen=True)
@@ -28,31 +28,32 @@ class LogLine:
     """A line of a log."""
 
     time_s: float
-    """When it was written, seconds since 1970. A line without a stamp has that of the one before it, as a rule."""
+    """When it was written, seconds since 1970. A line without a timestamp normally has that of the line before it."""
     source: str
-    """Where it comes from, for a person: `0/node1.0` is the first worker of node1 in attempt 0."""
+    """Origin of the line, for people: `0/node1.0` is the first worker of node1 in attempt 0."""
     text: str
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """A log, or the part of it that was asked for."""
+    """A log, or a selected part of it."""
 
     path: Path
     source: str
     spans: tuple[tuple[float, float], ...] | None = None
-    """Only lines of these times, from and to, seconds since 1970. None: all of them."""
+    """Select lines in these (from, to) intervals, seconds since 1970. None: all lines."""
     is_script: bool = False
-    """Of a job's script: the attempt's beginning and its end have stamps, hours apart, and what srun and Slurm say in
-    between is about the end. A line without a stamp has that of the next one here, the last lines that of the file."""
+    """Whether it is a job script's log. Only the attempt's beginning and end have timestamps there, hours apart, and
+    the output of srun and Slurm in between is about the end. So a line without a timestamp has that of the next one,
+    and the last lines have the file's modification time."""
 
     def holds(self, time_s: float) -> bool:
-        """Whether a line of that time was asked for."""
+        """Whether a line of that time is selected."""
         return self.spans is None or any(start <= time_s < end for start, end in self.spans)
 
 
 class LogReader:
-    """Reads on in a log from where it stopped. It keeps no file open: a large run has thousands of logs."""
+    """Reads a log from where the last read stopped. It keeps no file open: a large run has thousands of logs."""
 
     def __init__(self, file: LogFile, offset: int = 0) -> None:
         self.file = file
@@ -64,7 +65,7 @@ class LogReader:
         """The lines up to the present end of the file.
 
         Args:
-            rest: give out a last line that is not whole too. Otherwise it waits for its end.
+            rest: whether to include a last line without line end. Otherwise it waits for its end.
         """
         while block := _block(self.file.path, self._offset):
             used = block.rfind(b"\n") + 1
@@ -81,7 +82,7 @@ class LogReader:
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
 
     def _times(self, stamps: Sequence[float | None]) -> list[float]:
-        """The time of each line of a block, from the stamps of those that have one."""
+        """The time of each line of a block, from the timestamps of those that have one."""
         if self.file.is_script:
             return _filled(stamps[::-1], _modified(self.file.path))[::-1]
         times = _filled(stamps, self._time_of_first())
@@ -90,22 +91,22 @@ class LogReader:
         return times
 
     def _time_of_first(self) -> float:
-        """The time of the next line, should it have no stamp."""
+        """The time of the next line if it has no timestamp."""
         if self._time_s is None and not self._looked_around:
             self._looked_around = True
             self._time_s = _stamp_near(self.file.path, self._offset)
-        # A file that has no stamps so far tells by its own time when the newest lines came.
+        # Without any timestamp so far, the file's modification time tells when the newest lines were written.
         return self._time_s if self._time_s is not None else _modified(self.file.path)
 
 
 def last_lines(
     files: Iterable[LogFile], count: int | None, rest: bool = True
 ) -> tuple[list[LogReader], Iterable[LogLine]]:
-    """The last lines of all logs taken together, and readers that go on behind them once these were taken out.
+    """Return the last lines of all logs together, and readers that continue after them once these lines were consumed.
 
     Args:
-        count: how many; None: every line.
-        rest: with last lines that are not whole; where the logs are followed, those come later.
+        count: number of lines; None: all lines.
+        rest: whether to include last lines without line end; where logs are followed, those come later.
     """
     readers = [LogReader(file, _start(file, count)) for file in files]
     merged = heapq.merge(*(reader.lines(rest) for reader in readers), key=lambda line: line.time_s)
@@ -118,12 +119,12 @@ def follow_lines(
     clock: Clock,
     over: Callable[[], bool],
 ) -> Iterator[LogLine]:
-    """New lines as they are written, ordered by time as far as they are seen together.
+    """New lines as they are written, sorted by time within each poll.
 
     Args:
-        readers: those of the logs that are known, at the places to go on from.
-        find: all logs at present; those that come later (a new attempt, a new job) are read from their beginning.
-        over: whether the run has ended: asked before each look, after which the iteration then ends.
+        readers: readers of the known logs, at the positions to continue from.
+        find: returns all present logs; new ones (a new attempt, a new job) are read from their beginning.
+        over: whether the run has ended; checked before each poll, and the iteration ends after that poll.
     """
     known = {reader.file.path: reader for reader in readers}
     delay_s, ended = POLL_S, False
@@ -139,17 +140,17 @@ def follow_lines(
 
 
 def _filled(stamps: Sequence[float | None], first: float) -> list[float]:
-    """Each stamp, and in place of one that is not there the stamp before it; `first` where there is none."""
+    """The timestamps, with each missing one replaced by the one before it; `first` where there is none before."""
     return list(accumulate(stamps, lambda before, stamp: before if stamp is None else stamp, initial=first))[1:]
 
 
 def _start(file: LogFile, count: int | None) -> int:
-    """Where to begin for the last `count` lines. What lies outside the spans would be counted, so those begin at 0."""
+    """Offset from which to read the last `count` lines; 0 with `spans`, as only lines within them count."""
     return 0 if count is None or file.spans is not None else _tail_offset(file.path, count)
 
 
 def _tail_offset(path: Path, count: int) -> int:
-    """Where the last `count` lines begin, found by counting line breaks from the end; lines too long count as more."""
+    """Offset of the last `count` lines, found by counting line breaks from the end; long lines count as several."""
     end = _size(path)
     left = count + (_block(path, max(0, end - 1)) == b"\n")
     while end > 0:
@@ -169,7 +170,7 @@ def _tail_offset(path: Path, count: int) -> int:
 
 
 def _stamp_near(path: Path, offset: int) -> float | None:
-    """The stamp that a line without one at `offset` belongs to: the last before it, else the first behind it."""
+    """The timestamp that applies to a line without one at `offset`: the last one before, else the first one after."""
     start = max(0, offset - LOOK_BACK_BYTES)
     end = offset
     while end > start:
@@ -187,7 +188,7 @@ def _stamps(block: bytes) -> list[float]:
 
 
 def _block(path: Path, offset: int) -> bytes:
-    """At most a block from `offset` on; nothing of a file that is gone or may not be read."""
+    """At most `BLOCK_BYTES` from `offset` on; nothing if the file is gone or may not be read."""
     try:
         descriptor = open_owned(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the events and metrics of a run add up to: generations, recoveries, lost steps, steadiness. Pure functions."""
+"""Summaries of a run's events and metrics: generations, recoveries, lost steps, robustness. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ ROBUSTNESS_STEPS = 1000
 
 @dataclass(frozen=True)
 class FaultRecovery:
-    """One fault, or several at once, and the way back to training."""
+    """A recovery from one fault, or from several at once."""
 
     faults: tuple[Event, ...]
-    """Losses that were written down; none where workers had to be started again without one."""
+    """Recorded faults; empty if workers had to be restarted without one."""
     generation: int | None = None
-    """Generation that replaced the broken one; None while none has started."""
+    """Generation that replaced the broken one; None if none has started yet."""
     restore_step: int | None = None
     """Step whose state the new generation started from."""
     step: int | None = None
-    """First step done afterwards; None while there is none."""
+    """First step done afterwards; None if there is none yet."""
     reason: str = ""
     """Why the new generation was started."""
     seconds: float | None = None
-    """From the first sight of the fault to that step."""
+    """Seconds from the detection of the fault to the end of that step."""
     time_s: float | None = None
     """When that step was done, seconds since 1970."""
 
@@ -41,7 +41,7 @@ class FaultRecovery:
 
 
 def restored_step(start: Event) -> int:
-    """Step that a generation_started event goes on from: the number in its checkpoint's name, 0 without one."""
+    """Step from which a generation_started event continues: the number in its checkpoint's name, 0 without one."""
     step = start.data.get("restore_step")
     if step is not None:
         return int(step)
@@ -50,7 +50,7 @@ def restored_step(start: Event) -> int:
 
 
 def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
-    """Every fault with its recovery, in order; the last one may still be open.
+    """Every fault with its recovery, in order; the last recovery may be incomplete.
 
     A second fault before training goes on belongs to the same recovery.
     """
@@ -90,7 +90,7 @@ def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> FaultRe
 
 
 def lost_steps(rows: Sequence[MetricRow]) -> int:
-    """Steps that were done and had to be done again after a fault."""
+    """Number of steps that were repeated after a fault."""
     return len(rows) - len({row.step for row in rows})
 
 
@@ -106,7 +106,7 @@ def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
 
 
 def steady_step_time(rows: Sequence[MetricRow]) -> float | None:
-    """Median time of a step in seconds, without the first one of each generation, which also warms caches up."""
+    """Median step time in seconds, without the first step of each generation, which includes warm-up."""
     return _median([row.step_time_s for row in _warm(rows)])
 
 
@@ -116,7 +116,7 @@ def steady_tokens_per_s(rows: Sequence[MetricRow]) -> float | None:
 
 
 def _warm(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    """The rows without the first of each generation, or all of them where nothing else is left."""
+    """The rows without the first of each generation, or all of them if nothing else is left."""
     seen: set[int] = set()
     warm = []
     for row in rows:

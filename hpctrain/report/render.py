@@ -1,4 +1,4 @@
-"""From a run folder to report.html: one file, with everything it needs inside."""
+"""Write report.html from a run folder: one file that contains everything it needs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def render(view: RunView, script: str) -> str:
     """The page as text.
 
     Args:
-        script: text of plotly.js; it goes into the page as it is.
+        script: text of plotly.js, inserted into the page unchanged.
     """
     environment = Environment(
         loader=PackageLoader("hpctrain.report", "pages"),
@@ -83,7 +83,7 @@ def render(view: RunView, script: str) -> str:
 
 
 def _charts(view: RunView, *make: Callable[[RunView], Chart | None]) -> Sequence[Chart]:
-    """The charts that have something to show; none before the first step."""
+    """The charts that have data; none before the first step."""
     if not view.rows:
         return []
     return [chart for chart in (each(view) for each in make) if chart is not None]

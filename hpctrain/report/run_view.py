@@ -1,4 +1,4 @@
-"""Everything a report shows, read from a run folder. Parts that are not there yet are None or empty."""
+"""Everything that a report shows, read from a run folder. Missing parts are None or empty."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class PlanUse:
-    """A plan and what was measured while it was in force."""
+    """A plan and the measurements while it was in use."""
 
     file: str
     plan: Plan
     generations: list[int]
-    """Generations that ran it, as far as the events tell."""
+    """Generations that ran it, according to the events."""
     rows: list[MetricRow]
     """Steps done under it."""
 
@@ -54,21 +54,21 @@ class PlanUse:
 
     @property
     def placement(self) -> list[RankPlacement]:
-        """What each rank really held and ran, read back from what was built."""
+        """What each rank held and ran, read back from the built workers."""
         return next((row.placement for row in self.rows if row.placement), [])
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The figures at the top."""
+    """The figures at the top of a report."""
 
     tokens: int
-    """Tokens of all steps that count."""
+    """Tokens of all steps, without repeated ones."""
     tokens_per_s: float | None
-    """Median over steady steps."""
+    """Median over the steps without the first of each generation."""
     step_time_s: float | None
     elapsed_s: float | None
-    """From the first line of the run's files to the last, waiting between attempts included."""
+    """From the first line of the run's files to the last, including pauses between attempts."""
     lost_steps: int
     robustness: tuple[float, int] | None
     """Score and the number of steps behind it."""
@@ -83,15 +83,15 @@ class RunView:
     """When the report was made, seconds since 1970."""
     run: Run
     run_text: str
-    """run.yaml as it stands in the folder."""
+    """Text of the run.yaml in the folder."""
     status: RunStatus
     headline: Headline
     events: list[Event]
     recoveries: list[FaultRecovery]
     rows: list[MetricRow]
-    """Every line of metrics.jsonl, steps that were done again included."""
+    """Every line of metrics.jsonl, including repeated steps."""
     history: list[MetricRow]
-    """One row a step: the way to the final model."""
+    """One row per step: those that led to the final model."""
     topology: Topology | None = None
     plans: list[PlanUse] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
@@ -105,13 +105,13 @@ class RunView:
 
 
 def read_run_view(folder: Path, now: float) -> RunView:
-    """Read a run folder, of a finished run or of one in progress.
+    """Read a run folder, of a finished run or one in progress.
 
     Args:
         now: wall clock, seconds since 1970.
 
     Raises:
-        FileError: run.yaml is missing or wrong. Any other damaged file is named in the report instead.
+        FileError: run.yaml is missing or invalid. Any other damaged file is named in the report instead.
     """
     damaged: list[str] = []
     run = run_of(folder)
@@ -154,7 +154,7 @@ def _topology(folder: Path, damaged: list[str]) -> Topology | None:
 
 
 def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:
-    """The first plan, then those that replaced it, with the generations that ran each."""
+    """The first plan, then its replacements, with the generations that ran each."""
     used = _generations_by_plan(events)
     uses = []
     for path in _plan_files(folder):
@@ -169,8 +169,8 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
 def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
     """Generations that ran each plan file.
 
-    A generation may name a copy of its plan beside its own record; the (re)planned event before tells the file that
-    copy is of, and later generations that keep the plan name the same copy.
+    A generation may name a copy of its plan beside its own record. The last (re)planned event before it names the file
+    that was copied; later generations that keep the plan name the same copy.
     """
     used: dict[str, list[int]] = {}
     newest = "plan.json"
@@ -192,7 +192,7 @@ def _plan_files(folder: Path) -> list[Path]:
 
 
 def _or_damaged(read: Callable[[Path], Value], path: Path, damaged: list[str]) -> Value | None:
-    """What the file holds; None, with a line added to `damaged`, when it cannot be read."""
+    """Read the file; if it cannot be read, add a line to `damaged` and return None."""
     try:
         return read(path)
     except FileError as error:

@@ -1,4 +1,4 @@
-"""How a run is doing, decided from its files and from whether a process still holds its folder."""
+"""How a run is doing, decided from its files and from whether a process holds its folder's lock."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ State = Literal["queued", "starting", "running", "recovering", "requeued", "done
 
 LOCK_FILE = "run.lock"
 QUIET_S = 60.0
-"""A run in a queue whose files changed this recently counts as alive: its lock may not be visible from here."""
+"""A run in a queue whose files changed this recently counts as alive: its lock may not be visible from this node."""
 
 _PAUSED = ("preempted", "time_limit")
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run is doing. A value that is not known yet is None, and absent in the machine form."""
+    """How a run is doing. An unknown value is None, and absent in the JSON form."""
 
     state: State
     reason: str
-    """One sentence."""
+    """The reason for the state, as one sentence."""
     name: str
     attempt: int
     generation: int
@@ -48,47 +48,47 @@ class RunStatus:
     nodes: list[str]
     """Nodes of the newest generation."""
     recoveries: int
-    """Faults after which training went on."""
+    """Number of faults after which training continued."""
     lost_steps: int
-    """Steps done twice."""
+    """Number of steps done again after a fault."""
     loss: float | None = None
     valid_loss: float | None = None
     valid_sets: dict[str, dict[str, float]] | None = None
-    """Loss and perplexity of each validation set that the run file names."""
+    """Loss and perplexity of each named validation set of the run file."""
     source_samples: dict[str, int] | None = None
-    """Samples so far from each training folder, where they have weights."""
+    """Samples so far from each training folder, if the folders have weights."""
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    """Time to the last step at the present pace; only while running."""
+    """Seconds to the last step at the present pace; only while running."""
     weights_sha256: str | None = None
-    """Hash of the final weights, of a run with deterministic: true that is done."""
+    """Hash of the final weights, for a finished run with `deterministic: true`."""
     last_sign_s: float | None = None
-    """Age of the newest line in the run's files, seconds."""
+    """Age in seconds of the newest line in the run's files."""
     warning: str | None = None
-    """What is wrong while the run goes on: a full disk."""
+    """A problem of a run that continues, such as a full disk."""
     job_state: str | None = None
-    """State of the run's newest job in Slurm's word, where Slurm was asked and knows it."""
+    """Slurm's state of the run's newest job, if Slurm was asked and knows it."""
     expected_start_s: float | None = None
-    """When Slurm expects a waiting job to start, seconds since 1970. It looks again all the time."""
+    """When Slurm expects a waiting job to start, seconds since 1970. Slurm revises it all the time."""
     needs_action: bool | None = None
-    """True: the job waits until a person does what the reason says."""
+    """True: the job waits until a person does what `reason` says."""
     last_end: str | None = None
-    """How the newest attempt that has ended did so, by the run's ledger; None where the run is done."""
+    """How the newest ended attempt ended, according to the run's ledger; None if the run is done."""
 
     @property
     def further_words(self) -> list[str]:
-        """How the last attempt ended, where the reason does not say it: what Slurm did stands in the ledger alone."""
+        """How the last attempt ended, if `reason` does not say it: Slurm's part in it is only in the ledger."""
         told = self.last_end is None or self.last_end.partition("): ")[2] in self.reason
         return [] if told or self.last_end is None else [self.last_end]
 
     @property
     def valid_losses(self) -> dict[str, float]:
-        """The newest validation losses by how they are shown."""
+        """The newest validation losses by display name."""
         own = {} if self.valid_loss is None else {HELD_OUT: self.valid_loss}
         return own | {f"{HELD_OUT} {name}": found["loss"] for name, found in (self.valid_sets or {}).items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; what is not known is absent."""
+        """The status as JSON values; unknown ones are absent."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
@@ -103,7 +103,7 @@ def read_status(folder: Path, now: float) -> RunStatus:
     """
     run = run_of(folder)
     held = lock_held(folder)
-    # The lock is looked at first: a run that ends in between has then written how it ended.
+    # The lock is checked first: a run that ends in between has then written how it ended.
     events = read_events(folder / "events.jsonl")
     metrics = read_metrics(folder / "metrics.jsonl")
     return decide_status(run, events, metrics, now, held, read_jsonl(folder / ATTEMPTS_FILE), _free_bytes(folder))
@@ -117,13 +117,13 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def lock_held(folder: Path) -> bool:
-    """Whether a process holds the run folder; it does so for as long as it supervises the run."""
+    """Whether a process holds the run folder's lock, which it does while it supervises the run."""
     try:
         descriptor = open_owned(folder / LOCK_FILE)
     except OSError:
         return False
     try:
-        # Shared, so that two people may ask at once; refused while the supervisor holds it exclusively.
+        # A shared lock, so that two people may ask at once; refused while the supervisor holds the exclusive lock.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -136,14 +136,14 @@ def decide_status(
     run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
     attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None,
 ) -> RunStatus:  # fmt: skip
-    """The status, from what was written, the present wall clock `now` and whether a process holds the folder.
+    """Decide the status from the run's files, the wall clock `now` and whether a process holds the folder.
 
     Args:
         attempts: lines of the run's ledger.
-        free: bytes that are free on its file system, where that is known.
+        free: free bytes on the run folder's file system; None if unknown.
     """
     rows = last_row_of_each_step(list(metrics))
-    # The last line, not the highest step: after a fault the run is at the step that it goes on from.
+    # The last line, not the highest step: after a fault the run continues from an earlier step.
     row = metrics[-1] if metrics else None
     age = _age(events, metrics, now)
     state, reason = _decide(run, _this_attempt(events), list(metrics), lock_held, age)
@@ -181,7 +181,7 @@ def _sets(row: MetricRow | None) -> dict[str, dict[str, float]] | None:
 
 
 def _step(events: Sequence[Event], row: MetricRow | None) -> int:
-    """Steps that the run need not do again, as far as the files tell."""
+    """Steps that the run need not repeat, according to the files."""
     start = _newest(events, "generation_started")
     if start is not None and (row is None or row.generation < start.generation):
         return restored_step(start)
@@ -237,8 +237,8 @@ def _decide(
 
 
 def _end(events: list[Event]) -> Event | None:
-    """How the attempt ended, if it has. An agent that was cut off writes `failed` too, while the others go on: that
-    is their word only where no later generation began."""
+    """The event that ended the attempt, if it has ended. An agent that lost contact also writes `failed` while the
+    others continue; its event counts only if no later generation began."""
     finished = _newest(events, "finished")
     if finished is not None:
         return finished
@@ -251,13 +251,13 @@ def _end(events: list[Event]) -> Event | None:
 
 
 def _written_at_the_end(events: list[Event], index: int) -> bool:
-    """Whether a `failed` of no generation, as the job script writes it, stands behind every start."""
+    """Whether a `failed` without generation, as the job script writes it, comes after every start of a generation."""
     rest = events[index + 1 :]
     return events[index].generation < 0 and not any(event.kind == "generation_started" for event in rest)
 
 
 def _decide_extended(run: Run, held: bool) -> tuple[State, str]:
-    """The state of a run that was done when it was given more steps, before it goes on with them."""
+    """The state of a finished run that was given more steps and has not yet continued."""
     reason = f"it finished, and was then given more steps: {run.steps}"
     if held:
         return "starting", reason
@@ -284,6 +284,6 @@ def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State,
 
 
 def _fault_pending(events: list[Event]) -> bool:
-    """Whether something was lost and training has not gone on since."""
+    """Whether there was a fault after which training has not continued yet."""
     newest = _newest(events, *FAULTS, "recovered")
     return newest is not None and newest.kind != "recovered"

@@ -1,4 +1,4 @@
-"""The tables of a report: every number already in words, so that the page only lays them out."""
+"""The tables of a report, with every number as text, so that the page only lays them out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class HeadlineFigure:
-    """One number at the top: what it is, its value, and a remark."""
+    """One figure at the top: a label, a value and a note."""
 
     name: str
     value: str
@@ -33,7 +33,7 @@ class TimelineEntry:
     """Time since the start of the run."""
     kind: str
     mood: str
-    """fault, good or plain: how the page marks it."""
+    """How the page marks the line: fault, good or plain."""
     text: str
     reason: str
     generation: str
@@ -42,7 +42,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device as measured."""
+    """One measured device."""
 
     node: str
     device: str
@@ -55,23 +55,23 @@ class DeviceRow:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """A plan for reading."""
+    """A plan as text."""
 
     file: str
     generations: str
     summary: str
     stages: list[tuple[str, str]]
-    """Blocks and recompute of each stage."""
+    """Blocks and recomputation of each stage."""
     replicas: list[tuple[str, list[str]]]
     """Share of the batch, and devices by stage, of each replica."""
     step_time: list[tuple[str, str]]
-    """Predicted terms, the total, and the measured time."""
+    """Predicted parts of the step time, their total, and the measured time."""
     memory: list[tuple[str, str]]
     """Predicted peak by device, and the measured one."""
     placement: list[tuple[str, str, str, str, str]]
-    """What each rank really ran: rank, device, stages, blocks, micro-batches."""
+    """What each rank ran: rank, device, stages, blocks, micro-batches."""
     rejected: list[tuple[str, str, str]]
-    """What would be different, how much slower, why it lost."""
+    """Rejected neighbours: the change, how much slower, why it lost."""
     notes: list[str]
 
 
@@ -98,13 +98,13 @@ def headline(view: RunView) -> list[HeadlineFigure]:
 
 
 def timeline(view: RunView) -> list[TimelineEntry]:
-    """The events in words, in file order."""
+    """The events as sentences, in file order."""
     start = view.start_s or 0.0
     return [_moment(event, start) for event in view.events]
 
 
 def devices(topology: Topology) -> list[DeviceRow]:
-    """One row a device."""
+    """One row per device."""
     rows = []
     for node in topology.nodes:
         reasons = "; ".join(reason.text for reason in node.health.reasons)
@@ -116,7 +116,7 @@ def devices(topology: Topology) -> list[DeviceRow]:
 
 
 def plan_table(use: PlanUse) -> PlanTable:
-    """A plan beside what was measured under it."""
+    """A plan with the measurements while it was in use."""
     plan = use.plan
     generations = ", ".join(str(number) for number in use.generations)
     return PlanTable(
@@ -188,7 +188,7 @@ def _memory(use: PlanUse) -> list[tuple[str, str]]:
 
 
 def _against(measured: float, predicted: float | None) -> str:
-    """How far a measurement lies from its prediction: ' (12 % above the prediction)'."""
+    """Difference of a measurement from its prediction: ' (12 % above the prediction)'."""
     if not predicted:
         return ""
     off = measured / predicted - 1.0

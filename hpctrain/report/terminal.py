@@ -1,4 +1,4 @@
-"""A run on the terminal: one line a step, rewritten in place, and one line for everything else that happens."""
+"""A run on the terminal: one progress line, rewritten in place, and one line for each other event."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _REWRITE = "\r\x1b[2K"
 
 @dataclass(frozen=True)
 class TerminalLine:
-    """A line of the view; a transient one may be replaced by the next."""
+    """A line of the view; a transient line may be replaced by the next one."""
 
     text: str
     transient: bool
 
 
 def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) -> str:
-    """One step in a line.
+    """Format a step as one line.
 
     Args:
         steps: steps of the whole run.
-        step_time_s: present pace, for the time that is left; default: this step's.
+        step_time_s: present pace, for the remaining time; default: this step's.
     """
     width = len(str(steps))
     left = (steps - row.step) * (step_time_s if step_time_s is not None else row.step_time_s)
@@ -49,15 +49,15 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
 
 
 def event_line(event: Event) -> str:
-    """An event in a line."""
+    """Format an event as one line."""
     return describe_event(event)
 
 
 def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[TerminalLine]:
-    """Rows and events, as `follow` gives them, as lines.
+    """Lines for rows and events, as `follow` yields them.
 
     Args:
-        every_s: fewest seconds (of the run) between two progress lines; the last step and validations always show.
+        every_s: fewest seconds of the run between two progress lines; the last step and validations always appear.
     """
     recent: deque[float] = deque(maxlen=_RECENT)
     shown = float("-inf")
@@ -73,7 +73,7 @@ def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 
 
 
 def show(lines: Iterable[TerminalLine], out: TextIO, in_place: bool) -> None:
-    """Write lines; with `in_place` (a terminal) a transient line is overwritten by the next one."""
+    """Write lines; if `in_place` (a terminal), the next line overwrites a transient one."""
     transient = False
     for line in lines:
         if transient:
@@ -87,7 +87,7 @@ def show(lines: Iterable[TerminalLine], out: TextIO, in_place: bool) -> None:
 
 
 def status_lines(status: RunStatus, now: float) -> list[str]:
-    """A status for a person.
+    """Format a status for a person.
 
     Args:
         now: wall clock, seconds since 1970.
@@ -119,10 +119,10 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
 
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:
-    """What a run in the queue may expect; nothing of one that is not there."""
+    """When a queued run may start, or that it needs action; empty if it is not queued."""
     if status.needs_action:
         return ["  it stays in the queue until somebody does that"]
     if status.expected_start_s is None or "BeginTime" in status.reason:
-        return []  # a pause: the reason tells how long it is
+        return []  # a pause: the reason says how long it is
     left = format_seconds(max(0.0, status.expected_start_s - now))
     return [f"  Slurm expects to start it in {left} ({utc_text(status.expected_start_s)})"]

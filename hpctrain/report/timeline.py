@@ -1,4 +1,4 @@
-"""A step as bars over time: lines of letters for the terminal, a Gantt chart in one HTML file."""
+"""The actions of a step as bars over time: lines of letters for the terminal, or a Gantt chart in one HTML file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ KINDS = {
     "S": "sum over replicas",
     "U": "norm and optimizer",
 }
-"""What a letter stands for, in the order of their colours."""
+"""Meaning of each letter, in the order of their colours."""
 WAITS = "·"
 STYLES = {"F": "blue", "B": "dark_orange", "I": "green", "W": "yellow", "S": "magenta", "U": "cyan", WAITS: "dim"}
 MOST_BARS = 20_000
-"""More bars than this make a page that no browser moves through."""
+"""Most bars of a page that a browser can still scroll."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that one row does from a start to an end, in seconds."""
+    """One action of a row, with start and end in seconds."""
 
     row: int
     kind: str
@@ -42,7 +42,7 @@ class Bar:
 
 
 def letters(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[str]:
-    """A line of `width` letters for each row: what takes the most of each column's time, WAITS where nothing does."""
+    """One line of `width` letters for each row: the kind with most of each column's time, WAITS where there is none."""
     if total_s <= 0:
         return [WAITS * width] * rows
     column_s = total_s / width
@@ -64,7 +64,7 @@ def _letter(cell: dict[str, float], column_s: float) -> str:
 
 
 def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[Text]:
-    """The letters with colours, the number of the pipeline rank before each line and what they mean below."""
+    """The letters with colours, each line after its pipeline rank, and a legend below."""
     head = len(str(rows - 1)) + 1
     lines = []
     for number, line in enumerate(letters(bars, rows, total_s, max(10, width - head))):
@@ -78,7 +78,7 @@ def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -
 
 
 def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
-    """One horizontal bar an action, a row for each pipeline rank."""
+    """One horizontal bar per action, one row per pipeline rank."""
     shown = bars[:MOST_BARS]
     traces: list[Trace] = []
     for index, (kind, words) in enumerate(KINDS.items()):
@@ -116,7 +116,7 @@ def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
 
 
 def write_timeline(target: Path, title: str, lines: Sequence[str], charts: Sequence[Chart]) -> None:
-    """One HTML file that needs no network and no other file.
+    """Write the charts as one HTML file that needs no network and no other file.
 
     Raises:
         InputError: plotly is not installed.

@@ -1,4 +1,4 @@
-"""Validation losses as a person reads them: each set with its perplexity."""
+"""Validation losses for people: each set with its perplexity."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ HELD_OUT = "valid"
 
 
 def losses_by_set(row: MetricRow) -> dict[str, float]:
-    """The validation losses of a step by how they are shown; empty where it did not validate."""
+    """The validation losses of a step by display name; empty if it did not validate."""
     own = {} if row.valid_loss is None else {HELD_OUT: row.valid_loss}
     return own | {f"{HELD_OUT} {name}": found.loss for name, found in (row.valid_sets or {}).items()}
 
 
 def loss_words(losses: Mapping[str, float]) -> list[str]:
-    """['valid 3.2500 (perplexity 25.79)', 'valid code 4.1000 (perplexity 60.34)']."""
+    """The losses as text: ['valid 3.2500 (perplexity 25.79)', 'valid code 4.1000 (perplexity 60.34)']."""
     return [f"{name} {loss:.4f} ({_perplexity(loss)})" for name, loss in losses.items()]
 
 

@@ -1,4 +1,4 @@
-"""The views of `hpctrain watch`: one that is drawn anew on a terminal, and plain lines for everything else."""
+"""The views of `hpctrain watch`: one that is redrawn on a terminal, and plain lines for any other output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hpctrain.report.terminal import event_line, progress_line, queue_lines
 from hpctrain.report.validation import loss_words, losses_by_set
 
 EVENTS = 8
-"""Newest events that a view shows."""
+"""Number of newest events in a view."""
 PROGRESS_EVERY_S = 10.0
-"""Fewest seconds of the run between two plain lines of progress."""
+"""Fewest seconds of the run between two plain progress lines."""
 BAR_WIDTH = 40
 
 _AT_WORK = ("starting", "running", "recovering")
@@ -30,7 +30,7 @@ _COLOURS = {"done": "green", "running": "green", "failed": "red", "cancelled": "
 
 
 def node_states(events: Sequence[Event]) -> dict[str, str]:
-    """What became of each node of the newest attempt. Those that take part include spares."""
+    """The state of each node of the newest attempt. Nodes that take part include spares."""
     states: dict[str, str] = {}
     for event in events:
         if event.kind == "attempt_started":
@@ -45,7 +45,7 @@ def node_states(events: Sequence[Event]) -> dict[str, str]:
 
 
 def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | None, now: float) -> RenderableType:
-    """The whole view, for a terminal.
+    """Return the whole view, for a terminal.
 
     Args:
         job: id of the run's newest job; None for a local run.
@@ -64,7 +64,7 @@ def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | Non
 
 
 class PlainView:
-    """Lines of what is new, one after the other."""
+    """Prints what is new as plain lines."""
 
     def __init__(self) -> None:
         self._first = True
@@ -73,10 +73,10 @@ class PlainView:
         self._progress_s = float("-inf")
 
     def lines(self, status: RunStatus, new: Sequence[Event | MetricRow], now: float) -> list[str]:
-        """What to print after a look.
+        """Return the lines to print after a poll.
 
         Args:
-            new: events and steps since the last look; at the first one the whole past, of which the end is shown.
+            new: events and steps since the last poll; at the first poll all past ones, of which only the end is shown.
             now: wall clock, seconds since 1970.
         """
         items: Sequence[Event | MetricRow] = new
@@ -87,7 +87,7 @@ class PlainView:
         if status.last_end is not None and status.last_end != self._told_end:
             self._told_end = status.last_end
             lines.append(status.last_end)
-        # Of a run that is at work the events tell the rest; how long it is to an earliest start changes all the time.
+        # For an active run, its events say the rest. Numbers are left out: the time to the start always changes.
         state = status.state, "" if status.state in _AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
         if state != self._state:
             self._state = state
@@ -125,5 +125,5 @@ def _nodes(events: Sequence[Event]) -> str:
 
 
 def _clock_time(moment: float) -> str:
-    """Time of the day with the letter of its zone, as in the files and in `hpctrain logs`: UTC."""
+    """Time of day in UTC with its letter, as in the files and in `hpctrain logs`."""
     return f"{datetime.fromtimestamp(moment, timezone.utc):%H:%M:%S}Z"

@@ -1,1 +1,1 @@
-"""Compression methods side by side: time, bytes, convergence, and their pieces."""
+"""Compression methods compared: time, bytes, convergence, and the cost of their parts."""

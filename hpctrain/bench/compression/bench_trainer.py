@@ -1,4 +1,4 @@
-"""One model in training, with one of the ways of summing its gradients that a bench compares."""
+"""One model in training, with one of the gradient synchronisations that a bench compares."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hpctrain.records.plan.codec import CodecSpec
 
 
 class GradientSync(Protocol):
-    """How the gradients of a model become those of the whole batch."""
+    """How the gradients of the replicas become those of the whole batch."""
 
     model: nn.Module
-    """What is called with tokens."""
+    """The module that is called with tokens."""
     averages: bool
-    """The gradients come out as means over the processes, as DDP and FSDP give them; else as sums."""
+    """Whether the gradients are means over the processes, as with DDP and FSDP; otherwise they are sums."""
 
     def reduce(self) -> int | None:
-        """Between the backward pass and the optimizer; bytes this rank sent in the step, None where nobody counts."""
+        """Synchronise after the backward pass; return the bytes that this rank sent, None if not counted."""
 
     def after_step(self) -> int:
-        """After the optimizer; bytes this rank sent."""
+        """Synchronise after the optimizer step; return the bytes that this rank sent."""
 
 
 class NoSync:
-    """No communication: each process trains on what it has. What the others are above is what summing costs."""
+    """No communication: each process trains on its own data. The difference from the other methods is their cost."""
 
     averages = True
 
@@ -46,7 +46,7 @@ class NoSync:
 
 
 class TorchSync:
-    """Wrapped by DDP or FSDP2, which sum during the backward pass."""
+    """A model wrapped by DDP or FSDP2, which sum gradients during the backward pass."""
 
     averages = True
 
@@ -62,7 +62,7 @@ class TorchSync:
 
 
 class ReducerSync:
-    """A plain module and a reducer of ours after the backward pass."""
+    """A plain module whose gradients an hpctrain reducer sums after the backward pass."""
 
     averages = False
 
@@ -70,7 +70,7 @@ class ReducerSync:
         self.model = model
         self.reducer = reducer
         self.planned: CodecSpec | None = None
-        """What the planner chose, where it did."""
+        """The codec that the planner chose, where it chose one."""
         self._parameters = list(model.parameters())
 
     def reduce(self) -> int | None:
@@ -82,15 +82,15 @@ class ReducerSync:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step says."""
+    """The result of one step."""
 
     loss: Tensor
-    """Mean over this process's rows, before the step."""
+    """Mean over this process's sequences, before the step."""
     sent_bytes: int | None
 
 
 class BenchTrainer:
-    """A model, its optimizer and its exchange; `step` is one optimizer step on this process's rows."""
+    """A model with its optimizer and gradient synchronisation; `step` takes this process's sequences."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class BenchTrainer:
 
     @property
     def planned(self) -> CodecSpec | None:
-        """What the planner chose, where it did."""
+        """The codec that the planner chose, where it chose one."""
         return self.exchange.planned if isinstance(self.exchange, ReducerSync) else None
 
     def step(self, rows: Tensor) -> StepResult:
-        """One step on int64 [rows, seq_len + 1]; every process brings as many rows."""
+        """Make one step on int64 [rows, seq_len + 1]; every process passes the same number of sequences."""
         loss = _loss(self.exchange.model, rows)
         (loss * self._scale).backward()
         sent = self.exchange.reduce()
@@ -124,7 +124,7 @@ class BenchTrainer:
 
     @torch.no_grad()
     def validate(self, rows: Tensor) -> float:
-        """Mean loss of the same rows over the processes: replicas may differ between exchanges. Collective."""
+        """The mean loss of the same sequences over the processes, as replicas may differ between syncs. Collective."""
         loss = _loss(self.exchange.model, rows).detach().double()
         dist.all_reduce(loss)
         return float(loss) / dist.get_world_size()

@@ -1,7 +1,7 @@
-"""`hpctrain bench compression --convergence`: what each way of summing gradients does to the loss.
+"""`hpctrain bench compression --convergence`: the effect of each gradient synchronisation on the loss.
 
-The workers are real processes on this machine's loopback and the reducers are the product's own; simulated is only the
-time that a step would take on a slower network, from the bytes and the processor seconds that were counted.
+The workers are real processes on this machine's loopback, with hpctrain's own reducers. Only the time of a step on a
+slower network is simulated, from the counted bytes and processor seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpctrain.model.build import build_stage
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
 REFERENCE = "dense"
-"""The method whose loss the others are held against: exact sums."""
+"""The method that the losses of the others are compared with: exact sums."""
 SMALL_SPEC = DecoderSpec(layers=3, dim=128, heads=4, vocab=320)
 """0.68 M parameters, tokens are bytes."""
 VALIDATION_ROWS = 256
@@ -39,27 +39,27 @@ VALIDATION_ROWS = 256
 
 @dataclass(frozen=True)
 class ConvergenceSettings:
-    """What is trained, the same for every method and seed."""
+    """Settings of the training, the same for every method and seed."""
 
     workers: int = 4
     steps: int = 2000
     dense_steps: int = 100
-    """At the beginning of the methods that need them."""
+    """Steps with exact sums at the beginning, for the methods that need them."""
     rows: int = 4
     """Sequences of a worker in a step."""
     seq_len: int = 128
     lr: float = 2e-3
     warmup_share: float = 0.05
-    """Of the steps: the learning rate rises linearly, then falls to a tenth along a cosine."""
+    """Share of the steps in which the learning rate rises linearly; then it falls to a tenth along a cosine."""
     clip_norm: float = 1.0
     validations: int = 40
-    """How often the loss on validation text is taken, though not more often than every ten steps."""
+    """Number of validations, with at least ten steps between two of them."""
     text_bytes: int = 8_000_000
-    """Of the text found on this machine; a token is a byte, so the default training sees half of it once."""
+    """Bytes of the sample text to use. A token is a byte, so the default training sees half of it once."""
     spec: DecoderSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
-        """Of the step with this number, from 0."""
+        """The learning rate of a step, numbered from 0."""
         rise = max(1, round(self.warmup_share * self.steps))
         if step < rise:
             return self.lr * (step + 1) / rise
@@ -67,7 +67,7 @@ class ConvergenceSettings:
         return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
     def validated_after(self, step: int) -> bool:
-        """Whether the loss is taken after that many steps."""
+        """Whether to validate after that many steps."""
         return step == self.steps or step % max(10, self.steps // self.validations) == 0
 
     def as_json(self) -> dict[str, Any]:
@@ -81,15 +81,15 @@ class Training:
     method: str
     seed: int
     curve: list[tuple[int, float]]
-    """Steps made and validation loss; it ends early where the loss was no finite number."""
+    """(steps made, validation loss); the curve ends early where the loss was not finite."""
     loss: float | None
-    """The last of them; absent where the training diverged."""
+    """The last validation loss; None where the training diverged."""
     diverged_step: int | None
-    """Steps made when the loss was first seen to be no finite number."""
+    """Steps made when the loss was first found not to be finite."""
     cpu_s: float
     """Processor seconds of a step, mean over steps and workers."""
     sent_bytes: float | None
-    """Payload that a worker sent in a step, mean; absent where the method does not count."""
+    """Payload bytes that a worker sent in a step, mean; None where the method does not count."""
 
 
 def train_all(
@@ -99,9 +99,9 @@ def train_all(
     path: Path,
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Train what is missing in the file of rows, a row each as soon as it is done; give back all rows.
+    """Train what the file of rows lacks, write each row as soon as it is done, and return all rows.
 
-    The reference is trained with every seed, asked for or not.
+    The reference is trained with every seed, even when it is not among `methods`.
 
     Raises:
         InputError: the file has rows of other settings or another text, or there is no text on this machine.
@@ -122,8 +122,8 @@ def train_all(
 
 
 def what_rows_share(settings: ConvergenceSettings) -> dict[str, Any]:
-    """What must be the same for losses to be held side by side: the settings, and the text. Packages that are installed
-    between two trainings change the text that is found on a machine."""
+    """What must be equal for losses to be comparable: the settings and the text. Packages that are installed between
+    two trainings change the text that is found on a machine."""
     text = hashlib.sha256()
     for path in find_sample_text(settings.text_bytes).files:
         text.update(f"{path} {path.stat().st_size}\n".encode())
@@ -134,7 +134,7 @@ def train_jobs(
     rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: ConvergenceSettings, folder: Path, path: Path,
     alike: dict[str, Any],
 ) -> None:  # fmt: skip
-    """What each worker does: these methods and seeds one after the other; the first worker writes the rows."""
+    """Train these methods and seeds one after the other, in each worker; the first worker writes the rows."""
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), world), rank=rank, world_size=world)
     store = RowStore(path, alike) if rank == 0 else None
     for method, seed in jobs:
@@ -148,7 +148,7 @@ def train_jobs(
 def _train(method: str, seed: int, settings: ConvergenceSettings, corpus: Path, rank: int, world: int) -> Training:
     train = Corpus.open([corpus], "train", settings.seq_len)
     valid = Corpus.open([corpus], "valid", settings.seq_len)
-    # Each worker takes a part of the validation rows; they are the same ones in every training.
+    # Each worker takes a part of the validation sequences; they are the same in every training.
     share = min(VALIDATION_ROWS, valid.windows) // world
     valid_rows = torch.from_numpy(valid.rows(0, rank * share, share))
     group = dist.new_group(list(range(world)))

@@ -1,4 +1,4 @@
-"""The curves of `hpctrain bench compression --convergence` as one page that needs no network."""
+"""The curves of `hpctrain bench compression --convergence` as one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hpctrain.report.render import plotly_script
 
 PALETTE = ("#1f5fbf", "#c8502d", "#2b8a57", "#8a4fbf", "#b58a00", "#0f8b8d", "#a83279", "#5c6b7a")
 FIRST_SHOWN = 0.05
-"""Share of the steps left out at the beginning, where all curves fall together."""
+"""Share of the steps that is left out at the beginning, where all curves fall together."""
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
-    """Loss over the steps, and over the time on links of each rate; a band is the 95 % interval of the mean of seeds.
+    """Write a page of loss over steps, and over time at each link rate; bands: 95 % interval of the mean over seeds.
 
     Raises:
         InputError: plotly is not installed.

@@ -1,4 +1,4 @@
-"""What trainings with several seeds say: gaps to exact sums with their confidence, at equal steps and at equal time."""
+"""Summary of trainings with several seeds: gaps to exact sums with their confidence, at equal steps and equal time."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ import numpy as np
 from scipy import stats
 
 TARGET_GAP = 0.01
-"""The loss that counts as reached: within 1 % of where exact sums end."""
+"""A loss within this share of the reference's last loss counts as reached."""
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Band:
-    """A mean over seeds."""
+    """A mean over seeds with its confidence interval."""
 
     mean: float
     half_width: float | None
-    """Of the 95 % interval of the mean, by Student's t; absent with a single seed."""
+    """Half width of the 95 % interval of the mean, by Student's t; None with a single seed."""
     seeds: int
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One method."""
+    """The results of one method."""
 
     method: str
     loss: Band | None
-    """At the last step; absent where no seed got there."""
+    """Loss at the last step; None where no seed reached it."""
     gap_pct: Band | None
-    """Of the loss at equal steps to the reference with the same seed."""
+    """Gap of the loss to the reference with the same seed, at equal steps."""
     diverged: int
-    """Seeds whose loss became no finite number."""
+    """Seeds whose loss became not finite."""
     sent_bytes: float | None
-    """Payload of a worker in a step."""
+    """Payload bytes of a worker in a step."""
     cpu_s: float
     at_rate: dict[float, AtRate]
-    """By link rate in bits each second; empty where the bytes are not counted."""
+    """Results by link rate in bits per second; empty where the bytes are not counted."""
 
 
 @dataclass(frozen=True)
 class AtRate:
-    """One method on a network of one rate; a step is the processor's time and then the bytes' time."""
+    """One method on a network of one rate; a step takes its processor time plus the time of its bytes."""
 
     step_s: float
     gap_pct: Band | None
-    """Of the loss to the reference's when the fastest of the methods has made its last step."""
+    """Gap of the loss to the reference's at the time when the fastest method has made its last step."""
     target_s: float | None
-    """Mean time to come within 1 % of the reference's last loss; absent where a seed never does."""
+    """Mean time to come within `TARGET_GAP` of the reference's last loss; None where a seed never does."""
 
 
 def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summary]:
-    """One summary for each method, in the order of the rows.
+    """Return one summary for each method, in the order of the rows.
 
     Raises:
         ValueError: the reference is not among the rows.
@@ -71,7 +71,7 @@ def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summar
 
 
 def band(values: Sequence[float]) -> Band | None:
-    """Mean and 95 % interval; None without values."""
+    """The mean and its 95 % interval; None without values."""
     if not values:
         return None
     half = None
@@ -82,14 +82,14 @@ def band(values: Sequence[float]) -> Band | None:
 
 
 def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
-    """Seconds of a step on links of `rate` bits each second; None where the bytes are not counted."""
+    """Seconds of a step on links of `rate` bits per second; None where the bytes are not counted."""
     if "sent_bytes" not in row:
         return None
     return float(row["cpu_s"]) + 8 * float(row["sent_bytes"]) / rate
 
 
 def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
-    """Validation loss after so many steps, between two points on the line; None outside of the curve."""
+    """Validation loss after that many steps, interpolated linearly; None outside the curve."""
     points = row["curve"]
     if not points or not points[0][0] <= steps <= points[-1][0] * (1 + 1e-9):
         return None
@@ -110,7 +110,7 @@ def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
 
 
 def _budget_s(rows: Rows, rate: float) -> float:
-    """When the fastest method has made its last step."""
+    """Time at which the fastest method has made its last step."""
     whole = [(row, step_s) for row in rows if "loss" in row and (step_s := step_seconds(row, rate)) is not None]
     return min((row["curve"][-1][0] * step_s for row, step_s in whole), default=math.inf)
 

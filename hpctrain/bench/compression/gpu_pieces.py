@@ -1,4 +1,4 @@
-"""What choosing the largest numbers of a gradient takes on a GPU, beside torch's own top-k and a copy of all."""
+"""What selecting the largest values of a gradient costs on a GPU, compared with torch's top-k and a full copy."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from hpctrain.compress.select.device_select import by_torch, threshold_select
 from hpctrain.compress.select.selectors import select_with_values
 
 NUMBERS = 2**28
-"""1 GiB in fp32: no cache holds a part of it that counts."""
+"""1 GiB in fp32: far more than any cache holds."""
 _COPY = "copy"
 
 
 @dataclass(frozen=True)
 class GpuPieceRow:
-    """One piece at one density; median of the repeats, each piece in turn."""
+    """One part of a codec at one density; median over the repeats, parts measured in turns."""
 
     piece: str
     density: float
-    """Share of the numbers that was asked for."""
+    """Share of the values that was requested."""
     chosen: float
-    """Share that was chosen; of a copy, all."""
+    """Share of the values that was selected; for a copy, 1."""
     time_s: float
-    """Between two events on the device: what the host does meanwhile counts where the device waits for it."""
+    """Time between two events on the device; host work counts where the device waits for it."""
     low_s: float
     high_s: float
-    """Least and most of the repeats."""
+    """Smallest and largest of the repeats."""
     bytes_per_s: float
-    """Bytes of the gradient, each counted once however often it is read, by the time."""
+    """Bytes of the gradient divided by the time; each byte counts once, however often it is read."""
     share_of_copy: float
-    """The copy's time by this one: the share of the copy's bandwidth, for a piece that moves as many bytes. A copy
-    reads and writes each byte of the gradient, a choice in two passes reads each twice; what a choice writes, 12 bytes
-    a chosen number, is not counted for it."""
+    """Time of the copy divided by this time: the share of the copy's bandwidth, for a part that moves as many bytes. A
+    copy reads and writes each byte of the gradient once; a selection in two passes reads each byte twice. The output of
+    a selection, 12 bytes per selected value, is not counted."""
 
 
 def measure_on_gpu(
     densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
 ) -> tuple[str, list[GpuPieceRow]]:
-    """Name of the current GPU, and each piece on normally distributed numbers there.
+    """Return the name of the current GPU, and the measurement of each part on normally distributed values.
 
     Raises:
-        HpctrainError: the memory of the GPU does not suffice.
+        HpctrainError: the GPU has too little memory.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
@@ -66,19 +66,19 @@ def measure_on_gpu(
 def measure_pieces_of(
     values: Tensor, densities: Sequence[float], repeats: int, seconds_of: Callable[[Work], float]
 ) -> list[GpuPieceRow]:
-    """Each piece on these numbers.
+    """Measure each part on these values.
 
     Args:
         values: [n], fp32, contiguous.
-        densities: shares to choose.
-        repeats: that count, after one that does not.
-        seconds_of: does a piece of work and tells how long it took.
+        densities: shares to select.
+        repeats: counted repeats, after one warm-up.
+        seconds_of: runs a piece of work and returns how long it took.
     """
     return [row for density in densities for row in _at(density, values, repeats, seconds_of)]
 
 
 def event_seconds(work: Work) -> float:
-    """Between events before and behind the work on the current CUDA stream."""
+    """Seconds between two CUDA events, before and after the work on the current stream."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     work()
@@ -103,7 +103,7 @@ def _at(density: float, values: Tensor, repeats: int, seconds_of: Callable[[Work
     find = threshold_select(values.device)
     if find is not by_torch:
         works["selection pass of our kernels"] = (lambda: find(values, threshold), share)
-    # Once without counting: kernels are compiled, and memory is taken.
+    # One uncounted warm-up: kernels are compiled, and memory is allocated.
     times = in_turns({name: work for name, (work, _) in works.items()}, repeats + 1, seconds_of)
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}
     return [

@@ -1,4 +1,4 @@
-"""Our own ways of summing gradients as a bench opens them: through the product's own door, from a plan's codec."""
+"""hpctrain's own gradient synchronisations as a bench opens them: through the product's public functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CODEC: TypeAdapter[Any] = TypeAdapter(Codec)
 
 
 def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
-    """The codec of `compression` as in run.yaml, with so many exact steps at its beginning if it has any."""
+    """The codec of `compression` as in run.yaml, with that many exact steps at its beginning if it has any."""
     codec = _CODEC.validate_python(settings)
     if "warmup_steps" in type(codec).model_fields:
         codec = codec.model_copy(update={"warmup_steps": dense_steps})
@@ -33,7 +33,7 @@ def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
 
 
 def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> ReducerSync:
-    """Whole replicas with the reducer of a codec, beside the backward pass where a worker has it there."""
+    """Whole replicas with a codec's reducer; it overlaps the backward pass where a worker would overlap it."""
     names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
     reducer = build_reducer(group, names, shapes, codec_spec(settings, dense_steps))
     if isinstance(reducer, DenseReducer | ReduceScatterAllGather):
@@ -42,14 +42,14 @@ def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.Process
 
 
 def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
-    """Whole replicas with the reducer of a plan's codec."""
+    """Whole replicas with the reducer of the codec in a plan."""
     exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
     exchange.planned = spec
     return exchange
 
 
 def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup) -> GradientSync:
-    """Whole replicas that train on their own and meet every few steps."""
+    """Whole replicas that train separately and synchronise every few steps (local SGD)."""
     codec = _CODEC.validate_python(settings)
     parameters = list(model.parameters())
     return LocalSgdSync(model, OuterOptimizer(group, parameters, codec.every, codec.outer_lr, codec.outer_momentum))
@@ -63,7 +63,7 @@ def open_sharded(
     zero: int = 3,
     compute: torch.dtype | None = None,
 ) -> GradientSync:
-    """A sharded state with the reduce-scatter of a codec, gathered in the precision of its computation."""
+    """Sharded state with the reduce-scatter of a codec; weights are gathered in the precision of the computation."""
     apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero, compute)
     counted = _Counted()
     scatters = build_reduce_scatters(codec_spec(settings, dense_steps), flat_gradient_layouts(model), group, "cpu")
@@ -73,7 +73,7 @@ def open_sharded(
 
 
 class LocalSgdSync:
-    """No gradient is sent; the weights meet behind the optimizer."""
+    """Local SGD: no gradient is sent; the weights are synchronised after the optimizer."""
 
     averages = True
 
@@ -91,7 +91,7 @@ class LocalSgdSync:
 
 
 class ShardedSync:
-    """Weights gathered, and gradients summed, part by part during forward and backward pass."""
+    """Weights are gathered and gradients summed part by part, during the forward and backward pass."""
 
     averages = False
 
@@ -110,7 +110,7 @@ class ShardedSync:
 
 
 class _InPrecision(nn.Module):
-    """A model whose matrix products are in less precision than what is between them, as in training."""
+    """A model whose matrix products use a lower precision than the rest, as in training."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _InPrecision(nn.Module):
 
 
 class _Counted:
-    """Bytes since they were last taken."""
+    """A byte counter that `take` resets."""
 
     def __init__(self) -> None:
         self._bytes = 0

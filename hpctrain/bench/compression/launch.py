@@ -1,4 +1,4 @@
-"""Processes of one scene, on this machine or a process in each of a lab's network namespaces, and their end."""
+"""Start and stop the processes of one launch, on this machine or in the network namespaces of a lab."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSpec
 
 PAUSE_S = 0.2
 LAST_LINES = 3
-"""Of a failed process's log, told to the person."""
+"""Lines of a failed process's log that the error message shows."""
 
 
 def run_scene(runner: Runner, scene: LaunchSpec, folder: Path, prefixes: Sequence[Sequence[str]]) -> LaunchResult:
-    """Start a process for each of `prefixes`, wait for all, and give back what they measured.
+    """Start a process for each of `prefixes`, wait for all, and return what they measured.
 
-    When one fails the others are ended: they would wait for it for ever. None outlives this call.
+    When one fails, the others are killed, because they would wait for it forever. No process outlives this call.
 
     Args:
-        folder: holds the corpus; scene, samples, logs and the processes' meeting file are written there.
-        prefixes: for each rank the words before the command, which put it into its namespace; may be empty.
+        folder: holds the corpus; the launch file, samples, logs and the rendezvous file are written there.
+        prefixes: for each rank the words before the command, which enter its namespace; may be empty.
 
     Raises:
-        CommandError: a process failed; the end of its log is told.
+        CommandError: a process failed; the message has the end of its log.
     """
     (folder / "meeting").unlink(missing_ok=True)
     scene.write(folder)

@@ -1,4 +1,4 @@
-"""What one launch of the bench measures, and what comes back: two files between the bench and its processes."""
+"""What one launch of the bench measures and returns: two files between the bench and its processes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
 BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)
-"""10.87 M parameters, tokens are bytes."""
+"""10.87 M parameters; tokens are bytes."""
 
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """How long and on what."""
+    """Number of steps, batch and optimizer of a launch."""
 
     steps: int = 20
-    """Measured of each method."""
+    """Measured steps of each method."""
     block_steps: int = 2
-    """Steps that one method makes before it is the next one's turn."""
+    """Steps that one method makes before the next one's turn."""
     warm_steps: int = 5
-    """Unmeasured, of each method; those that start densely do so in the first of them."""
+    """Unmeasured steps of each method; methods with dense steps make them among these."""
     rows: int = 1
     """Sequences of a process in a step."""
     seq_len: int = 64
     lr: float = 0.1
-    """Of plain SGD: fifteen models with AdamW's moments would not fit into the memory of a small machine."""
+    """Learning rate of plain SGD: fifteen models with AdamW's moments would not fit into a small machine's memory."""
     seed: int = 1
     spec: DecoderSpec = BENCH_SPEC
 
@@ -45,11 +45,11 @@ def as_json(settings: LaunchSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One launch: these methods in turns on so many nodes."""
+    """One launch: these methods in turns on that many nodes."""
 
     nodes: int
     interface: str
-    """Whose counters are read and which the messages go through."""
+    """Interface that carries the messages and whose counters are read."""
     methods: tuple[str, ...]
     settings: LaunchSettings
 
@@ -67,33 +67,33 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Samples:
-    """The steps of one method."""
+    """The measured steps of one method."""
 
     wall_s: list[float]
-    """Of each step, from a common start to the end of the slowest process."""
+    """Wall time of each step, from a common start to the end of the slowest process."""
     cpu_s: list[float]
-    """Of each step, mean over the processes."""
+    """Processor time of each step, mean over the processes."""
     interface_bytes: list[float]
-    """Of each step, at a node's interface, mean over the nodes."""
+    """Bytes of each step at a node's interface, mean over the nodes."""
     counted_bytes: float | None
-    """A rank's payload in a step by the method's own count, mean; absent where the method does not count."""
+    """Payload bytes of a rank in a step by the method's own count, mean; None where the method does not count."""
     loss: float | None
-    """Mean over the validation rows after the last step; absent where it is no finite number."""
+    """Mean over the validation sequences after the last step; None where it is not finite."""
     choice: str | None = None
-    """The mode that method auto came to."""
+    """The mode that method auto chose."""
     planned_step_s: dict[str, float] | None = None
-    """What it expected of a step with each mode, the most exact first."""
+    """Predicted step time of method auto for each mode, the most exact first."""
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What a launch measured."""
+    """The measurements of a launch."""
 
     parameters: int
     header_factor: float
     """Bytes at the interface for each byte of payload."""
     samples: dict[str, Samples]
-    """By method."""
+    """Samples by method."""
 
     def write(self, folder: Path) -> None:
         write_json(folder / SAMPLES_FILE, asdict(self))

@@ -1,4 +1,4 @@
-"""The ways of summing gradients that `hpctrain bench compression` compares: torch's own and ours."""
+"""The gradient synchronisations that `hpctrain bench compression` compares: torch's and hpctrain's."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hpctrain.model.imported.part import blocks_of
 
 AUTO = "auto"
 ONE_BUCKET_MB = 1 << 14
-"""torch's PowerSGD hook starts collectives in callbacks; on gloo it survives with a single bucket only."""
+"""Bucket size for torch's PowerSGD hook. It starts collectives in callbacks; on gloo, only one bucket works."""
 
 
 @dataclass(frozen=True)
 class MethodContext:
-    """Where and for what a method is opened."""
+    """The processes and settings that a method is opened with."""
 
     group: dist.ProcessGroup
-    """Of this method alone, so that no other one's collectives come between."""
+    """A process group for this method alone, so that collectives of other methods do not interleave."""
     dense_steps: int
-    """Steps at the beginning in which methods that need figures, or a warm start, sum densely."""
+    """Exact steps at the beginning, for methods that need statistics or a warm start."""
     work: StepWorkload
 
     @property
@@ -45,7 +45,7 @@ Open = Callable[[nn.Module, MethodContext], GradientSync]
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the comparison."""
+    """One method of the comparison."""
 
     title: str
     open: Open
@@ -56,7 +56,7 @@ def _alone(model: nn.Module, occasion: MethodContext) -> GradientSync:
 
 
 def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
-    """DDP, with a hook or its own all-reduce in fp32."""
+    """DDP in fp32, with its own all-reduce or with a communication hook."""
 
     def open_(model: nn.Module, occasion: MethodContext) -> GradientSync:
         wrapped = _wrapped(model, occasion)
@@ -70,7 +70,7 @@ def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
 def _torch_power_sgd(rank: int) -> Open:
     def open_(model: nn.Module, occasion: MethodContext) -> GradientSync:
         wrapped = _wrapped(model, occasion, bucket_cap_mb=ONE_BUCKET_MB)
-        start = max(2, occasion.dense_steps)  # torch asks for it: DDP rebuilds its buckets after the first step
+        start = max(2, occasion.dense_steps)  # torch requires it: DDP rebuilds its buckets after the first step
         state = power_sgd.PowerSGDState(occasion.group, rank, start_powerSGD_iter=start)
         wrapped.register_comm_hook(state, power_sgd.powerSGD_hook)
         return TorchSync(wrapped, None)
@@ -83,7 +83,7 @@ def _wrapped(model: nn.Module, occasion: MethodContext, **keys: Any) -> Distribu
 
 
 def _fsdp2(dtype: torch.dtype | None) -> Open:
-    """FSDP2 as it comes: each block by itself, weights given back after the forward pass (ZeRO 3)."""
+    """FSDP2 with its defaults: each block by itself, weights resharded after the forward pass (ZeRO 3)."""
 
     def open_(model: nn.Module, occasion: MethodContext) -> GradientSync:
         mesh = DeviceMesh.from_group(occasion.group, "cpu")
@@ -97,7 +97,7 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
 
 
 def _ours(settings: dict[str, Any]) -> Open:
-    """Whole replicas and the reducer that `compression` in run.yaml asks for."""
+    """Whole replicas and the reducer that `compression` in run.yaml selects."""
     return lambda model, occasion: open_reducer(settings, model, occasion.group, occasion.dense_steps)
 
 
@@ -115,7 +115,7 @@ def _local_steps(model: nn.Module, occasion: MethodContext) -> GradientSync:
 
 
 def _ring_bytes(model: nn.Module, world: int) -> int:
-    """Numbers that a rank sends in a ring all-reduce of all gradients."""
+    """Values that a rank sends in a ring all-reduce of all gradients."""
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
 
 
@@ -127,11 +127,11 @@ _PAPER = {
 
 
 def _tagc(ratio: float | str, density: float) -> dict[str, Any]:
-    """Ratio and density as published together (TAGC, table 1)."""
+    """Compression settings with ratio and density as published together (TAGC, table 1)."""
     return {"mode": "tagc", "ratio": ratio, "density": density}
 
 
-# DDP refuses torch's bf16 hook on gloo by the function's name, though gloo sums bf16: hence the lambda.
+# DDP rejects torch's bf16 hook on gloo by the function's name, though gloo can sum bf16: hence the lambda.
 METHODS: dict[str, Method] = {
     "none": Method("no communication", _alone),
     "ddp_fp32": Method("torch DDP, all-reduce in fp32", _ddp(4, None)),
@@ -178,4 +178,4 @@ METHODS: dict[str, Method] = {
         _ours_sharded({"mode": "int4"}, zero=2, compute=torch.bfloat16),
     ),
 }
-"""Name in `--method` and in the record -> what it is."""
+"""Method by its name in `--method` and in the record."""

@@ -1,4 +1,4 @@
-"""What choosing and writing the largest numbers of a gradient costs a processor, beside torch's own top-k."""
+"""What selecting and encoding the largest values of a gradient costs on a CPU, compared with torch's top-k."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class PieceRow:
-    """One piece at one density; median of the repeats, each piece in turn."""
+    """One part of a codec at one density; median over the repeats, parts measured in turns."""
 
     piece: str
     density: float
-    """Share of the numbers that was asked for."""
+    """Share of the values that was requested."""
     chosen: float
-    """Share that was chosen."""
+    """Share of the values that was selected."""
     cpu_ns_per_number: float
-    """Processor nanoseconds for each number of the whole gradient, one thread."""
+    """Processor nanoseconds per value of the whole gradient, one thread."""
     low_ns: float
     high_ns: float
-    """Least and most of the repeats."""
+    """Smallest and largest of the repeats."""
     bytes_per_number: float | None
-    """Of the message, where the piece writes or reads one."""
+    """Bytes of the message per value of the gradient; None where the part neither writes nor reads a message."""
 
 
 def measure_pieces(
     densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
 ) -> list[PieceRow]:
-    """Each piece on the same normally distributed numbers of the size of small gradients."""
+    """Measure each part on the same normally distributed values, as large as small gradients."""
     torch.set_num_threads(1)
     values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
     return [row for density in densities for row in _at(density, values, repeats)]
@@ -73,7 +73,7 @@ def _at(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
 
 
 def in_turns(works: Mapping[str, Work], repeats: int, seconds_of: Callable[[Work], float]) -> dict[str, list[float]]:
-    """Seconds of each piece, in the order of the repeats: what disturbs the machine disturbs all of them."""
+    """Seconds of each piece of work by repeat. Pieces take turns, so that noise of the machine affects all of them."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():

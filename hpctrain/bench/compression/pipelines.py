@@ -1,4 +1,4 @@
-"""A pipeline over the nodes of `hpctrain bench compression --activations`, by how its messages travel."""
+"""Pipelines of `hpctrain bench compression --activations`, by the compression of their stage messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 
 PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}
-"""Row of the comparison -> messages between all stages."""
+"""Name in the comparison -> compression of all stage messages."""
 PIPELINE_SPEC = DecoderSpec(layers=4, dim=256, heads=4, vocab=320)
-"""Narrow: a message has `dim` numbers for each token, a block's products about 12·dim² multiplications."""
+"""A narrow model: a stage message has `dim` values per token, a block's products about 12·dim² multiplications."""
 CLIP_NORM = 1.0
 
 
 class PipelineBenchTrainer:
-    """A stage of a model on each node, 1F1B with micro-batches of one row; every process is given all rows."""
+    """One pipeline stage per node, 1F1B with micro-batches of one sequence; every process receives all sequences."""
 
     planned: CodecSpec | None = None
 
@@ -37,7 +37,7 @@ class PipelineBenchTrainer:
         self._optimizer = torch.optim.SGD(self._parameters, lr=lr)
 
     def step(self, rows: Tensor) -> StepResult:
-        """One step on int64 [rows of the plan, seq_len + 1]; the loss is that of the last stage, 0 elsewhere."""
+        """Make one step on int64 [sequences of the plan, seq_len + 1]; the loss is the last stage's, 0 elsewhere."""
         loss = self._pipeline.step(rows[:, :-1], rows[:, 1:])
         clip_gradients(self._parameters, gradient_norm(self._parameters, self._plan), CLIP_NORM)
         self._optimizer.step()
@@ -46,7 +46,7 @@ class PipelineBenchTrainer:
         return StepResult(torch.tensor(loss), sent)
 
     def validate(self, rows: Tensor) -> float:
-        """Mean loss of as many of the rows as fill whole steps. Collective."""
+        """The mean loss of as many of the sequences as fill whole steps. Collective."""
         whole = [part for part in rows.split(self._plan.sequences) if len(part) == self._plan.sequences]
         loss = torch.tensor([self._pipeline.evaluate(part[:, :-1], part[:, 1:]) for part in whole], dtype=torch.float64)
         dist.all_reduce(loss)
@@ -54,7 +54,7 @@ class PipelineBenchTrainer:
 
 
 def open_pipeline(messages: Messages, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
-    """This process's stage of a pipeline over all of them. Collective."""
+    """This process's stage of a pipeline over all processes. Collective."""
     plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
     *first, last = plan.stages
     plan = plan.model_copy(

@@ -1,4 +1,4 @@
-"""Method `auto` of `hpctrain bench compression`: the planner's own choice for the link that the processes are on."""
+"""Method `auto` of `hpctrain bench compression`: the planner's choice for the link between the processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20)
-"""fp32 numbers of the sums that a link is measured with."""
+"""Numbers of fp32 values in the all-reduces that measure a link."""
 REPEATS = 3
 STEPS = 10_000
-"""Of the run that is planned: so many that its warm-up does not count."""
+"""Steps of the planned run: enough that its warm-up does not matter."""
 
 
 class StepWorkload(NamedTuple):
-    """What a method trains on in a step."""
+    """The training work of a method in one step."""
 
     spec: DecoderSpec
     rows: int
@@ -39,10 +39,10 @@ class StepWorkload(NamedTuple):
 
 
 def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
-    """What `compression: {mode: auto}` comes to for whole replicas on these processes: their link is measured by sums
-    in the group, their devices as a probe does it. Collective; the same on every rank."""
+    """The codec that `compression: {mode: auto}` selects for whole replicas on these processes. The link is measured by
+    all-reduces in the group, the devices as in a probe. Collective; the same on every rank."""
     cost = _link_cost(group)
-    # All at the same time, as in a probe: processes that share cores each see what they really get of them.
+    # All at the same time, as in a probe: processes that share cores then measure their real share.
     dist.barrier(group)
     devices: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(devices, _device(), group=group)
@@ -56,7 +56,7 @@ def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
 
 
 def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
-    """(alpha in seconds, beta in seconds per byte), all processes sending at once."""
+    """(alpha in seconds, beta in seconds per byte), with all processes sending at once."""
     world = dist.get_world_size(group)
     points = []
     for numbers in SIZES:
@@ -73,7 +73,7 @@ def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
 
 
 def _device() -> Device:
-    """The device of this process, as measured; with memory left open, which is not the question."""
+    """The device of this process, as measured; without a memory size, which does not matter here."""
     device, now = torch.device("cpu"), time.perf_counter
     return Device(
         id="cpu0",
@@ -96,7 +96,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
 
 
 def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
-    """A node of each device, and links that are all alike."""
+    """A topology with one device per node and equal links."""
     nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[each]) for number, each in enumerate(devices)]
     return Topology(
         provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),

@@ -1,7 +1,7 @@
 """One process of `hpctrain bench compression`: `python -m hpctrain.bench.compression.rank FOLDER RANK`.
 
-All methods keep their model in the process and take turns by blocks of steps, so that whatever else the machine does
-falls on all of them alike.
+All methods keep their model in the process and take turns by blocks of steps, so that other load on the machine
+affects all of them alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VALIDATION_ROWS = 16
 
 
 class MethodRunner:
-    """The methods of a scene, open in this process."""
+    """The methods of a launch, open in this process."""
 
     def __init__(self, scene: LaunchSpec, folder: Path, rank: int) -> None:
         self._scene, self._settings = scene, scene.settings
@@ -46,7 +46,7 @@ class MethodRunner:
         self._found: dict[str, list[dict[str, float | None]]] = {name: [] for name in scene.methods}
 
     def measure(self) -> None:
-        """The unmeasured steps, then the measured ones, a block of each method after the other."""
+        """Make the warm-up steps, then the measured ones; the methods take turns by blocks of steps."""
         settings = self._settings
         for name in self._scene.methods:
             self._block(name, settings.warm_steps, keep=False)
@@ -54,7 +54,7 @@ class MethodRunner:
         number = 0
         while left > 0:
             count = min(left, settings.block_steps)
-            # Each time another one begins, so that no method always follows the same one.
+            # Each round begins with another method, so that no method always follows the same one.
             first = number % len(self._scene.methods)
             for name in (*self._scene.methods[first:], *self._scene.methods[:first]):
                 self._block(name, count, keep=True)
@@ -62,7 +62,7 @@ class MethodRunner:
             number += 1
 
     def outcome(self) -> LaunchResult:
-        """What all processes measured, the same on each. Collective."""
+        """The measurements of all processes, the same on each. Collective."""
         factor = header_factor(self._counter)
         everyone: list[Any] = [None] * self._scene.nodes
         dist.all_gather_object(everyone, (self._found, factor))
@@ -90,7 +90,7 @@ class MethodRunner:
         return {"wall": wall_s, "cpu": cpu_s, "bytes": self._counter.read() - sent, "counted": told.sent_bytes}
 
     def _rows(self, step: int, every: bool) -> torch.Tensor:
-        """This process's rows of a step, or everybody's."""
+        """This process's sequences of a step, or those of all processes."""
         count, nodes = self._settings.rows, self._scene.nodes
         start = (step * nodes + (0 if every else self._rank)) * count
         count *= nodes if every else 1
@@ -137,9 +137,9 @@ def _mean(values: list[float | None]) -> float:
 
 
 def main(folder: Path, rank: int) -> None:
-    """Join the others, measure, and as rank 0 write the samples."""
+    """Join the process group and measure; rank 0 writes the samples."""
     scene = LaunchSpec.read(folder)
-    # Before torch opens a connection: gloo would otherwise ask for the address of the host's name.
+    # Before torch opens a connection: otherwise gloo resolves the host's name.
     os.environ["GLOO_SOCKET_IFNAME"] = scene.interface
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), scene.nodes), rank=rank,

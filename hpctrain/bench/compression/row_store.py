@@ -1,4 +1,4 @@
-"""Rows of a long bench in a file, a line each as soon as it is measured: one that was ended goes on after the last."""
+"""Rows of a long bench in a file, one line as soon as it is measured, so that an interrupted bench can resume."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hpctrain.records.format.jsonl import read_jsonl
 
 
 class RowStore:
-    """Rows measured with one set of settings; without a path they live as long as the process."""
+    """Rows measured with one set of settings; without a path they exist only in memory."""
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
-        """Take up what is in the file, or begin it.
+        """Read the rows in the file, or create it.
 
         Raises:
             InputError: its rows were measured with other settings.
@@ -23,7 +23,7 @@ class RowStore:
         """
         self._path = path
         self.rows: list[dict[str, Any]] = []
-        settings = json.loads(json.dumps(settings))  # as it comes back from the file: tuples are lists there
+        settings = json.loads(json.dumps(settings))  # normalised as the file returns it: tuples become lists
         lines = read_jsonl(path, owned=False) if path is not None else []
         if lines:
             self._check(lines[0].get("settings", {}), settings)
@@ -34,11 +34,11 @@ class RowStore:
             append_line(path, json.dumps({"settings": settings}))
 
     def find(self, **key: Any) -> dict[str, Any] | None:
-        """The row with these values, or None."""
+        """The first row with these values, or None."""
         return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row; on return it is in the file."""
+        """Add a row; on return it is in the file."""
         if self._path is not None:
             append_line(self._path, json.dumps(row, allow_nan=False))
         self.rows.append(row)

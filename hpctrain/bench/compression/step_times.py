@@ -1,4 +1,4 @@
-"""`hpctrain bench compression`: what summing gradients costs in time, processor and bytes, method beside method."""
+"""`hpctrain bench compression`: cost of gradient synchronisation in time, processor time and bytes, by method."""
 
 from __future__ import annotations
 
@@ -36,55 +36,55 @@ class MethodRow:
 
     method: str
     link: str
-    """The rate its links were shaped to, or 'loopback'."""
+    """Rate that the links were shaped to, or 'loopback'."""
     nodes: int
     step_time_s: float
-    """Median of the measured steps, the slowest process of each."""
+    """Median of the measured steps; each counts its slowest process."""
     step_time_low_s: float
     step_time_high_s: float
-    """Quartiles."""
+    """First and third quartile."""
     step_time_mean_s: float
-    """The mean as well, for methods whose steps are not alike."""
+    """Mean of the measured steps, for methods whose steps differ."""
     cpu_s: float
     """Processor seconds of a step and process, mean."""
     bytes_per_parameter: float
-    """Sent by a node in a step, as the interface counts it, headers taken off; mean."""
+    """Bytes that a node sent in a step by its interface's count, without headers, per parameter; mean."""
     counted_bytes_per_parameter: float | None
-    """The same by the method's own count."""
+    """Bytes per parameter by the method's own count."""
     header_factor: float
     """Bytes at the interface for each byte of payload, measured on this link."""
     own_core_s: float | None
-    """`cpu_s`, and then the time that the interface's bytes take at the link's rate: a step of nodes that share no
-    processor and overlap nothing. Absent on a loopback, which has no rate."""
+    """`cpu_s` plus the time of the interface's bytes at the link's rate: a step of nodes that share no processor and
+    overlap nothing. None on a loopback, which has no rate."""
     loss: float | None
-    """On validation text after the last step; absent where it is no finite number."""
+    """Loss on validation text after the last step; None where it is not finite."""
     steps: int
     choice: str | None
-    """The mode that method auto came to."""
+    """The mode that method auto chose."""
     planned_step_s: dict[str, float] | None
-    """What it expected of a step with each mode, the most exact first."""
+    """Predicted step time of method auto for each mode, the most exact first."""
 
 
 @dataclass(frozen=True)
 class LaunchSite:
-    """Where a scene's processes run."""
+    """Where the processes of a launch run."""
 
     link: str
     interface: str
     prefixes: tuple[tuple[str, ...], ...]
-    """Of each process: the words before its command."""
+    """For each process, the words before its command."""
     bits_per_s: float | None
 
 
 @contextlib.contextmanager
 def local_site(nodes: int) -> Iterator[LaunchSite]:
-    """So many processes of this machine, on its loopback."""
+    """That many processes on this machine, on its loopback."""
     yield LaunchSite("loopback", LOOPBACK, ((),) * nodes, None)
 
 
 @contextlib.contextmanager
 def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iterator[LaunchSite]:
-    """The first nodes of a lab, their links shaped to a rate meanwhile.
+    """The first nodes of a lab, with their links shaped to a rate until the context ends.
 
     Raises:
         CommandError: a link cannot be shaped.
@@ -100,10 +100,10 @@ def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iter
 
 
 def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
-    """A corpus of real text, as `hpctrain init` finds it, whose tokens are bytes.
+    """Write a corpus of real text, as `hpctrain init` finds it; tokens are bytes.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no text on this machine.
     """
     found = find_sample_text(limit_bytes)
     prepare(list(found.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
@@ -118,10 +118,10 @@ def measure(
     progress: Callable[[str], None],
     together: int | None = None,
 ) -> dict[str, Any]:
-    """Each place with all methods that the store has no row of yet; a place that has all is passed over.
+    """Measure on each site all methods that the store has no row of; skip a site that is complete.
 
     Args:
-        together: methods that take turns in one launch, whose rows are kept when it ends; None: all of them.
+        together: number of methods in one launch; their rows are stored when it ends. None: all of them.
 
     Raises:
         InputError: there is no text on this machine.
@@ -145,7 +145,7 @@ def measure(
 def measure_site(
     runner: Runner, place: LaunchSite, methods: Sequence[str], settings: LaunchSettings, folder: Path
 ) -> list[MethodRow]:
-    """All methods in turns in one launch; a row for each.
+    """Measure all methods in turns in one launch; return a row for each.
 
     Args:
         folder: holds the corpus.

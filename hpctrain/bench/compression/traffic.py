@@ -1,4 +1,4 @@
-"""Bytes that really left a network interface, and how many of them were headers and acknowledgements."""
+"""Bytes that left a network interface, and the share of them that is headers and acknowledgements."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.distributed as dist
 COUNTERS = Path("/proc/self/net/dev")
 LOOPBACK = "lo"
 CALIBRATION_NUMBERS = 2 * 2**20
-"""fp32 numbers in an all-reduce whose payload is known: large enough that the barriers beside it do not count."""
+"""fp32 values in an all-reduce of known payload; large enough that the barriers around it do not matter."""
 
 
 def sent_bytes(text: str, interface: str) -> int:
-    """Bytes sent by an interface since it exists, out of /proc/net/dev (proc(5)).
+    """Bytes sent by an interface since it came up, parsed from the text of /proc/net/dev (proc(5)).
 
     Raises:
-        ValueError: no such interface is there.
+        ValueError: there is no such interface.
     """
     for line in text.splitlines():
         name, colon, figures = line.partition(":")
@@ -28,14 +28,14 @@ def sent_bytes(text: str, interface: str) -> int:
 
 
 class Counter:
-    """What this process's node sends. All processes share one loopback, where each is given an equal part."""
+    """Bytes that this process's node sends. On a loopback that all processes share, each gets an equal part."""
 
     def __init__(self, interface: str, world: int) -> None:
         self._interface = interface
         self._sharers = world if interface == LOOPBACK else 1
 
     def read(self) -> float:
-        """Bytes since the interface exists; a share of them on a loopback."""
+        """Bytes since the interface came up; on a loopback, this process's share of them."""
         return sent_bytes(COUNTERS.read_text(), self._interface) / self._sharers
 
     def during(self, work: Callable[[], object]) -> float:
@@ -48,7 +48,7 @@ class Counter:
 
 
 def header_factor(counter: Counter, repeats: int = 3) -> float:
-    """Bytes at the interface for each byte of payload in an all-reduce by ring: the median of some. Collective."""
+    """Bytes at the interface per byte of payload in a ring all-reduce: median of `repeats`. Collective."""
     world = dist.get_world_size()
     numbers = torch.zeros(CALIBRATION_NUMBERS)
     payload = 2 * (world - 1) * numbers.numel() * numbers.element_size() / world

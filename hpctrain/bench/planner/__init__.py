@@ -1,1 +1,1 @@
-"""The planner against published runs, own runs, and exhaustive search."""
+"""The planner compared with published runs, with runs on this machine, and with exhaustive search."""

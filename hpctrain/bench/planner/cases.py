@@ -1,4 +1,4 @@
-"""The machines and models that searches are timed on: equal GPUs, unlike ones, and those of the paper."""
+"""Devices and models whose searches are timed: equal GPUs, two kinds of GPUs, and those of the paper."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PAPER = "paper-32-gpu.json"
 
 
 class SearchCase(NamedTuple):
-    """A search; its name is what the command line takes."""
+    """A search; `name` is what the command line takes."""
 
     machines: str
-    """equal; unlike: every second node has slower GPUs; paper."""
+    """equal; unlike (every second node has slower GPUs); or paper."""
     gpus: int
     model: str
 
@@ -34,7 +34,7 @@ class SearchCase(NamedTuple):
 
 
 SIZES = (8, 32, 256, 1024, 10_000)
-"""Equal GPUs whose searches for 7B are `search_time_s` of the record."""
+"""Numbers of equal GPUs whose 7B searches make up `search_time_s` of the record."""
 CASES = (
     *(SearchCase("equal", gpus, "7B") for gpus in SIZES),
     *(SearchCase("equal", 32, model) for model in ("350M", "1.3B")),
@@ -42,11 +42,11 @@ CASES = (
     *(SearchCase("unlike", gpus, "7B") for gpus in (16, 32, 256, 1024, 10_000)),
     *(SearchCase("paper", 32, model) for model in MODELS),
 )
-"""Those of one kind of machines and one model by size."""
+"""All cases; those with the same kind of devices and the same model are in order of size."""
 
 
 def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
-    """What is planned for a case."""
+    """The run and the topology of a case."""
     if case.machines == "paper":
         topology = Topology.model_validate_json(package_data_path("topology", PAPER).read_text())
         return _run(case.model, 512, "fp16"), topology
@@ -67,7 +67,7 @@ def _run(model: str, rows: int, precision: str) -> Run:
 
 
 def gpus_of(count: int, unlike: bool = False) -> Topology:
-    """Nodes of eight GPUs with A100-like figures; of unlike ones every second node has 100 TFLOP/s and 32 GB."""
+    """Nodes of eight GPUs with A100-like figures; if `unlike`, every second node has 100 TFLOP/s and 32 GB."""
     fast = Device(
         id="cuda0", type="type0", flops={"bf16": 2.5e14}, memory_bytes=80e9, memory_bytes_per_s=1.6e12, launch_s=6e-6
     )
@@ -86,7 +86,7 @@ def gpus_of(count: int, unlike: bool = False) -> Topology:
 
 
 def published(nodes: list[Node], kind: str, alpha_s: float, bytes_per_s: float) -> Topology:
-    """Nodes whose links are all alike."""
+    """A topology in which all links are equal."""
     types = {device.type for node in nodes for device in node.devices}
     return Topology(
         provenance=Provenance(version=__version__, created="", transport="tcp", mode="published"),

@@ -1,4 +1,4 @@
-"""Figures of GPUs and their links from vendors' data sheets, for runs that somebody else measured."""
+"""Figures of GPUs and their links from vendors' data sheets, for published runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataSheet:
-    """One kind of GPU as its data sheet describes it."""
+    """One kind of GPU according to its data sheet."""
 
     half_flops: float
     """Peak FLOP/s of fp16 matrix products, dense, on tensor cores."""
     single_flops: float
-    """The same of fp32 inputs: TF32 on Ampere and later, where frameworks of the time allowed it, else fp32."""
+    """Peak FLOP/s for fp32 inputs: TF32 on Ampere and later, where frameworks of the time allowed it, else fp32."""
     memory_bytes: float
     bytes_per_s: float
-    """Of its memory."""
+    """Memory bandwidth."""
     link_bytes_per_s: float
-    """To a neighbour in the node, one direction: NVLink, else PCIe."""
+    """Bandwidth to a neighbour in the node, one direction: NVLink, else PCIe."""
 
 
 SHEETS = {
@@ -39,18 +39,18 @@ SHEETS = {
     "Titan-RTX": DataSheet(130e12, 16.3e12, 24e9, 672e9, 16e9),
 }
 TCP_FLOW_BYTES_PER_S = 1.25e9
-"""Most of a single TCP flow between instances in one placement group (10 Gb/s; Amazon EC2 user guide, network
-bandwidth): what a ring without RDMA gets there, whatever the instance's own figure."""
+"""Limit of a single TCP flow between instances in one placement group (10 Gb/s; Amazon EC2 user guide, network
+bandwidth): what a ring without RDMA reaches there, whatever the instance's own bandwidth."""
 NODE_BYTES_PER_S = 4 * 25e9
-"""Of a node whose row states no network: four HDR InfiniBand ports."""
+"""Bandwidth of a node whose row states no network: four HDR InfiniBand ports."""
 LINK_SHARE = 0.77
-"""Of a stated bandwidth, what collectives reach: 230 of NVLink's 300 GB/s among eight A100s (NVIDIA nccl-tests)."""
+"""Share of a stated bandwidth that collectives reach: 230 of NVLink's 300 GB/s among eight A100s (nccl-tests)."""
 ALPHA_S = 1e-5
-"""Start-up time assumed for a message between nodes: nobody published it."""
+"""Assumed start-up time of a message between nodes; no published figure exists."""
 
 
 def gpu_of(text: str) -> str | None:
-    """The sheet that a run's GPU column names, '16xT4-16 (4x g4dn.12xlarge)' -> 'T4'; None where there is none."""
+    """The data sheet's name in a run's GPU column, '16xT4-16 (4x g4dn.12xlarge)' -> 'T4'; None without a sheet."""
     for name in sorted(SHEETS, key=len, reverse=True):
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![0-9])", re.sub(r"^\d+x", "", text)):
             return name
@@ -58,7 +58,7 @@ def gpu_of(text: str) -> str | None:
 
 
 def gpus_of(text: str) -> list[str] | None:
-    """One name a GPU for a mixed column, '12xV100+4xT4' -> 12 times V100, 4 times T4; None where one is unknown."""
+    """One name per GPU for a mixed column, '12xV100+4xT4' -> 12 times V100, 4 times T4; None where one is unknown."""
     found: list[str] = []
     for part in text.split("(")[0].split("+"):
         match = re.match(r"\s*(\d+)x(.+)", part)
@@ -70,7 +70,7 @@ def gpus_of(text: str) -> list[str] | None:
 
 
 def stated_bytes_per_s(text: str) -> float | None:
-    """The last 'N Gb/s' in a column as bytes per second; 'NxName MGb/s' counts N links. None where there is none."""
+    """The last 'N Gb/s' in a column as bytes per second; 'NxName MGb/s' counts N links. None if there is none."""
     found = re.findall(r"(?:(\d+)x[^0-9]*)?([\d.]+)\s*Gb/s", text)
     if not found:
         return None

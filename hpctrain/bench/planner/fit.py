@@ -1,4 +1,4 @@
-"""Fitting the planner's constants to measured runs, and how far they are off on runs they have not seen."""
+"""Fit the planner's constants to measured runs, and measure their error on held-out runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpctrain.bench.planner.published_scenario import PublishedScenario
 from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants
 
 FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")
-"""Runs that constants are fitted on: many, of one kind of GPU, without profiles of their own. All others are only ever
-predicted."""
+"""Families of runs that constants are fitted on: many runs, one kind of GPU, no profiles of their own. All other
+families are only predicted."""
 MOST_OF_A_PROBLEM = 48
-"""Runs of one problem that a fit looks at, evenly taken: hundreds more of the same kind change little but the wait."""
+"""Most runs of one problem in a fit, evenly spaced: more runs of the same kind change little and take time."""
 PACKAGED: Mapping[str, float] = {
     "efficiency": CUDA_CONSTANTS.efficiency,
     "half_width": CUDA_CONSTANTS.half_width,
@@ -32,9 +32,9 @@ PACKAGED: Mapping[str, float] = {
     "action_ops": CUDA_CONSTANTS.action_ops,
     "overlap_power": CUDA_CONSTANTS.overlap_power,
 }
-"""What `fit` found on all runs that it is meant for; Megatron's fused optimizer is not ours."""
+"""Result of `fit` on all runs of `FITTED_FAMILIES`. `optimizer_bytes` is that of Megatron's fused optimizer."""
 LAST_MULTI = 40
-"""Number of the last of vTrain's runs on several nodes among them."""
+"""Number of the last vTrain run on several nodes that was used for `PACKAGED`."""
 START: Mapping[str, float] = {
     "efficiency": 0.75,
     "half_width": 30.0,
@@ -48,19 +48,19 @@ START: Mapping[str, float] = {
     "action_ops": 38.0,
     "overlap_power": 4.0,
 }
-"""Where a fit starts, and stays where the runs do not decide: CPU's counts (calls at 0.15 of them, activations at
-half, for kernels that are fused), a typical efficiency. None is taken from the runs, so what is held out is unseen."""
+"""Start values of a fit, kept where the runs do not decide: the counts of CPU (calls times 0.15, activations halved,
+because kernels are fused) and a typical efficiency. None comes from the runs, so held-out runs stay unseen."""
 LARGEST_EFFICIENCY = 0.95
 PULL = 0.02
-"""How much a constant that the runs do not decide is held to its start."""
+"""Weight of the regularisation that pulls a constant to its start value."""
 NOISE = 0.02
-"""Relative errors above this count linearly rather than squared, so that single disturbed runs do not rule."""
+"""Relative errors above this count linearly instead of squared, so that single disturbed runs do not dominate."""
 BACKWARD_OPS = 1.6
-"""Calls of a block's backward pass against its forward pass; as on CPU."""
+"""Calls in a block's backward pass divided by those in its forward pass; as on CPU."""
 
 
 def constants_by(values: Mapping[str, float]) -> CostConstants:
-    """The constants of Megatron's blocks with these values."""
+    """The constants of Megatron's blocks, with these values."""
     forward, logits, weights = values["activation_passes"], values["logits_passes"], values["weight_passes"]
     return replace(
         CUDA_CONSTANTS,
@@ -77,17 +77,17 @@ def constants_by(values: Mapping[str, float]) -> CostConstants:
         logits_passes=(logits, 2 * logits),
         action_ops=values["action_ops"],
         overlap_power=max(1.0, values["overlap_power"]),
-        tensor_parallel_ops=(0.0, 0.0),  # written by hand there, DTensor here
+        tensor_parallel_ops=(0.0, 0.0),  # hand-written in Megatron, DTensor in hpctrain
         recompute_ops=(0.0, 0.0),
     )
 
 
 def fit(scenes: Sequence[PublishedScenario], start: Mapping[str, float] = START, steps: int = 14) -> dict[str, float]:
-    """Constants with the least relative error; every problem weighs the same, however many runs it has.
+    """Return the constants with the least relative error; each problem has the same weight, however many runs it has.
 
     Args:
-        start: the constants that are fitted, with where they start.
-        steps: of the solver, at most.
+        start: the constants to fit, with their start values.
+        steps: most iterations of the solver.
 
     Raises:
         ValueError: there is no run to fit to.
@@ -110,7 +110,7 @@ def fit(scenes: Sequence[PublishedScenario], start: Mapping[str, float] = START,
 
 
 def was_fitted(scene: PublishedScenario) -> bool:
-    """Whether PACKAGED was fitted on this run: vTrain's first 41 on several nodes and its odd ones on one."""
+    """Whether `PACKAGED` was fitted on this run: vTrain's first 41 on several nodes and its odd ones on one node."""
     run = scene.run
     if run.family not in FITTED_FAMILIES or run.step_s is None:
         return False
@@ -119,9 +119,9 @@ def was_fitted(scene: PublishedScenario) -> bool:
 
 
 def held_out(scenes: Sequence[PublishedScenario], progress: Callable[[str], None]) -> dict[str, float]:
-    """Step times by run, each with constants that were fitted without its whole problem.
+    """Return step times by run, each predicted with constants that were fitted without its whole problem.
 
-    Runs that PACKAGED was not fitted on are predicted with it.
+    Runs that `PACKAGED` was not fitted on are predicted with `PACKAGED`.
     """
     seen = [scene for scene in scenes if was_fitted(scene)]
     problems = dict.fromkeys(scene.run.problem for scene in seen)
@@ -139,7 +139,7 @@ def held_out(scenes: Sequence[PublishedScenario], progress: Callable[[str], None
 
 
 def packaged(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
-    """Step times by run with PACKAGED."""
+    """Step times by run, predicted with `PACKAGED`."""
     constants = constants_by(PACKAGED)
     return {scene.run.id: scene.step_s(constants) for scene in scenes}
 

@@ -1,4 +1,4 @@
-"""The model of the published runs: GPT-2's block, as Megatron-LM computes it, with attention scores kept in memory."""
+"""The model of the published runs: GPT-2's block as Megatron-LM computes it, which keeps attention scores in memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
 class GptSpec(DecoderSpec):
-    """LayerNorm, learned positions, GELU, biases, a head tied to the embedding, attention that is not fused.
+    """GPT-2 block: LayerNorm, learned positions, GELU, biases, tied embedding, attention that is not fused.
 
-    Sizes after Korthikanti et al. 2022, section 4: a block keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes in fp16, of
-    which 2 in the 10, and 1 of the 5 for each score, are dropout masks of one byte. Without dropout neither they nor
-    the scores' second copy exist.
+    Sizes after Korthikanti et al. 2022, section 4: a block keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes in fp16. Of
+    these, 2 in the 10, and 1 of the 5 for each score, are dropout masks of one byte. Without dropout there are no masks
+    and no second copy of the scores.
     """
 
     tied: bool = True
     positions: int
-    """Learned positions: rows of their table."""
+    """Rows of the table of learned positions."""
     dropout: bool = True
-    """Whether the run used it."""
+    """Whether the run used dropout."""
 
     @property
     def hidden(self) -> int:
@@ -32,7 +32,7 @@ class GptSpec(DecoderSpec):
         return super().end_parameters(tp, first=first, last=last) + positions
 
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """As Korthikanti et al. 2022, appendix A: attention computes all scores, also those that the mask hides."""
+        """FLOPs as in Korthikanti et al. 2022, appendix A: all attention scores count, including masked ones."""
         stop = self.layers if stop is None else stop
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
         flops = (stop - start) * rows * seq_len * 2.0 * matrices
@@ -51,15 +51,15 @@ class GptSpec(DecoderSpec):
         return int(rows * seq_len * self.dim * (4 * bytes_per_value + 2 * self.dropout))
 
     def matmul_output_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What is kept beside the stream when only the attention between its projections is computed again."""
+        """Bytes kept in addition to the residual stream with selective recomputation of attention."""
         kept = self.activation_bytes(rows, seq_len, tp, bytes_per_value)
         return kept - self.selective_bytes(rows, seq_len, tp, bytes_per_value)
 
     def selective_flops(self, rows: int, seq_len: int) -> float:
-        """Scores and their product with the values, which Megatron's selective recomputation repeats."""
+        """FLOPs of the scores and their product with the values, which Megatron's selective recomputation repeats."""
         return 4.0 * rows * seq_len * seq_len * self.dim
 
     def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """The softmax's results and, with dropout, a mask and what it leaves of them."""
+        """Bytes of the softmax output and, with dropout, of its mask and the result after it."""
         each = 2 * bytes_per_value + 1 if self.dropout else bytes_per_value
         return self.heads * seq_len * seq_len * rows * each // tp

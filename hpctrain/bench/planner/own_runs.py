@@ -1,8 +1,8 @@
-"""`hpctrain bench plan --own`: the planner's predictions against runs of our own workers on this machine.
+"""`hpctrain bench plan --own`: the planner's predictions compared with runs of hpctrain's workers on this machine.
 
-The machine is probed, then a few small plans of two workers each are trained by the very code that workers run. A
-profile is fitted to some of them; all others are predicted without it and with it. Those it was fitted to are in the
-rows, too, but count in no mean.
+The machine is probed, then a few small plans of two workers each are trained by the same code that workers run. A
+profile is fitted to some of them; all others are predicted without it and with it. The fitted ones are among the
+rows, but count in no mean.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ LARGE = DecoderSpec(layers=4, dim=384, heads=6, vocab=BYTES_VOCABULARY)
 
 @dataclass(frozen=True)
 class OwnRunSettings:
-    """How long and on what."""
+    """Number of steps, batch and models of the runs."""
 
     steps: int = 40
     rows: int = 8
     """Sequences in a step; a multiple of 4."""
     seq_len: int = 128
     specs: tuple[DecoderSpec, ...] = (SMALL, LARGE)
-    """The profile is fitted to the first one's runs."""
+    """Models; the profile is fitted to runs of the first one."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One plan, trained."""
+    """The measurements of one trained plan."""
 
     case: str
     spec: DecoderSpec
@@ -62,7 +62,7 @@ class Trained:
     plan: Plan
     rows: list[MetricRow]
     load_1min: float
-    """Load of the machine when it began."""
+    """Load average of the machine when the run began."""
 
     @property
     def step_time_s(self) -> float:
@@ -75,7 +75,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class OwnRunRow:
-    """A plan's measured and predicted step."""
+    """Measured and predicted step of a plan."""
 
     case: str
     model: str
@@ -83,9 +83,9 @@ class OwnRunRow:
     """Whether the profile was fitted to it."""
     step_time_s: float
     predicted_s: float
-    """By the package's constants."""
+    """Predicted with the package's constants."""
     profiled_s: float
-    """With the profile."""
+    """Predicted with the profile."""
     peak_bytes: float
     """Largest resident memory of a worker."""
     predicted_bytes: float
@@ -100,9 +100,9 @@ PLANS: dict[str, Callable[[int, int], Plan]] = {
     "pp2, 4 micro-batches": lambda layers, rows: make_plan(2, 1, layers, rows // 4, 4),
     "dp2, zero 1": lambda layers, rows: make_plan(1, 2, layers, rows // 2, 1, zero=1),
 }
-"""Case -> its plan for a model of so many blocks and a batch of so many sequences."""
+"""Case -> function (blocks of the model, sequences in the batch) that makes its plan."""
 FITTED = ("dp2", "pp2", "tp2")
-"""Cases of the first model that the profile is fitted to."""
+"""Cases of the first model whose runs the profile is fitted to."""
 
 
 def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
 
 
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
-    """Fit the profile to the chosen runs and predict all of them; the record of the bench."""
+    """Fit the profile to the chosen runs, predict all of them, and return the record of the bench."""
     first = settings.specs[0]
     chosen = [each for each in trained if each.spec == first and each.case in FITTED]
     profile = merge_profiles(
@@ -168,7 +168,7 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSett
 
 
 def _errors_pct(row: OwnRunRow) -> dict[str, float]:
-    """Errors in percent of the measured figure; above 0, predicted too slow or too large."""
+    """Errors in percent of the measured figure; above 0, the prediction is too slow or too large."""
     return {
         "error_pct": 100 * (row.predicted_s / row.step_time_s - 1),
         "profiled_error_pct": 100 * (row.profiled_s / row.step_time_s - 1),
@@ -188,7 +188,7 @@ def _row(each: Trained, fitted: bool, topology: Topology, profile: CalibrationPr
 
 
 def _predicted(each: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
-    """Seconds of a step and peak bytes of the fullest worker."""
+    """Predicted seconds of a step, and peak bytes of the fullest worker."""
     plan = each.plan.model_copy(update={"profile": profile})
     scene = layout_of_plan(each.run, each.spec, plan, topology)
     seconds = predict(scene.cost, scene.layout, whole=True).total

@@ -1,9 +1,10 @@
-"""`hpctrain bench plan --placement`: what knowing the devices and links is worth, by the planner's own cost model.
+"""`hpctrain bench plan --placement`: the gain from knowing devices and links, by the planner's own cost model.
 
-The planner's plan for each case, and the same degrees and schedule as a launcher places them that knows neither: ranks
-in the order of the nodes, tensor parallel within data parallel within pipeline parallel (Megatron-LM, Narayanan et al.
-2021, section 3), as many blocks on each stage and as many sequences in each replica, micro-batches as large as memory
-allows. It is the ablation "no placement" of the paper's figure 2. Nothing is measured: every figure is a prediction.
+The planner's plan for each case is compared with the same degrees and schedule as a launcher without this knowledge
+would place them: ranks in the order of the nodes, tensor parallel within data parallel within pipeline parallel
+(Megatron-LM, Narayanan et al. 2021, section 3), equal stages, equal shares of the batch, and micro-batches as large as
+memory allows. It is the ablation "no placement" of the paper's figure 2. Nothing is measured; all figures are
+predictions.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule.generate import why_no_schedule
 
 PLACED = tuple(case for case in CASES if case.gpus == 32)
-"""Clusters of one size: equal nodes, two kinds of nodes, and the paper's, whose mixed nodes hold two kinds."""
+"""Clusters of one size: equal nodes, two kinds of nodes, and the paper's cluster, whose mixed nodes hold two kinds."""
 
 ORDERS = 20
-"""Random orders of the nodes, the same ones in every run of the bench."""
+"""Number of random orders of the nodes; they are the same in every run of the bench."""
 
 
 @dataclass(frozen=True)
 class PlacementRow:
-    """One case; predicted seconds of a step."""
+    """Predicted seconds of a step in one case."""
 
     case: str
     plan: str
     planned_s: float
     listed_s: float | None
-    """Placed without knowledge, nodes in the topology file's order; absent where that does not fit into memory."""
+    """Placed without knowledge, nodes in the topology file's order; None where that does not fit into memory."""
     shuffled_s: tuple[float, float, float] | None
-    """The same with nodes in random orders: median, least and most of those that fit."""
+    """Placed without knowledge, nodes in random orders: median, smallest and largest of those that fit."""
     fitting: int
-    """Random orders that fit into memory."""
+    """Number of random orders that fit into memory."""
 
 
 def measure(
     progress: Callable[[str], None], cases: Sequence[SearchCase] = PLACED, orders: int = ORDERS
 ) -> dict[str, Any]:
-    """Plan every case and predict its plan without placement, with the nodes in so many random orders, too."""
+    """Plan every case, and predict its plan without placement, also with the nodes in `orders` random orders."""
     rows = []
     for case in cases:
         progress(case.name)
@@ -76,8 +77,9 @@ def _row(case: SearchCase, orders: int) -> PlacementRow:
 
 
 def unplaced_s(scene: CostedLayout, nodes: Sequence[str]) -> float | None:
-    """Predicted seconds of a step with the plan's degrees on its devices in the order of these nodes, everything shared
-    out evenly, with the largest micro-batch up to the plan's own that fits into memory; None where none does."""
+    """Predicted seconds of a step without placement: the plan's degrees on its devices in the order of these nodes,
+    with equal stages and shares. The micro-batch is the largest up to the plan's that fits into memory; None where none
+    does."""
     layout = scene.layout
     devices = [device for unit in layout.units() for device in unit.devices]
     line = sorted(devices, key=lambda device: (nodes.index(device.node), device.device_id))

@@ -1,4 +1,4 @@
-"""Layer times and link bandwidths that the Sailor authors measured (SOSP 2025), beside the table of runs."""
+"""Layer times and link bandwidths that the Sailor authors measured (SOSP 2025); they lie in a folder with the runs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from hpctrain.planner.cost.layer_profile import ForwardBackward, LayerProfile, L
 
 FOLDER = "sailor_profiles"
 ZONE = "us-central1-a"
-"""The zone whose entries describe one cluster."""
+"""The zone to read; its entries describe one cluster."""
 
 
 @dataclass(frozen=True)
 class SailorFigures:
-    """What the folder holds; empty where there is none."""
+    """The figures in the folder; empty where there is none."""
 
     profiles: dict[str, LayerProfile]
-    """By model."""
+    """Layer profiles by model."""
     bandwidths: dict[tuple[str, str, int], float]
-    """(GPU, GPU, GPUs of a node at work) -> bytes per second between two such nodes."""
+    """(GPU, GPU, active GPUs of a node) -> bytes per second between two such nodes."""
 
     def between(self, a: str, b: str, gpus: int) -> float | None:
-        """Bytes per second from a node of GPU a to one of b; None where it was not measured."""
+        """Bytes per second from a node of GPU `a` to one of `b`; None where it was not measured."""
         return self.bandwidths.get((a, b, gpus)) or self.bandwidths.get((b, a, gpus))
 
 
 def read_figures(folder: Path) -> SailorFigures:
-    """The folder's profiles and bandwidths.
+    """Read the folder's profiles and bandwidths.
 
     Raises:
-        InputError: a file is not what it should be.
+        InputError: a file has an unexpected form.
     """
     if not folder.is_dir():
         return SailorFigures({}, {})
@@ -55,14 +55,14 @@ def _profile(folder: Path) -> LayerProfile:
             for tp, layers in by_tp.items():
                 counts[path.stem] = len(layers)
                 times[path.stem, int(tp), int(size)] = _times(layers)
-    # A file with another number of layers than most is that of another model, given under this one's name.
+    # A file whose number of layers differs from most files is of another model, published under this one's name.
     usual = max(counts.values(), key=list(counts.values()).count, default=0)
     kept = {key: value for key, value in times.items() if counts[key[0]] == usual}
     return LayerProfile({key: _smoothed(key, kept) for key in kept})
 
 
 def _smoothed(key: tuple[str, int, int], times: dict[tuple[str, int, int], LayerTimes]) -> LayerTimes:
-    """The times of a micro-batch, but no longer than those of a larger one: what was longer was disturbed."""
+    """The times of a micro-batch, limited by those of each larger one: a longer time was disturbed."""
     larger = [other for (gpu, tp, size), other in times.items() if (gpu, tp) == key[:2] and size >= key[2]]
 
     def least(pairs: Sequence[ForwardBackward]) -> ForwardBackward:
@@ -90,5 +90,5 @@ def _bandwidths(table: dict[str, Any]) -> dict[tuple[str, str, int], float]:
         for gpus, zones in by_count.items():
             for b, by_other in zones.get(ZONE, {}).items():
                 if gpus in by_other:
-                    found[a, b, int(gpus)] = float(by_other[gpus][1])  # what the fitted curve tends to
+                    found[a, b, int(gpus)] = float(by_other[gpus][1])  # the limit of the fitted curve
     return found

@@ -1,7 +1,7 @@
-"""`hpctrain bench plan`: the planner's predictions against runs that others measured.
+"""`hpctrain bench plan`: the planner's predictions compared with published runs.
 
-Errors and rankings are out of sample: a run that the packaged constants were fitted on is predicted with constants that
-were fitted without its whole problem. What the packaged constants give there is printed apart.
+Errors and rankings are out of sample: a run that the packaged constants were fitted on is predicted with constants
+that were fitted without its whole problem. Results with the packaged constants are printed separately.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DATA_VARIABLE = "HPCTRAIN_DATA"
 
 
 def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The table to score: the one given, else that in the folder that HPCTRAIN_DATA names.
+    """The table to score: `given`, else the one in the folder that HPCTRAIN_DATA names.
 
     Raises:
-        InputError: neither is there.
+        InputError: neither exists.
     """
     if given is not None:
         return given
@@ -43,10 +43,10 @@ def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -
 
 
 def measure(path: Path, runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Score the table; layer profiles are taken from the folder beside it, else from that of HPCTRAIN_DATA.
+    """Score the table; layer profiles come from the folder beside it, else from the one in HPCTRAIN_DATA's folder.
 
     Args:
-        search_limit_s: seconds after which a case of the searches is given up; 0 times none.
+        search_limit_s: seconds after which a case of the searches is stopped; 0: no search is timed.
 
     Raises:
         InputError: the table or the profiles cannot be read.
@@ -92,7 +92,7 @@ def _profile_folder(path: Path) -> Path:
 
 
 def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
-    """Mean errors in percent; their mean counts every problem the same."""
+    """Errors by problem and their mean, in percent; every problem has the same weight."""
     return {
         "mean": _mean([each.mean for each in errors.values()]),
         "by_problem": {problem: each.mean for problem, each in errors.items()},
@@ -100,7 +100,7 @@ def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
 
 
 def _memory_errors(scenes: Sequence[PublishedScenario]) -> dict[str, Errors]:
-    """Of the peaks that somebody measured."""
+    """Errors of the predicted memory, for runs with a measured peak."""
     found = {}
     for problem, same in by_problem(scenes).items():
         pairs = [(scene.memory_bytes(), scene.run.peak_bytes) for scene in same if scene.run.peak_bytes is not None]

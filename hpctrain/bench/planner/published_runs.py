@@ -1,4 +1,4 @@
-"""Measured runs of other frameworks, as a table with one run a row."""
+"""Measured runs of other frameworks, from a table with one run per row."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FAMILIES = (
     ("sailor", "Sailor"),
     ("amp", "AMP"),
 )
-"""A word of the source column -> what the runs are called here."""
+"""Word in the source column -> name of the family."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One row."""
+    """One run of the table."""
 
     id: str
     family: str
@@ -52,28 +52,28 @@ class MeasuredRun:
     pp: int
     dp: int
     chunks: int
-    """Stages on each pipeline rank."""
+    """Virtual stages: stages on each pipeline rank."""
     recompute: str
     """none, selective or full."""
     sequence_parallel: bool
     half: bool
-    """Whether products are in half precision."""
+    """Whether matrix products are in half precision."""
     step_s: float | None
-    """None: the run failed."""
+    """Measured seconds of a step; None: the run failed."""
     peak_bytes: float | None
     mixed: bool
-    """Whether its GPUs are of several kinds."""
+    """Whether the GPUs are of several kinds."""
     stages: tuple[tuple[tuple[str, int], ...], ...] | None
-    """stages[stage][replica]: (GPU, tp), where the row says it."""
+    """stages[stage][replica]: (GPU, tp), where the row states it."""
     units: tuple[int, ...] | None
-    """Layers by stage, embedding and head counted as one each, where the row says it."""
+    """Layers by stage, embedding and head counted as one each, where the row states it."""
     cuts: tuple[int, ...] | None
-    """Edges of the stages in AMP's 30 pipeline units, where the row says them."""
+    """Edges of the stages in AMP's 30 pipeline units, where the row states them."""
     suspect: bool
 
     @property
     def problem(self) -> str:
-        """What errors are averaged over, and what is kept aside as a whole when constants are fitted."""
+        """Name of the problem: errors are averaged over its runs, and a fit holds out all of them together."""
         if self.family == "vTrain single node":
             return f"{self.family}, width {self.hidden}"
         if self.family == "vTrain multi-node":
@@ -86,7 +86,7 @@ class MeasuredRun:
 
     @property
     def search(self) -> tuple[object, ...]:
-        """Runs of one search are plans for the same work on the same machines."""
+        """Key of the search: runs with the same key are plans for the same work on the same devices."""
         return (
             self.family, self.model, self.gpu, self.num_gpus, self.layers, self.hidden, self.seq_len, self.rows,
             self.recompute,
@@ -94,12 +94,12 @@ class MeasuredRun:
 
 
 def gpu_name(text: str) -> str:
-    """'16xGH-96' -> 'GH-96'."""
+    """The GPU's name without its count: '16xGH-96' -> 'GH-96'."""
     return re.sub(r"^\d+x", "", text)
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """The table.
+    """Read the table of runs.
 
     Raises:
         FileError: the file is missing, lacks a column, or a field cannot be read.

@@ -1,4 +1,4 @@
-"""A measured run as the planner sees it: its model, its machines by data sheet, and its plan as a layout."""
+"""A published run as the planner sees it: its model, its devices by data sheet, and its plan as a layout."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ HALF = Framework(
     blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
     bucket_bytes=1e9, split_streams=0,
 )  # fmt: skip
-"""Megatron in fp16: half weights and gradients, a master copy and moments in fp32 (Rajbhandari et al. 2020). Beside
-tensors: the most that a GH200 of the Sailor runs held (context, communicators, workspaces, what is cached). Gradients
-are summed in DeepSpeed's buckets of 5e8 numbers (its configuration reference)."""
+"""Megatron in fp16: weights and gradients in fp16, a master copy and moments in fp32 (Rajbhandari et al. 2020).
+Memory that tensors do not take is the most that a GH200 of the Sailor runs held (context, communicators, workspaces,
+allocator cache). Gradients are summed in DeepSpeed's buckets of 5e8 numbers (its configuration reference)."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 PRE_UNITS = 3
-"""AMP's pipeline units before the first block; there are as many after the last one."""
+"""AMP's pipeline units before the first block, and after the last one."""
 AMP_UNITS = 30
 
 
 @dataclass(frozen=True, eq=False)
 class PublishedScenario:
-    """A run without the constants: what does not change while they are fitted."""
+    """A run without the constants: everything that does not change while they are fitted."""
 
     run: MeasuredRun
     work: Workload
@@ -67,12 +67,12 @@ class PublishedScenario:
         return predict(cost, self.layout).total
 
     def memory_bytes(self) -> float:
-        """Predicted peak of the fullest device."""
+        """Predicted peak memory of the fullest device."""
         return max(self.layout.memory(MemoryModel(self.work)).values())
 
 
 def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str:
-    """The run's scene, or the reason why it cannot be described."""
+    """The run's scenario, or the reason why it cannot be described."""
     placement = _cells(run)
     if isinstance(placement, str):
         return placement
@@ -99,7 +99,7 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str
 
 
 def _cells(run: MeasuredRun) -> Placement | str:
-    """placement[replica][rank], as Megatron numbers its ranks: tp within dp within pp."""
+    """The placement `placement[replica][rank]`, with ranks in Megatron's order: tp within dp within pp."""
     if run.stages is not None:
         return _stated_cells(run)
     kinds = gpus_of(run.gpu) if "+" in run.gpu else [gpu_of(run.gpu)] * run.num_gpus
@@ -120,7 +120,7 @@ def _cells(run: MeasuredRun) -> Placement | str:
 
 
 def _stated_cells(run: MeasuredRun) -> Placement | str:
-    """Each unit of a stated plan is a node of its own, as in the runs that state one."""
+    """The placement of a stated plan. Each tensor-parallel group is a node of its own, as in those runs."""
     assert run.stages is not None
     if len({len(stage) for stage in run.stages}) != 1 or len({tp for stage in run.stages for _, tp in stage}) != 1:
         return "its stages differ in replicas or in tensor parallelism, which a plan cannot say"
@@ -147,7 +147,7 @@ def _device_spec(device_id: str, kind: str, half: bool) -> DeviceSpec:
 
 
 def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
-    """Blocks by stage, as the row says or evenly."""
+    """Blocks by stage, as the row states them or equal."""
     stages = run.pp * run.chunks
     if run.units is not None:
         counts = list(run.units)
@@ -165,9 +165,9 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
 
 
 def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | None) -> Topology:
-    """Nodes with the data sheets' figures; links as the row, the sheets or the profiles' authors state them."""
+    """Nodes with the data sheets' figures; links as the row, the sheets or the profiles state them."""
     kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
-    # Sheets are per direction and GPU; a row that states a rate of its own for PCIe is nearer to the truth.
+    # Data sheets are per direction and GPU; a PCIe rate in the row is closer to the truth.
     stated = stated_bytes_per_s(run.intra_node)
     nodes = [
         Node(id=name, addr="", devices=[], intra_bytes_per_s=LINK_SHARE * (stated or SHEETS[kind].link_bytes_per_s))
@@ -200,7 +200,7 @@ def _measured_links(kinds: dict[str, str], gpus: int, sailor: SailorFigures) -> 
 
 
 def scenes_of(runs: Sequence[MeasuredRun], sailor: SailorFigures) -> tuple[list[PublishedScenario], dict[str, str]]:
-    """Scenes of the runs that can be described, and why the others cannot, by their id."""
+    """Scenarios of the runs that can be described, and by id the reason why the others cannot."""
     scenes, left = [], {}
     for run in runs:
         found = "the table says that it is suspect" if run.suspect else scene_of(run, sailor)

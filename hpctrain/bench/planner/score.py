@@ -1,4 +1,4 @@
-"""Scores of predicted times: errors by problem, ranking of plans, and what the top plan costs against the best."""
+"""Scores of predicted times: errors by problem, ranking of plans, and regret of the plan that is ranked first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hpctrain.bench.planner.published_runs import MeasuredRun
 from hpctrain.bench.planner.published_scenario import PublishedScenario
 
 LEAST_PLANS = 5
-"""Plans that a search has at least for its ranking to count."""
+"""Fewest plans of a search for its ranking to count."""
 
 TIE = 1e-9
-"""Relative difference below which two plans are predicted to be equally fast."""
+"""Relative difference below which two predicted times are equal."""
 
 
 @dataclass(frozen=True)
@@ -24,29 +24,29 @@ class Errors:
 
     runs: int
     mean: float
-    """Of their sizes."""
+    """Mean absolute error."""
     largest: float
     bias: float
-    """Their mean with the sign: above 0, predicted too slow or too large."""
+    """Mean signed error; above 0, the prediction is too slow or too large."""
     below: float
-    """Share of the runs that were predicted smaller than measured, in percent."""
+    """Share of the runs whose prediction is below the measurement, in percent."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well the plans of one or several searches were put in order."""
+    """How well predictions rank the plans of one or several searches."""
 
     searches: int
     rank_correlation: float
-    """Spearman's, the mean over the searches."""
+    """Spearman's correlation, mean over the searches."""
     regret_pct: float
-    """How much slower than the best measured plan the one predicted to be fastest was, or on average those that were
-    predicted to be equally fast; the mean over the searches."""
+    """How much slower than the best measured plan the plan predicted to be fastest was (with ties, their average); mean
+    over the searches."""
     largest_regret_pct: float
 
 
 def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
-    """Errors of predictions against measurements, which are not empty and above 0."""
+    """Errors of predictions; both sequences are not empty and all measurements are above 0."""
     error = 100 * (np.array(predicted) / np.array(measured) - 1)
     size = np.abs(error)
     return Errors(
@@ -55,7 +55,7 @@ def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
 
 
 def by_problem(scenes: Sequence[PublishedScenario]) -> dict[str, list[PublishedScenario]]:
-    """The scenes of each problem, in order of appearance."""
+    """Group the scenarios by problem, in order of appearance."""
     groups: dict[str, list[PublishedScenario]] = {}
     for scene in scenes:
         groups.setdefault(scene.run.problem, []).append(scene)
@@ -63,7 +63,7 @@ def by_problem(scenes: Sequence[PublishedScenario]) -> dict[str, list[PublishedS
 
 
 def time_errors(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Errors]:
-    """By problem; failed runs have no time and are left out."""
+    """Errors of step times by problem; failed runs have no time and are left out."""
     found = {}
     for problem, same in by_problem(scenes).items():
         pairs = [(predicted[scene.run.id], scene.run.step_s) for scene in same if scene.run.step_s is not None]
@@ -73,7 +73,7 @@ def time_errors(scenes: Sequence[PublishedScenario], predicted: Mapping[str, flo
 
 
 def rankings(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Ranking]:
-    """By problem, over its searches that have enough plans that ran."""
+    """Rankings by problem, over searches with at least `LEAST_PLANS` plans that ran."""
     found = {}
     for problem, same in by_problem(scenes).items():
         searches: dict[tuple[object, ...], list[MeasuredRun]] = {}
@@ -92,20 +92,20 @@ def rankings(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]
 
 
 def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) -> tuple[float, float]:
-    """Spearman's correlation and the regret of one search."""
+    """Spearman's correlation and the regret, for one search."""
     measured = [run.step_s or 0.0 for run in runs]
     told = [seconds(run) for run in runs]
     chosen = [
         took for took, expected in zip(measured, told, strict=True) if expected <= min(told) + TIE * abs(min(told))
     ]
-    # A predictor that tells plans not apart has no order, which counts as none in common.
+    # Equal predictions rank nothing, which counts as a correlation of 0.
     same = len(set(told)) == 1 or len(set(measured)) == 1
     correlation = 0.0 if same else float(spearmanr(told, measured).statistic)
     return correlation, 100 * (float(np.mean(chosen)) / min(measured) - 1)
 
 
 def bubble_only(scene: PublishedScenario) -> float:
-    """The trivial baseline: model FLOPs at one rate for all, and the bubble of 1F1B, 1 + (pp − 1)/m."""
+    """Relative step time by the trivial baseline: model FLOPs at one rate, and the bubble of 1F1B, 1 + (pp − 1)/m."""
     run, work = scene.run, scene.work
     flops = work.spec.forward_flops(run.rows, run.seq_len)
     count = run.rows / run.dp / run.micro_batch
@@ -113,7 +113,7 @@ def bubble_only(scene: PublishedScenario) -> float:
 
 
 def baseline(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
-    """`bubble_only` with the one rate that fits each problem best: in-sample, so better than it could be."""
+    """`bubble_only` times the one rate that fits each problem best; fitted in-sample, so it looks better than it is."""
     found = {}
     for same in by_problem(scenes).values():
         ratios = [scene.run.step_s / bubble_only(scene) for scene in same if scene.run.step_s is not None]

@@ -1,8 +1,8 @@
-"""How long the planner searches, and how far its plan is from the best of all plans of a small problem.
+"""Search time of the planner, and the gap of its plan to the best of all plans of a small problem.
 
-As a program, `python -m hpctrain.bench.planner.search CASE` searches, loses a node and plans again as a run's agents
-do, once each without compression and with mode auto. It prints seconds of processor time, so that other work on the
-machine does not count.
+As a program, `python -m hpctrain.bench.planner.search CASE` searches, loses a node and replans as a run's agents do,
+once without compression and once with mode auto. It prints processor seconds, which other load on the machine does
+not change.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from hpctrain.records.topology.topology import Device, Node, Topology
 from hpctrain.schedule.generate import why_no_schedule
 
 LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
-"""How gradients are summed in a run that loses a node, by the key of its figures."""
+"""Compression of a run that loses a node, by the key of its figures."""
 Figures = dict[str, Any]
-"""Of a case, by the names in the record."""
+"""Figures of a case, by their names in the record."""
 
 
 def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:
-    """What `figures_of` says by the name of the case, and why others have none."""
+    """The result of `figures_of` by the name of the case, and for the others the reason why they have none."""
     found: dict[str, Figures] = {}
     unfinished: dict[str, str] = {}
     late: set[tuple[str, str]] = set()
@@ -63,13 +63,13 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
 
 
 def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
-    """Of the 7B model on equal GPUs, by their number."""
+    """Search seconds for the 7B model on equal GPUs, by the number of GPUs."""
     equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
     return {equal[name]: each["search_s"] for name, each in figures.items() if name in equal}
 
 
 def brute_force_gap_pct() -> float:
-    """How much slower the planner's plan is than the best of every plan on three unlike devices."""
+    """How much slower the planner's plan is than the best of all plans on three different devices, in percent."""
     run, topology = _small_run(), _unlike_devices()
     spec = run.spec()
     work, _ = workload_of(run, spec)
@@ -81,7 +81,7 @@ def brute_force_gap_pct() -> float:
 
 
 def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload) -> Iterator[Layout]:
-    """Every order of devices, cut, micro-batch, share of the batch and schedule with tp 1 that fits."""
+    """Every layout with tp 1 that fits: order of devices, cut, micro-batch, share of the batch and schedule."""
     units = make_tensor_parallel_groups(make_device_pool(run, topology), 1)
     for pp, dp in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         for chosen in itertools.permutations(units, pp * dp):
@@ -98,7 +98,7 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
 
 
 def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Blocks by stage; only the first and the last may be without."""
+    """Every split of the layers into blocks by stage; only the first and the last stage may have none."""
     for blocks in compositions(layers, stages, 0):
         if all(blocks[1:-1]):
             yield blocks
@@ -128,10 +128,10 @@ def _unlike_devices() -> Topology:
 
 
 def figures_of(run: Run, topology: Topology) -> Figures:
-    """A search and, with each of `LOSSES`, the plan after the loss of the node in the middle.
+    """Figures of a search and, with each of `LOSSES`, of the plan after the loss of the node in the middle.
 
-    Of the search: processor seconds, the predicted step and its gap to the bound. Of the loss: processor seconds, the
-    blocks that are sent to another device, and those that the devices of the new plan hold.
+    For the search: processor seconds, the predicted step and its gap to the bound. For the loss: processor seconds,
+    blocks that are sent to another device, and blocks that the devices of the new plan hold.
     """
     found: Figures = {}
     for name, compression in LOSSES.items():
@@ -158,7 +158,7 @@ def _predicted(plan: Plan) -> dict[str, float]:
 
 
 def _state(plan: Plan) -> dict[str, int]:
-    """Blocks times the devices that each of them is sent to, and that it lies on."""
+    """Number of blocks that are sent, and that devices hold; a block counts once for each such device."""
     return {
         "sent_blocks": sum(upto - start for start, upto in (move.layers for move in plan.moves)),
         "held_blocks": plan.layers * plan.dp * plan.tp,

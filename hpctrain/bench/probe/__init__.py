@@ -1,1 +1,1 @@
-"""The probe's time, its findings and its errors, on the lab and simulated."""
+"""Duration, findings and errors of the probe, on the lab and simulated."""

@@ -1,4 +1,4 @@
-"""`hpctrain bench probe --faults`: is each fault of a lab's node named by its code, and is none named where none is?"""
+"""`hpctrain bench probe --faults`: whether the probe names each fault of a lab's node, and none where there is none."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from hpctrain.records.topology.topology import Topology
 
 NODES = 4
 VICTIM = 2
-"""Its place among them: not the first, which coordinates."""
+"""Index of the faulty node; not the first, which is the coordinator."""
 CPU_SHARE = 0.1
-"""Of a core: less than its fair share of the machine, or the quota would stop nobody."""
+"""Cores of the throttled node: less than its fair share of the machine, otherwise the quota has no effect."""
 _GROUP = "hpctrain-bench-faults"
 _RATE = "1gbit"
-"""Of links that the lab does not shape: a quarter of it is what the slow ones get."""
+"""Rate of links that the lab does not shape; slow links get a quarter of it."""
 
 What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "kill", "cpu"]
 
 
 @dataclass(frozen=True)
 class FaultCase:
-    """One fault and what the probe is to say of it."""
+    """One fault and the code that the probe should report."""
 
     name: str
     what: What
     code: str | None
-    """None: nothing is wrong."""
+    """Expected fault code; None: nothing is wrong."""
     device: str = "none"
     also: tuple[str, ...] = ()
-    """Codes that are true of the node as well."""
+    """Further codes that are true of the node."""
 
 
 CASES = (
@@ -60,7 +60,7 @@ CLEAN = FaultCase("clean", "none", None, device="cpu")
 
 @dataclass(frozen=True)
 class FaultRow:
-    """One fault."""
+    """Result for one fault."""
 
     case: str
     expected: str
@@ -70,8 +70,8 @@ class FaultRow:
 
 
 def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:
-    """Codes with the node that they name, and whether they are what the case asks for: its code of its node, and
-    nothing else. A clean case asks for nothing."""
+    """Return codes with the node that they name, and whether they are right: the case's code, possibly `also`, all on
+    the victim. A clean case expects none."""
     named = [
         (node.id, reason.code) for node in topology.nodes if node.health is not None for reason in node.health.reasons
     ]
@@ -86,7 +86,7 @@ def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, 
 
 
 def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every fault once, then `clean` probes without one.
+    """Probe once with each fault, then `clean` times without one.
 
     Raises:
         InputError: the lab has fewer than four nodes, or this machine cannot limit CPU time.
@@ -112,7 +112,7 @@ def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Ca
 
 
 def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: FaultCase) -> tuple[Topology, float]:
-    """One probe with the fault in place; the lab is as before afterwards."""
+    """Make one probe with the fault in place; afterwards the lab is as before."""
     victim = names[VICTIM]
     rate = layout.spec.rate_of(layout.node(victim))
     slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
@@ -133,7 +133,7 @@ def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: F
         if case.what == "interface":
             machine.try_run(["ip", "-n", namespace, "link", "del", "eth1"])
         if group is not None:
-            # The kernel lets go of a group a moment after its last process has ended.
+            # The kernel releases a group a moment after its last process has ended.
             machine.wait(lambda: _is_removed(group), 5.0)
 
 
@@ -157,14 +157,14 @@ def _is_removed(group: Path) -> bool:
 
 
 def _add_interface(machine: Machine, namespace: str) -> None:
-    """A second interface: its address is answered on the first one too, as Linux does."""
+    """Add a second interface: Linux answers for its address on the first one too."""
     machine.run(["ip", "-n", namespace, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1-peer"])
     for name in ("eth1", "eth1-peer"):
         machine.run(["ip", "-n", namespace, "link", "set", name, "up"])
 
 
 def _cpu_group(machine: Machine) -> Path:
-    """A CPU group of `CPU_SHARE` cores.
+    """A CPU group limited to `CPU_SHARE` cores.
 
     Raises:
         InputError: this machine cannot limit CPU time.
@@ -185,7 +185,7 @@ def _cpu_group(machine: Machine) -> Path:
 
 
 def _stop_at_links(machine: Machine, folder: Path, process: Process, number: signal.Signals) -> None:
-    """Send the signal once the nodes measure."""
+    """Send the signal once the nodes measure links."""
 
     def measuring() -> bool:
         try:
@@ -199,7 +199,7 @@ def _stop_at_links(machine: Machine, folder: Path, process: Process, number: sig
 
 
 def _second_address(machine: Machine, layout: LabLayout, name: str) -> str:
-    """An address out of the lab's network that no node has, on the second interface."""
+    """Set a free address of the lab's network on the second interface, and return it."""
     first, _, last = layout.address(name).rpartition(".")
     taken = {layout.address(other) for other in layout.names}
     addr = next(free for host in range(254, 1, -1) if (free := f"{first}.{host}") not in taken and str(host) != last)
@@ -208,6 +208,6 @@ def _second_address(machine: Machine, layout: LabLayout, name: str) -> str:
 
 
 def _loopback_hosts(machine: Machine, name: str) -> str:
-    """/etc/hosts as many installers write it: the host's own name is 127.0.1.1."""
+    """An /etc/hosts as many installers write it: the host's own name is 127.0.1.1."""
     lines = [line for line in machine.hosts.read_text().splitlines() if name not in line.split()]
     return "\n".join([*lines, f"127.0.1.1 {name}", ""])

@@ -1,6 +1,6 @@
-"""`hpctrain bench probe`: the probe's bandwidth beside iperf3's, on links of the lab whose rate is known.
+"""`hpctrain bench probe`: the probe's bandwidth compared with iperf3's, on links of the lab whose rate is known.
 
-Both measure the same pair of nodes in the same direction with nothing else at work, in turns; the error is between
+Both measure the same pair of nodes in the same direction, in turns and without other traffic. The error is between
 their medians.
 """
 
@@ -24,44 +24,44 @@ from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.link import LinkFigures
 
 PORT = 5201
-"""iperf3's own; the lab's nodes have network namespaces of their own."""
+"""iperf3's default port; the lab's nodes have network namespaces of their own."""
 CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
 class RateSettings:
-    """What is measured and how often."""
+    """Link rates and number of repeats."""
 
     rates: tuple[str, ...] = ("50mbit", "200mbit", "1gbit")
     """Rates that the links are shaped to."""
     repeats: int = 3
     iperf3_s: int = 4
-    """How long iperf3 sends; it leaves out its first second."""
+    """Seconds that iperf3 sends; it leaves out the first one."""
 
 
 @dataclass(frozen=True)
 class RateRow:
-    """One rate."""
+    """Results for one rate."""
 
     case: str
     ours_bytes_per_s: float
     iperf3_bytes_per_s: float
     error_pct: float
-    """Of ours against iperf3; below 0, ours is lower."""
+    """Error of the probe relative to iperf3; below 0, the probe is lower."""
     ours_spread_pct: float
-    """Largest minus smallest of the repeats, as a share of the median."""
+    """Largest minus smallest of the probe's repeats, in percent of the median."""
     iperf3_spread_pct: float
     cpu_contended: int
-    """Repeats in which the probe says that a processor set the pace."""
+    """Repeats in which the probe reports that a processor limited the rate."""
 
 
 def measure(
     machine: Machine, layout: LabLayout, settings: RateSettings, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Shape the links of the lab's first two nodes to each rate, measure, and give the links back their rates.
+    """Shape the links of the lab's first two nodes to each rate, measure, and restore their rates.
 
     Raises:
-        InputError: iperf3 is not installed, or the lab has one node only.
+        InputError: iperf3 is not installed, or the lab has only one node.
         CommandError: a command failed.
     """
     if shutil.which("iperf3") is None:
@@ -82,7 +82,7 @@ def measure(
 
 
 def compare_rates(case: str, ours: Sequence[LinkFigures], iperf3: Sequence[float]) -> RateRow:
-    """One row from the repeats.
+    """Make one row from the repeats.
 
     Raises:
         ValueError: one side has no figures.
@@ -111,11 +111,11 @@ def _row(machine: Machine, layout: LabLayout, pair: tuple[str, str], rate: str, 
 
 
 def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds: int) -> float:
-    """Bytes each second at iperf3's receiver."""
+    """Bytes per second at iperf3's receiver."""
     source, target = pair
     addr = layout.address(target)
     listen = _inside(layout, target, ["iperf3", "-s", "-1", "-B", addr, "-p", str(PORT)])
-    # What the server says is told to the client as well; stdout belongs to the record.
+    # The client receives the server's output as well; stdout is for the record.
     server = machine.runner.start(listen, log=Path(os.devnull))
     words = ["iperf3", "-c", addr, "-p", str(PORT), "-t", str(seconds), "-O", "1", "-J"]
     client = _inside(layout, source, words)
@@ -125,7 +125,7 @@ def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds:
             if machine.clock.now() >= deadline:
                 said = " ".join((done.stderr or done.stdout).split())
                 raise CommandError(f"bench probe: iperf3 from {source} to {target} gave no rate: {said}")
-            machine.clock.sleep(0.2)  # its server is not there yet
+            machine.clock.sleep(0.2)  # its server has not started yet
         return received
     finally:
         if server.poll() is None:
@@ -134,8 +134,8 @@ def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds:
 
 
 def received_bytes_per_s(text: str) -> float | None:
-    """The receiver's rate in what `iperf3 -J` prints; None where it is not, which is how a failed connection looks:
-    its exit code is 0."""
+    """The receiver's rate in the output of `iperf3 -J`; None where it is missing. A failed connection looks like this,
+    because iperf3 then exits with 0."""
     try:
         return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The probe's own node processes in the namespaces of a lab's nodes, as a job would start them but without Slurm."""
+"""The probe's node processes in the namespaces of a lab's nodes, started as by a job but without Slurm."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.topology import Topology
 
 PROBE_S = 180.0
-"""A probe of a lab that has not ended by then hangs."""
-# $0: host name; $1: a file to lie over /etc/hosts, or nothing; $2: the CPU group to enter, or nothing.
+"""Time limit of a probe of a lab; after it, the probe counts as hung."""
+# $0: host name; $1: a file to mount over /etc/hosts, or empty; $2: the CPU group to enter, or empty.
 _ENTER = (
     'echo "$0" >/proc/sys/kernel/hostname && { [ -z "$1" ] || mount --bind "$1" /etc/hosts; } && '
     '{ [ -z "$2" ] || echo $$ >"$2"; } && shift 2 && exec "$@"'
@@ -26,23 +26,23 @@ _ENTER = (
 
 @dataclass(frozen=True)
 class ModifiedNode:
-    """A node that is not as the others."""
+    """Changes that make one node differ from the others."""
 
     node: str
     addr: str | None = None
-    """Address that it says it is reached at."""
+    """Address that the node reports for itself."""
     hosts: str | None = None
-    """Text of its /etc/hosts."""
+    """Text of the node's /etc/hosts."""
     cpu_group: Path | None = None
-    """It runs in this CPU group."""
+    """CPU group that the node's processes run in."""
     stop: Callable[[Path, Process], None] | None = None
-    """Given the probe's folder and the node's process once all are started; that node is not waited for."""
+    """Called with the probe's folder and the node's process once all are started; that node is not waited for."""
 
 
 def probe_lab_nodes(
     machine: Machine, layout: LabLayout, names: Sequence[str], device: str = "none", special: ModifiedNode | None = None
 ) -> tuple[Topology, float]:
-    """The topology that these nodes measure of each other, and how many seconds it took.
+    """Return the topology that these nodes measure, and how many seconds it took.
 
     Raises:
         CommandError: a node's process failed.

@@ -1,6 +1,6 @@
 """The probe at sizes that no test machine has: the real coordinator, rounds and verdict on a simulated fabric.
 
-What is simulated is the network, the clock and what a message costs the coordinator; nothing of the probe itself.
+Only the network, the clock and the coordinator's cost per message are simulated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpctrain.probe.protocol.coordinator import Coordinator
 from hpctrain.records.topology.link import Latency
 
 SLOW_20, SLOW_10 = 0.8, 0.9
-"""What the two bad nodes of a run keep of their bandwidth."""
+"""Bandwidth factors of the two bad nodes of a run."""
 
 
 @dataclass(frozen=True)
@@ -38,33 +38,33 @@ class RuntimeRow:
     gbit_per_s: float
     rounds: int
     wall_s: float
-    """Of the links, on the simulated clock."""
+    """Time of measuring the links, on the simulated clock."""
     overhead_s: float
-    """A round without its transfers and single messages: messages of the coordinator, connections, round trips."""
+    """Seconds of a round without transfers and size sweep: coordinator's messages, connections, round trips."""
     backend_s: float
-    """Of the messages over the training backend."""
+    """Time of the messages over the training backend."""
     told: bool = False
-    """Whether the switches were told, by Slurm or an earlier file."""
+    """Whether the switches were declared, by Slurm or an earlier file."""
 
 
 @dataclass(frozen=True)
 class HealthRow:
-    """Seeded probes for health of a fabric with two bad nodes, one 20 % and one 10 % slower than the others."""
+    """Health probes with different seeds of a fabric with two bad nodes, one 20 % and one 10 % slower."""
 
     rounds: int
     noise: float
     bursts: float
     runs: int
     false_positive: float
-    """Share of the good nodes that were called slow."""
+    """Share of the good nodes that were reported as slow."""
     found_20: float
-    """Share of the runs in which the node that is 20 % slower was called slow."""
+    """Share of the runs in which the 20 % slower node was reported as slow."""
     found_10: float
 
 
 @dataclass(frozen=True)
 class SwitchRow:
-    """What was found of the switches."""
+    """Accuracy of the inferred switches."""
 
     nodes: int
     mode: Mode
@@ -73,7 +73,7 @@ class SwitchRow:
     oversubscription: float
     runs: int
     rounds: int
-    """Median."""
+    """Median number of rounds."""
     f1_min: float
     """Pair-F1 of the leaves, in the worst run."""
     ratio_error_max: float
@@ -82,21 +82,21 @@ class SwitchRow:
 
 @dataclass(frozen=True)
 class SimulationPlan:
-    """What to simulate."""
+    """Settings of the simulation."""
 
     sizes: Sequence[int] = (64, 256, 1000)
     gbit_per_s: Sequence[float] = (10.0, 25.0)
     runs: int = 1000
     nodes: int = 64
-    """Of the fabric whose health is probed."""
+    """Nodes of the fabric in the health probes."""
     rounds: Sequence[int] = (2, 5, 9, 15)
     noise: Sequence[tuple[float, float]] = ((0.03, 0.1), (0.05, 0.1))
-    """(noise, bursts) of the table."""
+    """(noise, bursts) of each row of the table."""
     switch_runs: int = 5
 
 
 def simulate(plan: SimulationPlan, tell: Callable[[str], None]) -> dict[str, Any]:
-    """All three tables, in the machine form of a bench."""
+    """Simulate all three tables; return the record of the bench."""
     record = machine_and_versions("probe --simulated", asdict(plan))
     health = [health_row(plan, *cell, tell) for cell in _cells(plan)]
     switches = list(_switch_rows(plan, tell))
@@ -118,12 +118,12 @@ def simulated_probe(
     progress: Callable[[str, int, int], None] | None = None,
     clock: SimulatedClock | None = None,
 ) -> ProbeOutcome:
-    """A whole probe by the real coordinator; its `wall_s` is on the simulated clock.
+    """Run a whole probe with the real coordinator; its `wall_s` is on the simulated clock.
 
     Args:
-        switches: Slurm tells the nodes their switches.
-        prior: what an earlier file says of them.
-        clock: the clock that it runs on.
+        switches: whether Slurm declares each node's switches.
+        prior: the switches of an earlier topology.
+        clock: the clock of the simulation.
     """
     names = node_names(fabric.spec.nodes)
     clock = clock or SimulatedClock()
@@ -132,19 +132,19 @@ def simulated_probe(
 
 
 def node_names(count: int) -> list[str]:
-    """n0000, n0001, …"""
+    """Names of that many nodes: n0000, n0001, …"""
     return [f"n{index:04d}" for index in range(count)]
 
 
 def runtime_row(nodes: int, mode: Mode, gbit_per_s: float, told: bool = False) -> RuntimeRow:
-    """Time of one probe of a healthy fabric with 2:1 oversubscription, and what its rounds cost beside transfers."""
+    """Time of one probe of a healthy fabric with 2:1 oversubscription, and the overhead of its rounds."""
     spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
     clock, began = SimulatedClock(), dict[str, float]()
     done = simulated_probe(
         SimulatedFabric(spec), ProbeSettings(mode=mode, device="cpu"), switches=told, clock=clock,
         progress=lambda phase, *_: _note(began, phase, clock.time),
     )  # fmt: skip
-    # The same without anything to send: what is left is overhead.
+    # The same probe without data to send: its time is the overhead.
     bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0, ladder_bytes=())
     empty = simulated_probe(SimulatedFabric(spec), bare, switches=told)
     return RuntimeRow(
@@ -163,7 +163,7 @@ def _note(began: dict[str, float], phase: str, now: float) -> None:
 def health_row(
     plan: SimulationPlan, rounds: int, noise: float, bursts: float, tell: Callable[[str], None] = lambda _: None
 ) -> HealthRow:
-    """How often health is told right; each run has another seed, other bad nodes and another schedule."""
+    """How often health is reported correctly; each run has another seed, other bad nodes and another schedule."""
     tell(f"health: {rounds} rounds, noise {noise:.0%}, bursts {bursts:.0%}, {plan.runs} runs")
     names = node_names(plan.nodes)
     wrong = slow_20 = slow_10 = 0
@@ -185,7 +185,7 @@ def health_row(
 
 
 def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings) -> None:
-    """The campaign without coordinator and clock, for many runs: the fabric's figures go straight into the outcome."""
+    """Carry out the measurement schedule without coordinator and clock, to save time; adds the figures to `outcome`."""
     for step in measurement_schedule(outcome, settings):
         for planned in step:
             results = _results(outcome.nodes, planned, fabric)
@@ -199,7 +199,7 @@ def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings
 
 
 def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float = 0.2, noise: float = 0.05) -> SwitchRow:
-    """How well leaves and their oversubscription are found, over seeded runs."""
+    """Accuracy of the inferred leaves and their oversubscription, over runs with different seeds."""
     found = []
     for seed in range(runs):
         spec = FabricSpec(nodes, per_leaf=16, hop_gap=hop_gap, noise=noise, oversubscription=(ratio, 1.0))

@@ -1,7 +1,7 @@
-"""The ranks of a simulated probe that try the training backend: what they answer, and when.
+"""The ranks of a simulated probe that measure the training backend: their replies, and when they send them.
 
-All ranks go through the rounds of `worker.messages` together, so that a round takes as long as its slowest pair. How
-long the processes take to form their group is not in it: that was measured for few ranks only.
+All ranks go through the rounds of `worker.measure.backend_messages` together, so a round takes as long as its slowest
+pair. The time to form a process group is not simulated: it was measured for few ranks only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hpctrain.bench.probe.simulated_fabric import Floats, SimulatedFabric
 from hpctrain.probe.measure.backend import LIMIT_S, SIZES, TIMES_MIN, backend_rounds, times_of, warm_up_of
 
 GLOO_S = 35e-6
-"""What Gloo adds to a message one way: over 1 Gb/s links of a lab 41 µs against 6 µs of TCP."""
+"""Time that gloo adds to a message one way: over 1 Gb/s links of a lab 41 µs against 6 µs of TCP."""
 
 Reply = tuple[float, str, Message]
-"""(when, node, answer)"""
+"""(time, node, message)"""
 
 
 class SimulatedRanks:
@@ -31,8 +31,8 @@ class SimulatedRanks:
         self._ranks: dict[int, tuple[str, float]] = {}
 
     def replies(self, node: str, order: Message, when: float) -> list[Reply]:
-        """What is answered to an order that reaches `node` at `when`: by all ranks at once when the last one is told
-        to exchange messages."""
+        """Return the replies to a message that reaches `node` at `when`. All ranks reply at once when the last one is
+        asked to exchange messages."""
         kind = order["kind"]
         if kind == "devices":
             return [(when, node, {"kind": "ready"})]
@@ -59,7 +59,7 @@ class SimulatedRanks:
         ]
 
     def _round(self, met: Sequence[tuple[int, int]], times: dict[int, dict[int, list[tuple[int, float]]]]) -> float:
-        """Seconds of one round, barrier included; its figures go into `times`."""
+        """Seconds of one round, barrier included; adds its figures to `times`."""
         ends = [(self._index[self._ranks[a][0]], self._index[self._ranks[b][0]]) for a, b in met]
         figures = self._fabric.measure(ends)
         one_way = figures.latency_s[:, :, 1].mean(axis=1) + GLOO_S
@@ -73,8 +73,9 @@ class SimulatedRanks:
 
 
 def size_sweep_times(one_way_s: Floats, rate: Floats) -> tuple[Floats, list[Floats]]:
-    """What `worker.messages` takes for its messages of growing size, and the one-way time of each size, for pairs with
-    that latency and rate; a link that is slow sends fewer of the large ones, and not none, as a real one may."""
+    """Seconds that `worker.measure.backend_messages` takes for its size sweep, and the one-way time of each size, for
+    pairs with that latency and rate. A slow link sends fewer of the large sizes here, while a real one may skip
+    them."""
     spent = np.zeros(len(rate))
     found = []
     for size in SIZES:

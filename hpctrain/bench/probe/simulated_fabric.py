@@ -1,7 +1,7 @@
-"""A fat tree of switches with nodes of mixed rates, faults, noise and bursts, as arrays: what a pair would measure.
+"""A simulated fat tree with nodes of different rates, faults, noise and bursts, as arrays: what pairs would measure.
 
-Rates are max-min fair over the nodes' ports and the uplinks of each switch, which are taken as one pipe (adaptive
-routing). Latency is that of the highest switch crossed, plus what a node adds. All times are seconds, rates bytes/s.
+Rates are max-min fair over the nodes' ports and the uplinks of each switch, which count as one pipe (adaptive
+routing). Latency is that of the highest switch crossed, times a node's factor. Times are seconds, rates bytes/s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int_]
 
 @dataclass(frozen=True)
 class FabricSpec:
-    """What the fabric is like."""
+    """Size, latency, oversubscription and noise of the fabric."""
 
     nodes: int
     per_leaf: int = 32
@@ -26,20 +26,20 @@ class FabricSpec:
     """Leaf switches below one spine; None: all of them, so there are two levels of latency."""
     bytes_per_s: float = 25e9 / 8
     latency_s: float = 8e-6
-    """Below one leaf, one way."""
+    """One-way latency below one leaf switch."""
     hop_gap: float = 0.25
-    """Share of it that each further level adds."""
+    """Share of `latency_s` that each further switch level adds."""
     oversubscription: tuple[float, ...] = (1.0, 1.0)
-    """Of the leaves, and of the spines, each by itself."""
+    """Oversubscription of the leaves, and of the spines, each separately."""
     noise: float = 0.03
     """Standard deviation of a bandwidth, and of a single round trip, as a share."""
     bursts: float = 0.0
-    """Share of the slots in which a stranger takes some of the bandwidth."""
+    """Share of the slots in which foreign traffic takes some of the bandwidth."""
 
 
 @dataclass(frozen=True)
 class FabricFaults:
-    """What is wrong with it; factors of 1 are healthy."""
+    """Faults of the fabric; factors of 1 are healthy."""
 
     sends: dict[int, float] = field(default_factory=dict)
     """Share of its bandwidth at which a node sends."""
@@ -57,7 +57,7 @@ class Measured:
     there_bytes_per_s: Floats
     back_bytes_per_s: Floats
     latency_s: Floats
-    """[K, 2, 3]: of each end, the fastest, the median and the 95th percentile."""
+    """[K, 2, 3]: for each end, the smallest, the median and the 95th percentile."""
 
 
 class SimulatedFabric:
@@ -75,18 +75,18 @@ class SimulatedFabric:
         self._capacity = self._capacities()
 
     def measure(self, pairs: Sequence[tuple[int, int]]) -> Measured:
-        """The figures of pairs that are at work at the same time: first all send there, then all send back."""
+        """Figures of pairs that measure at the same time: first all send there, then all send back."""
         ends = np.array(pairs, dtype=np.int_)
         a, b = ends[:, 0], ends[:, 1]
         return Measured(self._noisy(self._rates(a, b)), self._noisy(self._rates(b, a)), self._latencies(a, b))
 
     def base_latency(self, a: Ints, b: Ints) -> Floats:
-        """One way, before noise."""
+        """One-way latency before noise."""
         hops = (self.leaf[a] != self.leaf[b]).astype(float) + (self.pod[a] != self.pod[b])
         return self.spec.latency_s * (1 + self.spec.hop_gap * hops) * np.maximum(self._slow[a], self._slow[b])
 
     def _capacities(self) -> Floats:
-        """Of every resource: ports out, ports in, leaves up, leaves down, pods up, pods down."""
+        """Bytes/s of every resource: ports out, ports in, leaves up, leaves down, pods up, pods down."""
         spec, rate = self.spec, self.spec.bytes_per_s
         per_leaf = np.bincount(self.leaf) * rate / spec.oversubscription[0]
         per_pod = np.bincount(self.pod) * rate / np.prod(spec.oversubscription)
@@ -112,7 +112,7 @@ class SimulatedFabric:
         return _max_min(path, self._capacity, self._limits(source, target))
 
     def _limits(self, source: Ints, target: Ints) -> Floats:
-        """What a slow link lets through."""
+        """Rate limits by slow links."""
         limits = np.full(len(source), np.inf)
         for (a, b), share in self._faults.links.items():
             hit = ((source == a) & (target == b)) | ((source == b) & (target == a))
@@ -126,11 +126,11 @@ class SimulatedFabric:
         return rates * noise
 
     def _latencies(self, a: Ints, b: Ints) -> Floats:
-        """Order statistics of the round trips, by drawing each of them."""
+        """Order statistics of the simulated round trips."""
         base = self.base_latency(a, b)
         trips = np.abs(1 + self.spec.noise * self._rng.standard_normal((len(a), 2, self._pings)))
         hit = self._rng.random(len(a)) < self.spec.bursts
-        # A stranger's burst holds up a part of the round trips of its slot.
+        # A burst of foreign traffic delays a part of the round trips of its slot.
         held_up = self._rng.random(trips.shape) < 0.3
         trips[hit] *= np.where(held_up[hit], self._rng.uniform(1.2, 3.0, trips[hit].shape), 1.0)
         trips.sort(axis=2)
@@ -140,15 +140,15 @@ class SimulatedFabric:
 
 
 def _max_min(path: Ints, capacity: Floats, limits: Floats) -> Floats:
-    """Rates of flows over resources.
+    """Max-min fair rates of flows over resources.
 
     Args:
         path: [flow, hop] resource, -1 for none.
         capacity: of each resource.
-        limits: own limit of each flow.
+        limits: rate limit of each flow.
     """
     rates = np.zeros(len(path))
-    left = np.append(capacity, np.inf)  # the last one is the resource -1
+    left = np.append(capacity, np.inf)  # the last one is resource -1
     open_flows = np.ones(len(path), dtype=bool)
     while open_flows.any():
         some = path[open_flows]
@@ -157,8 +157,8 @@ def _max_min(path: Ints, capacity: Floats, limits: Floats) -> Floats:
         wanted = np.minimum(share[some].min(axis=1), limits[open_flows])
         least = np.full(len(left), np.inf)
         np.minimum.at(least, some.ravel(), np.repeat(wanted, some.shape[1]))
-        # A resource of which every flow wants just its share is a bottleneck: these flows are done. So is a flow that
-        # reached its own limit.
+        # A resource that every one of its flows wants only its share of is a bottleneck, so these flows are done. A
+        # flow at its own limit is done too.
         full = least >= share * (1 - 1e-9)
         held = (full[some] & (wanted[:, None] >= share[some] * (1 - 1e-9))).any(axis=1)
         done = held | (wanted >= limits[open_flows])

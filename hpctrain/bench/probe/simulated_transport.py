@@ -1,8 +1,8 @@
-"""The nodes of a probe on a simulated clock, behind the transport of the real coordinator.
+"""The nodes of a probe on a simulated clock, as a transport of the real coordinator.
 
-Time passes as it would: the coordinator pays for every message it sends and takes, messages have a latency, a pair
-connects, pings, sends single messages and transfers for as long as the fabric's figures say, and so do the ranks that
-try the training backend. Devices measure themselves in no time. Nodes may die, hang or never come.
+The coordinator pays for every message that it sends and receives, and messages have a latency. A pair connects, pings,
+makes its size sweep and its transfers for as long as the fabric's figures say; so do the ranks that measure the
+training backend. Devices measure themselves in no time. Nodes may die, hang or never join.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hpctrain.probe.protocol.transport import ConnectionLost
 
 SEND_S = 20e-6
 RECEIVE_S = 20e-6
-"""What the coordinator spends on a message; over 400 sockets, one core of a cloud machine took 5 to 25 and 20 µs."""
+"""Time of the coordinator per message; over 400 sockets, one core of a cloud machine took 5 to 25 and 20 µs."""
 KEEP_S = 25e-6
-"""What it spends more on an answer with figures: reading and checking them took such a core 10 µs, the line through
-its messages 14 µs."""
+"""Additional time for a reply with figures: reading and checking them took such a core 10 µs, the line through its
+messages 14 µs."""
 CONNECT_TRIPS = 4
-"""Round trips before the first ping: the connection, the hello, the welcome and the peer's waking."""
+"""Round trips before the first ping: the connection, the hello, the welcome and the wake-up of the peer."""
 
 
 class SimulatedClock:
-    """A clock that moves when somebody waits."""
+    """A clock that advances only when somebody waits."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -50,17 +50,17 @@ class SimulatedClock:
 
 @dataclass(frozen=True)
 class Failures:
-    """What happens to nodes while the probe runs, by index; times are simulated seconds."""
+    """Nodes that fail during the probe, by index; times are simulated seconds."""
 
     absent: frozenset[int] = frozenset()
     dies_at: dict[int, float] = field(default_factory=dict)
-    """Its process ends; the system closes its connections."""
+    """The node's process ends; the system closes its connections."""
     hangs_at: dict[int, float] = field(default_factory=dict)
-    """It keeps its connections and says nothing more."""
+    """The node keeps its connections and sends nothing more."""
 
 
 class SimulatedTransport:
-    """See probe.transport.Transport."""
+    """See `probe.protocol.transport.Transport`."""
 
     def __init__(
         self,
@@ -71,9 +71,10 @@ class SimulatedTransport:
         failures: Failures | None = None,
         switches: bool = False,
     ) -> None:
-        """
+        """Create the nodes.
+
         Args:
-            switches: the nodes know what Slurm calls the switches above them.
+            switches: whether the nodes know Slurm's names of the switches above them.
         """
         self._fabric = fabric
         self._names = list(names)
@@ -137,7 +138,7 @@ class SimulatedTransport:
         heapq.heappush(self._events, (when, next(self._order), name, message))
 
     def _measure(self) -> None:
-        """Play the round that was told, and put its answers into the future."""
+        """Measure the requested round, and queue its replies."""
         calls, self._calls = self._calls, []
         if not calls:
             return
@@ -158,8 +159,8 @@ class SimulatedTransport:
             self._answer(number, b, a, begin, end, latency[1], to_b, self._rungs(latency[1], to_a, rungs_down[place]))
 
     def _ladder_s(self, trip: Floats, rate: Floats) -> tuple[Floats, Ints]:
-        """How long the single messages of one end take, and to how many sizes it gets: what `probe.exchange.size_sweep`
-        does."""
+        """Seconds of the size sweep of one end, and the number of sizes that it reaches, as `size_sweep` in
+        `probe.protocol.pair_measurement` would make it."""
         settings = self._settings
         spent, rungs = np.zeros(len(trip)), np.zeros(len(trip), dtype=np.int_)
         for size in settings.ladder_bytes:
@@ -175,7 +176,7 @@ class SimulatedTransport:
         return [(size, float(latency[1]) + size / rate) for size in self._settings.ladder_bytes[:count]]
 
     def _transfer_s(self, rate: Floats) -> Floats:
-        """How long one direction sends: what `probe.exchange.stream_send` does."""
+        """Seconds that one direction sends, as `stream_send` in `probe.protocol.pair_measurement` does."""
         settings = self._settings
         enough = np.maximum(settings.bulk_bytes / rate, settings.bulk_s)
         least = 8 * BLOCK_BYTES / rate
@@ -186,7 +187,7 @@ class SimulatedTransport:
         self, number: int, me: int, peer: int, begin: float, end: float, latency: Floats, rate: float,
         ladder: list[tuple[int, float]],
     ) -> None:  # fmt: skip
-        """The answer of one end; late and without figures when the other end is no more, none when this one is not."""
+        """Queue the reply of one end: late and without figures when the other end is dead, none when this end is."""
         answer: Message = {"kind": "pair", "round": number}
         if self._gone(me, end):
             return

@@ -1,4 +1,4 @@
-"""`hpctrain bench probe --times`: how long whole probes of a lab take, and whether they measured every pair."""
+"""`hpctrain bench probe --times`: duration of whole probes of a lab, and whether they measured every pair."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class TimeRow:
 
     case: str
     seconds: float
-    """From the command to its end."""
+    """Seconds from the start of the command to its end."""
     pairs: int
-    """That there are."""
+    """Number of pairs of nodes."""
     complete: int
-    """Of these, the ones with latency and bandwidth in both directions."""
+    """Pairs with latency and bandwidth in both directions."""
     codes: tuple[str, ...]
-    """What the verdict says is wrong."""
+    """Fault codes in the verdict."""
 
 
 def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Four nodes with their devices as a Slurm job, then the links of all nodes of the lab.
+    """Probe four nodes with their devices as a Slurm job, then the links of all nodes of the lab.
 
     Raises:
         InputError: the lab has fewer than four nodes.
@@ -55,7 +55,7 @@ def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str],
 
 
 def time_row(case: str, topology: Topology, seconds: float) -> TimeRow:
-    """The row of one probe."""
+    """Make the row of one probe."""
     nodes = len(topology.nodes)
     complete = sum(
         all(side.latency_s is not None and side.isolated_bytes_per_s is not None for side in (link.ab, link.ba))

@@ -1,8 +1,8 @@
-"""`hpctrain bench checkpoint`: what a save costs the training, beside other ways to save the same state.
+"""`hpctrain bench checkpoint`: what a save costs the training, compared with other ways to save the same state.
 
-Each round saves the state of a real trainer in four ways, in an order that turns from round to round: ours beside the
-training, ours with the writer waited for, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the time until
-the training may go on. Then come steps with no writer at work, and as many while ours writes.
+Each round saves the state of a real trainer in four ways, in an order that rotates: hpctrain's save in the background,
+hpctrain's save when the training waits for the writer, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the
+time until the training may go on. Then follow steps without a writer, and as many while hpctrain's writer works.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SPEC = DecoderSpec(layers=10, dim=384, heads=6, vocab=BYTES_VOCABULARY)
 
 @dataclass(frozen=True)
 class SaveSettings:
-    """How often and on what: weights and moments of the model are 220 MB."""
+    """Number of rounds and the model: its weights and moments are 220 MB."""
 
     rounds: int = 10
     rows: int = 2
@@ -46,7 +46,7 @@ class SaveSettings:
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """One process and its writer.
+    """Measure with one process and its writer.
 
     Raises:
         HpctrainError: the process failed, or a save did.
@@ -87,7 +87,7 @@ def _saves(
 
 
 class SaveMethods:
-    """The same state saved in several ways, each into a folder of its own, which is emptied before."""
+    """Save the same state in several ways, each into a folder of its own, which is emptied before."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self._trainer = trainer
@@ -95,7 +95,7 @@ class SaveMethods:
         self._group = dist.new_group(backend="gloo")
 
     def stall(self, way: str) -> TimeSample:
-        """What the training waits for; a writer in the background has ended when this returns."""
+        """Time that the training waits for a save; a background writer has ended when this returns."""
         tensors = self._tensors()
         target = self._folder / "torch"
         shutil.rmtree(target, ignore_errors=True)
@@ -106,11 +106,11 @@ class SaveMethods:
         return taken
 
     def save(self) -> None:
-        """Ours, left to go on beside what follows."""
+        """Start hpctrain's save, which goes on in the background."""
         self._trainer.saver.save(self._tensors(), manifest_of(self._trainer))
 
     def writing(self) -> bool:
-        """Whether ours is still at work."""
+        """Whether hpctrain's writer is still working."""
         return self._trainer.saver.busy()
 
     def state_bytes(self) -> int:
@@ -121,7 +121,7 @@ class SaveMethods:
         assert saved is None or saved.error is None, saved
 
     def _start(self, way: str, tensors: dict[str, Tensor], target: Path) -> Callable[[], object]:
-        """Save that way as far as the training has to wait; what to call for the rest."""
+        """Save in that way as far as the training has to wait; return a function that waits for the rest."""
         if way == TORCH_SAVE:
             dcp.save(tensors, storage_writer=dcp.FileSystemWriter(target), process_group=self._group)
             return lambda: None
@@ -140,7 +140,7 @@ class SaveMethods:
 
 
 def _steps_beside_writer(loop: Loop, ways: SaveMethods, first: bool) -> tuple[TimeSample, TimeSample]:
-    """Median steps (while ours writes, with no writer), in either order."""
+    """Median steps (while hpctrain writes, without a writer), measured in either order."""
     if first:
         beside = _while_writing(loop, ways)
         return beside, _median([_step(loop) for _ in range(3)])
@@ -154,7 +154,7 @@ def _while_writing(loop: Loop, ways: SaveMethods) -> TimeSample:
     while ways.writing():
         samples.append(_step(loop))
     ways.finish()
-    # The last one had the writer beside it for a part of it only.
+    # The writer was active during a part of the last step only.
     return _median(samples[:-1] or samples)
 
 

@@ -1,9 +1,9 @@
 """`hpctrain bench checkpoint --kills N`: N times SIGKILL at a random moment of a real training loop that always saves.
 
 Two pipeline ranks save after every step. One of them, or both, is killed at a random moment, the rest soon after, as
-agents do it. Then the run folder is looked at as the next generation does: what was published verifies, is not older
-than what was there before, and loads. Every rank notes a hash of its state before each save; the state that the next
-life loads has the hash that was noted for its step, and training on from it gives the same hashes again.
+agents do it. Then the run folder is checked as the next generation does it: the published checkpoint verifies, is not
+older than the one before, and loads. Every rank records a hash of its state before each save. The state that the next
+life loads must have the hash of its step, and training on from it must give the same hashes again.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ WORLD = 2
 SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
 PATIENCE_S = 60.0
 OLDER_ONE = 0.25
-"""Share of lives that start from the older of the two checkpoints kept, so that a step is published twice."""
+"""Share of lives that start from the older of the two remaining checkpoints, so that a step is published twice."""
 
 
 @dataclass
 class KillResult:
-    """What was there after the kills."""
+    """Counts over all kills."""
 
     kills: int = 0
     while_writing: int = 0
     """Kills that left an unfinished checkpoint behind."""
     lost: int = 0
-    """After these, nothing could be loaded although something could before."""
+    """Kills after which nothing could be loaded, although something could before."""
     older: int = 0
-    """After these, the newest checkpoint was older than the one before."""
+    """Kills after which the newest checkpoint was older than the one before."""
     corrupt: list[str] = field(default_factory=list)
     """Published checkpoints that did not verify, and why."""
     last_step: int = 0
@@ -62,7 +62,7 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
     """Kill `count` times.
 
     Raises:
-        HpctrainError: a checkpoint that verified did not load, or what it loaded was not what was saved.
+        HpctrainError: a checkpoint that verified did not load, or the loaded state was not the saved one.
     """
     progress(f"{count} kills")
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
@@ -78,7 +78,7 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
 
 
 def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> KillResult:
-    """In a process that has imported everything and never computed anything: its forks are workers at once."""
+    """Run all lives in a process that has imported everything and never computed: its forks are workers at once."""
     chance, found, start = random.Random(seed), KillResult(), time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     checkpoints, newest = folder / "checkpoints", 0
@@ -106,7 +106,7 @@ def _restore(checkpoints: Path, chance: random.Random) -> str | None:
 
 
 def _one_life(folder: Path, life: int, restore: str | None, chance: random.Random) -> None:
-    """Start the ranks, wait for a few steps, kill at a random moment after them."""
+    """Start the ranks, wait for a few steps, then kill at a random moment."""
     server = socket.create_server(("127.0.0.1", 0))
     news, told = os.pipe()
     workers = []
@@ -143,9 +143,9 @@ def _await_steps(news: int, count: int, folder: Path) -> None:
 
 
 def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, told: int) -> NoReturn:
-    """A forked worker's whole life: it ends by being killed."""
+    """The whole life of a forked worker: it ends by being killed."""
     try:
-        # What torch says of a peer that was killed is no news here.
+        # torch's messages about a killed peer are expected here.
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
         port, descriptor = server.getsockname()[1], server.detach()
         order = StartOrder(
@@ -162,21 +162,21 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
             if rank == 0:
                 os.write(told, b".")
     except BaseException:  # whatever it is, it must not go on as a second parent
-        # A rank whose peer was killed ends here too; the parent looks only at what came before the kill.
+        # A rank whose peer was killed ends here too; the parent reads only what was written before the kill.
         (folder / f"error-{rank}.txt").write_text(traceback.format_exc())
         os.write(told, b"!")
         os._exit(1)
 
 
 class StateHashes:
-    """Hashes of a rank's state by step, in a file that outlives it."""
+    """Hashes of a rank's state by step, in a file that survives the process."""
 
     def __init__(self, path: Path, trainer: Trainer) -> None:
         self._path = path
         self._trainer = trainer
 
     def before_each_save(self) -> None:
-        """Note the hash of what is saved from now on."""
+        """Record the hash of each state that is saved from now on."""
         save = self._trainer.saver.save
 
         def noted(tensors: dict[str, Any], manifest: Manifest) -> None:
@@ -186,10 +186,10 @@ class StateHashes:
         self._trainer.saver.save = noted  # type: ignore[method-assign]
 
     def compare(self, step: int) -> None:
-        """Note the hash of the state now.
+        """Record the hash of the present state.
 
         Raises:
-            HpctrainError: another one was noted for this step before.
+            HpctrainError: a different hash was recorded for this step before.
         """
         known = dict(line.split() for line in self._path.read_text().splitlines()) if self._path.exists() else {}
         now = self._hash()

@@ -1,1 +1,1 @@
-"""Training speed beside torch's own parallel wrappers."""
+"""Training speed compared with torch's own parallel wrappers."""

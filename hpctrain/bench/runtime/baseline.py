@@ -1,4 +1,4 @@
-"""Training loops as a person writes them with torch alone, on the same model, data and optimizer as a trainer's."""
+"""Training loops written with torch alone, on the same model, data and optimizer as a trainer's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.worker.build import Trainer
 
 
 class PlainLoop:
-    """One process, or with torch's DistributedDataParallel as many as there are."""
+    """A plain training loop: one process, or several with torch's DistributedDataParallel."""
 
     def __init__(self, trainer: Trainer, distributed: bool) -> None:
         run, spec = trainer.run, trainer.run.spec()
@@ -32,7 +32,7 @@ class PlainLoop:
         self._step = 0
 
     def step(self) -> float:
-        """One optimizer step on this process's share of the batch; its mean loss."""
+        """Make one optimizer step on this process's share of the batch; return its mean loss."""
         trainer = self._trainer
         first, count = trainer.rows
         start = self._step * trainer.plan.sequences + first

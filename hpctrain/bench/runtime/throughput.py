@@ -1,4 +1,4 @@
-"""`hpctrain bench runtime`: what the training runtime costs over the same work written by hand in torch.
+"""`hpctrain bench runtime`: cost of the training runtime compared with the same work written by hand in torch.
 
 one_process  a step of the worker's loop against a bare training loop
 dp2          two replicas against torch's DistributedDataParallel, the same batch a rank
@@ -35,11 +35,11 @@ SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
 
 @dataclass(frozen=True)
 class ThroughputSettings:
-    """How long and on what."""
+    """Number of steps and the model of the comparison."""
 
     pairs: int = 30
     block_steps: int = 3
-    """Steps that one side makes before it is the other's turn."""
+    """Steps that one side makes before the other's turn."""
     warm_steps: int = 5
     rows: int = 8
     """Sequences of a process in a step."""
@@ -48,7 +48,7 @@ class ThroughputSettings:
 
 
 def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure these of CASES, one after the other.
+    """Measure these of `CASES`, one after the other.
 
     Raises:
         HpctrainError: a process of the bench failed.
@@ -69,7 +69,7 @@ def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Call
 def against_plain(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
-    """Blocks of steps in turns: the worker's loop, the plain loop, and the other way round next time."""
+    """Compare blocks of steps of the worker's loop and of the plain loop, in an order that alternates."""
     trainer, loop = _open(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
     sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
@@ -87,12 +87,12 @@ def against_plain(
 def against_ideal(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
-    """The schedule's time in each step against its ideal with that step's own stage times."""
+    """Compare the schedule's time in each step with its ideal, simulated with that step's own stage times."""
     trainer, loop = _open(rank, world, folder, plan)
     schedule, _ = schedule_of(plan, 0)
     pairs: Pairs = []
     for number in range(settings.warm_steps + settings.pairs * settings.block_steps):
-        # The pipeline's first rank starts last, because it writes the metrics, and its backward pass is the last.
+        # The first pipeline rank starts last, because it writes the metrics, and its backward pass is the last.
         job = loop.one_step()
         took_s = torch.tensor([trainer.pipeline.step_s if trainer.coordinate.pp == 0 else 0.0], dtype=torch.float64)
         dist.all_reduce(took_s)
@@ -118,4 +118,4 @@ CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., 
     "dp2": (2, lambda s: make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
     "pp2": (2, lambda s: make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),
 }
-"""Case -> processes, its plan, what each process does."""
+"""Case -> number of processes, its plan, what each process runs."""

@@ -1,1 +1,1 @@
-"""Text as people have it, compressed, in archives or in tables, read as documents in units of work."""
+"""Input files of text, compressed, in archives or in tables, read as documents in work units."""

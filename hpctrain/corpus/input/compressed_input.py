@@ -1,4 +1,4 @@
-"""Reading .gz and .zst files as a stream of bytes, whatever their size; a cut-off archive is an error, never an end."""
+"""Read .gz and .zst files as a stream of bytes, whatever their size; a truncated file is an error, never an end."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hpctrain.base.errors import FileError
 from hpctrain.base.regular_file import open_regular
 
 COMPRESSED_SUFFIXES = (".gz", ".zst")
-"""Suffixes of what is unpacked while it is read (RFC 1952, RFC 8878)."""
+"""Suffixes of files that are decompressed while they are read (RFC 1952, RFC 8878)."""
 
 _CHUNK_BYTES = 64 * 1024
 _FEED_BYTES = 2 * 1024
-"""Given to the Zstandard library at once: a block of four bytes becomes 128 KiB, so this becomes 64 MiB at most."""
+"""Bytes per call of the Zstandard library: four bytes can become a block of 128 KiB, so this becomes at most 64 MiB."""
 ALWAYS_ALLOWED_BYTES = 64 * 1024 * 1024
-"""What a packed file may become whatever its size."""
+"""Bytes that any compressed file may expand to, whatever its size."""
 MAX_EXPANSION = 200
-"""Bytes that each packed one may become beyond that. Of text it is 3 to 15; of a bomb 1,000 (gzip) or 30,000 (zstd)."""
+"""Bytes per compressed byte allowed beyond that. Text has 3 to 15; a bomb 1,000 (gzip) or 30,000 (zstd)."""
 
 
 def uncompressed_name(path: Path) -> str:
-    """The name without .gz or .zst, in small letters."""
+    """The name without .gz or .zst, in lower case."""
     name = path.name.lower()
     for packing in COMPRESSED_SUFFIXES:
         name = name.removesuffix(packing)
@@ -35,17 +35,16 @@ def uncompressed_name(path: Path) -> str:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether the file is read from its beginning only."""
+    """Whether the file is compressed, so that it can only be read from its beginning."""
     return path.name.lower().endswith(COMPRESSED_SUFFIXES)
 
 
 @contextlib.contextmanager
 def open_decompressed(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked.
+    """Open a file; the stream gives its decompressed bytes.
 
     Raises:
-        OSError: it cannot be read, is a FIFO or device, a damaged archive, or one that unpacks to far more than text
-            does.
+        OSError: the file cannot be read, is a FIFO or device, is damaged, or expands to far more than text does.
     """
     try:
         with open_plain(path) as raw:
@@ -61,10 +60,10 @@ def open_decompressed(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A regular file as it lies on disk, which may be reached by a link.
+    """Open a regular file without decompression; a symbolic link to it is followed.
 
     Raises:
-        OSError: it cannot be read, or is a FIFO or device, which might never end.
+        OSError: the file cannot be read, or is a FIFO or device, which might never end.
     """
     try:
         return os.fdopen(open_regular(os.path.realpath(path)), "rb")
@@ -73,13 +72,14 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 class _ExpansionGuard(io.RawIOBase):
-    """What is unpacked, as long as it is not far more than what was read of the packed file."""
+    """A stream of decompressed bytes that fails when they are far more than the compressed bytes read so far."""
 
     def __init__(self, unpack: Callable[[memoryview], int], packed: BinaryIO) -> None:
-        """
+        """Guard a stream.
+
         Args:
-            unpack: fills a part of a buffer, and fails only where nothing is left before the damage.
-            packed: what it reads.
+            unpack: fills a part of a buffer, and fails only after all bytes before the damage were given.
+            packed: the compressed file that `unpack` reads.
         """
         self._unpack = unpack
         self._packed = packed
@@ -101,7 +101,7 @@ class _ExpansionGuard(io.RawIOBase):
 
 
 class _Zstandard(io.RawIOBase):
-    """Frames one after another. The library's own reader takes the end of a cut-off file for the end of its text."""
+    """A stream of Zstandard frames in sequence. The library's own reader accepts a truncated file."""
 
     def __init__(self, raw: BinaryIO) -> None:
         import zstandard

@@ -1,4 +1,4 @@
-"""Libraries of the extra `data`, which not everybody needs: asked for by what they are needed for."""
+"""Optional libraries of the extra `data`, required only by the features that need them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hpctrain.base.errors import InputError
 
 
 def require_library(module: str, purpose: str) -> None:
-    """Make sure that a library is there, before any work is done.
+    """Check before any work that an optional library is installed.
 
     Raises:
-        InputError: it is not, with what installs it.
+        InputError: it is missing; the message says how to install it.
     """
     if importlib.util.find_spec(module) is None:
         raise InputError(f"{purpose}: needs {module}, which is not installed; run `pip install 'hpctrain[data]'`")

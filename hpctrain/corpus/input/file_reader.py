@@ -1,4 +1,4 @@
-"""A piece of a file, of whatever format, as passages."""
+"""Read a part of a file, of whatever format, as passages."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _DOCUMENTS: dict[str, Callable[[FileRange, str, BadRecords], Iterator[str]]] = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How files are read."""
+    """Options of reading input files."""
 
     size_bytes: int
-    """Largest passage."""
+    """Largest size of a passage."""
     text_field: str = "text"
     """Field or column that holds the text of a record."""
     skip_bad: bool = False
-    """Whether records that cannot be used are left out."""
+    """Whether records that cannot be used are skipped."""
 
 
 def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> Iterator[Passage]:
-    """The passages of a piece; an empty document has none.
+    """The passages of a part of a file; an empty document has none.
 
     Raises:
-        InputError: a record cannot be used and may not be left out.
+        InputError: a record cannot be used and may not be skipped.
         NotTextError: a text file is binary or not UTF-8.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if piece.format == "text":
         yield from text_passages(piece, reading.size_bytes)

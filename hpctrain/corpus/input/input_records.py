@@ -1,4 +1,4 @@
-"""Records that cannot be used: told with their place, or listed and counted."""
+"""Records that cannot be used: either an error with their place, or counted and listed."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, SkippedInput
 
 RECORD_BYTES = 64 * 1024 * 1024
-"""A longer record is no document but an accident (a file without line ends), and would take all the memory."""
+"""Largest record. A longer one is a mistake (a file without line ends), and would take all the memory."""
 
 
 class BadRecords:
-    """Counts what is left out and lists the first of it; stops at the first where nothing may be."""
+    """Counts and lists what is skipped; raises at the first bad record where nothing may be skipped."""
 
     def __init__(self, skip: bool) -> None:
         self._skip = skip
         self.count = 0
-        """What is left out: records, and the rest of each damaged file."""
+        """Number of skipped records, plus one for each damaged file."""
         self.damaged: list[SkippedInput] = []
-        """Files of which what follows is lost."""
+        """Damaged files, whose content after the damage is lost."""
         self._listed: list[SkippedInput] = []
 
     @property
     def listed(self) -> list[SkippedInput]:
-        """The first of what is left out; what is lost of whole files comes first."""
+        """The first skipped inputs; damaged files come first."""
         return [*self.damaged, *self._listed][:LISTED_IN_UNIT]
 
     def add_bad(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
-        """A record of a file, its line, row or document of that number, is of no use.
+        """Count a bad record of a file: its line, row or document of that number.
 
         Raises:
-            InputError: nothing may be left out.
+            InputError: nothing may be skipped.
         """
         entry = self._left_out(path, reason, unit, number)
         if len(self._listed) < LISTED_IN_UNIT:
             self._listed.append(entry)
 
     def add_damage(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
-        """From that line or row on a file is damaged.
+        """Count a file that is damaged from that line or row on.
 
         Raises:
-            InputError: nothing may be left out.
+            InputError: nothing may be skipped.
         """
         self.damaged.append(self._left_out(path, reason, unit, number))
 

@@ -1,4 +1,4 @@
-"""Which files are read, and what they are: by their names, and by what `datasets` and its hub leave in a folder."""
+"""Find input files and their formats, by their names and by what `datasets` and its hub store in a folder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_file_name
 
 TEXT_SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")
-"""What is taken from a folder of texts, plain or packed; a file that is named is taken whatever its suffix."""
+"""Suffixes of text files taken from a folder, compressed or not; a file that is named is taken whatever its suffix."""
 
 _RECORDS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-"""What is taken from a folder of records. `.json` is there only packed, as in C4: plain ones are mostly settings."""
+"""Formats of record files taken from a folder. `.json` counts only compressed, as in C4: plain ones hold settings."""
 _NAMED: dict[str, Format] = {**_RECORDS, ".json": "jsonl", ".arrow": "arrow"}
 
 _TRAIN = re.compile(r"(^|[-_./])train([-_./]|$)")
@@ -31,25 +31,25 @@ FormatChoice = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files to read, sorted, each once."""
+    """The files to read, sorted, without duplicates."""
 
     files: tuple[InputFile, ...]
     other_splits: tuple[Path, ...] = ()
-    """Those left out because their names call them validation or test, beside others called train."""
+    """Files left out because their names say validation or test, where others say train."""
     beside_records: tuple[Path, ...] = ()
-    """Text files left out because they lie in a folder with files of records."""
+    """Text files left out because their folder also holds files of records."""
 
 
 def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFiles:
-    """The files that were named, and those in the folders named.
+    """Find the named files, and the files in the named folders.
 
-    A folder that `datasets` saved gives its Arrow files; one that holds .parquet or .jsonl files gives these, and of
-    several splits the training one; any other gives its text files. Hidden files and folders are left out, symbolic
+    A folder that `datasets` saved gives its Arrow files. One that holds .parquet or .jsonl files gives these, and of
+    several splits the training one. Any other gives its text files. Hidden files and folders are left out; symbolic
     links to folders are not followed.
 
     Raises:
         InputError: one of them does not exist or is a pipe, a saved dataset has no training split, or reading it needs
-            a library that is not installed.
+        a library that is not installed.
     """
     found: set[InputFile] = set()
     others: set[Path] = set()
@@ -63,26 +63,26 @@ def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFi
         elif path.is_file():
             found.add(InputFile(path, format_of(path) if choice == "auto" else choice))
         elif path.exists():
-            # Text is read twice, which a pipe cannot be.
+            # Text is read twice, and a pipe can be read only once.
             raise InputError(f"IN: {path}: found a pipe or device, allowed: files and folders; save the text to a file")
         else:
             raise InputError(f"IN: {path}: no such file or folder")
     files = sorted(found, key=lambda file: file.path)
     _need_libraries(files)
-    taken = {file.path for file in files}  # one that was also named by itself
+    taken = {file.path for file in files}  # a left-out file that was also named by itself is taken
     return InputFiles(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
 
 
 def format_of(path: Path) -> Format:
-    """What a file is, by its name; text where the name says nothing."""
+    """The format of a file by its name; text where the name does not tell."""
     return _NAMED.get(Path(uncompressed_name(path)).suffix, "text")
 
 
 def expand(patterns: Sequence[str], base: Path) -> list[Path]:
-    """The paths that patterns stand for, from the folder `base`.
+    """The paths that match the patterns, relative to the folder `base`.
 
     Raises:
-        InputError: a pattern with * ? or [] stands for nothing. A plain path is not looked at.
+        InputError: a pattern with * ? or [] matches nothing. A plain path is not checked.
     """
     found: list[Path] = []
     for pattern in patterns:
@@ -125,7 +125,7 @@ def _record_format(path: Path, choice: FormatChoice) -> Format | None:
 
 
 def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """Without those whose names call them validation or test, where others are called train."""
+    """The files without those whose names say validation or test, where others say train."""
     names = {path: str(path.relative_to(folder)).lower() for path in files}
     if not any(_TRAIN.search(name) for name in names.values()):
         return list(files)
@@ -133,7 +133,7 @@ def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def _saved_dataset(folder: Path) -> list[InputFile]:
-    """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else nothing."""
+    """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
     splits = _json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
         names = [_name(name, folder / "dataset_dict.json", "splits") for name in splits]
@@ -155,10 +155,10 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
 
 
 def _name(name: object, file: Path, field: str) -> str:
-    """A name of something within the folder of the file that it stands in.
+    """Check that a name refers to something within the folder of the file that contains it, and return it.
 
     Raises:
-        FileError: it leads out of the folder, or is no name.
+        FileError: the name leads out of the folder, or is not a name.
     """
     try:
         if isinstance(name, str):
@@ -170,7 +170,7 @@ def _name(name: object, file: Path, field: str) -> str:
 
 
 def _json_object(path: Path) -> dict[str, object]:
-    """The object in a file of `datasets`; an empty one where there is none, or where the file is something else."""
+    """The JSON object in a file of `datasets`; empty if the file is missing or holds something else."""
     try:
         value = read_json(path)
     except FileError:

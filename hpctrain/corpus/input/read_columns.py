@@ -1,4 +1,4 @@
-"""Tables on disk: Parquet, and the Arrow files that `datasets` saves. A row is a document."""
+"""Tables on disk: Parquet, and the Arrow files that `datasets` saves. Each row is a document."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
 from hpctrain.corpus.input.work_units import FileRange
 
 BATCH_ROWS = 128
-"""Rows that are held as Python text at once."""
+"""Rows converted to Python text at once."""
 
 
 def parquet_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The text column of the piece's row groups, read one batch at a time.
+    """The documents in the text column of the row groups, read one batch at a time.
 
     Raises:
-        InputError: no Parquet file, no such column, or a row without text that may not be left out.
+        InputError: the file is not Parquet, has no such column, or a row without text may not be skipped.
         OSError: the file cannot be read.
     """
     import pyarrow as pa
@@ -41,10 +41,10 @@ def parquet_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator
 
 
 def arrow_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The text column of an Arrow file, in the stream format (`datasets`) or the file format (Feather).
+    """The documents in the text column of an Arrow file, in stream format (`datasets`) or file format (Feather).
 
     Raises:
-        InputError: no Arrow file, no such column, or a row without text that may not be left out.
+        InputError: the file is not Arrow, has no such column, or a row without text may not be skipped.
         OSError: the file cannot be read.
     """
     import pyarrow as pa
@@ -71,7 +71,7 @@ def arrow_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[s
 
 
 def row_groups(path: Path) -> list[int]:
-    """Bytes of each row group of a Parquet file; empty where it cannot be read, which its reader tells."""
+    """Bytes of each row group of a Parquet file; empty if it cannot be read, which its reader reports."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -85,7 +85,7 @@ def row_groups(path: Path) -> list[int]:
 def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Iterator[str]:
     for batch in batches:
         column = batch.column(0)
-        column.validate(full=True)  # a damaged file may have offsets far outside of its text: reading there is a crash
+        column.validate(full=True)  # a damaged file may have offsets far outside of its text, which would crash
         for text in column.to_pylist():
             row += 1
             if text is None:
@@ -109,7 +109,7 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
 
 
 def _damaged(path: Path, kind: str, error: Exception, count: int, bad: BadRecords) -> None:
-    """Tell that a file cannot be read from somewhere on."""
+    """Count a file as damaged from a row on."""
     line = str(error).strip().partition("\n")[0][:200]
     said = "".join(character for character in line if character.isprintable())
     lost = f"; {count:,} rows come before it, what follows is lost" if count else ""

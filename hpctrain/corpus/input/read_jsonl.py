@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, one field of which is a document."""
+"""JSON lines: one object per line, with a document in one of its fields."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LINE_BYTES = RECORD_BYTES
 
 
 class _UnusableError(Exception):
-    """A line that holds no document; its text says why."""
+    """A line without a document; the message says why."""
 
 
 def jsonl_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The text of each line's field.
+    """The document in the field of each line.
 
     Raises:
-        InputError: a line is no object with that text, or the archive is damaged, and nothing may be left out.
+        InputError: a line is not an object with that text, or the archive is damaged, and nothing may be skipped.
         OSError: the file cannot be read.
     """
     number = size = begin = 0
@@ -38,7 +38,7 @@ def jsonl_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[s
                 try:
                     text = _text(line, field)
                 except _UnusableError as error:
-                    # Lines before a part are counted only when there is something to tell.
+                    # Lines before a part are counted only when a message needs their number.
                     before = _lines_before(piece.path, begin) if before is None else before
                     bad.add_bad(piece.path, str(error), "line", before + number)
                     continue
@@ -51,7 +51,7 @@ def jsonl_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[s
 
 
 def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
-    """Each line; of one that is too long only the beginning, which is no JSON."""
+    """Each line; a line that is too long is truncated, so it is not valid JSON."""
     position = begin
     while to is None or position < to:
         line = rest = file.readline(LINE_BYTES)
@@ -68,14 +68,14 @@ def _text(line: bytes, field: str) -> str:
     """The document in a line; empty for an empty line.
 
     Raises:
-        _UnusableError: there is none.
+        _UnusableError: the line has no document.
     """
     if not line.strip():
         return ""
     if len(line) >= LINE_BYTES:
         raise _UnusableError(f"the line is longer than {LINE_BYTES // 2**20} MiB")
     try:
-        # Numbers stay text: only one field of text counts, and Python itself writes NaN and numbers of any length.
+        # Numbers stay text: only the text field matters, and Python itself writes NaN and numbers of any length.
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError) as error:
         said = error.msg if isinstance(error, json.JSONDecodeError) else "no text in UTF-8, or nested too deep"
@@ -90,7 +90,7 @@ def _text(line: bytes, field: str) -> str:
 
 
 def _lines_before(path: Path, begin: int) -> int:
-    """Line ends in the first bytes of a file."""
+    """Number of line ends in the first `begin` bytes of a file."""
     count = 0
     if begin:
         with path.open("rb") as file:

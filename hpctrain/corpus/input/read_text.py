@@ -1,4 +1,4 @@
-"""Plain text: a file is a document."""
+"""Plain text: each file is a document."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def text_passages(piece: FileRange, size_bytes: int) -> Iterator[Passage]:
-    """The text in pieces of at most `size_bytes`, cut at line ends where there are any.
+    """The text in passages of at most `size_bytes`, cut at line ends where there are any.
 
     Raises:
-        NotTextError: it is binary or not UTF-8.
-        OSError: it cannot be read.
+        NotTextError: the file is binary or not UTF-8.
+        OSError: the file cannot be read.
     """
     with open_decompressed(piece.path) as file:
         begin, to = part_of(file, piece.start, piece.stop)

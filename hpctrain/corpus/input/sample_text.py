@@ -1,4 +1,4 @@
-"""Text that lies on any machine with Python: a corpus for a first run, without a download."""
+"""Text that every machine with Python has: a corpus for a first run, without a download."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hpctrain.base.units import format_si
 from hpctrain.corpus.input.compressed_input import open_plain
 
 SAMPLE_TEXT_BYTES = 32 * 1000 * 1000
-"""Text for a first run: a few epochs of some thousand steps of the smallest model."""
+"""Bytes of text for a first run: a few epochs of some thousand steps of the smallest model."""
 
 FILE_BYTES = (200, 1_000_000)
-"""Smaller files are mostly empty modules, larger ones mostly tables."""
+"""Smallest and largest file taken: smaller ones are mostly empty modules, larger ones mostly tables."""
 
 
 @dataclass(frozen=True)
 class TextLocation:
-    """A folder where text may lie, and how a person calls that text."""
+    """A folder that may hold text, and a name of that text for people."""
 
     title: str
     folder: Path
     pattern: re.Pattern[str]
-    """Which paths, relative to the folder, are taken."""
+    """Pattern of the paths to take, relative to the folder."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class SampleText:
 
     files: tuple[Path, ...]
     text_bytes: int
-    """Their size, uncompressed."""
+    """Size of the files, uncompressed."""
     description: str
     """One line for people."""
 
 
 def default_text_locations() -> tuple[TextLocation, ...]:
-    """Where text lies on a Linux machine with Python; folders may be missing, a minimal system has few of them."""
+    """Folders with text on a Linux machine with Python; some may be missing on a minimal system."""
     code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
     installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
     return (
@@ -59,9 +59,9 @@ def default_text_locations() -> tuple[TextLocation, ...]:
 
 
 def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[TextLocation] | None = None) -> SampleText:
-    """About `limit_bytes` of text: each place gives up to an equal share, then the later ones fill up what is missing.
+    """Return about `limit_bytes` of text. Each location gives up to an equal share; later ones make up for the rest.
 
-    The same machine gives the same files. Places that are missing give nothing; the result may be empty.
+    The same machine gives the same files. Missing locations give nothing; the result may be empty.
     """
     places = default_text_locations() if places is None else places
     streams = [_text_in(place) for place in places]
@@ -77,7 +77,7 @@ def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[Text
 
 
 def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], share: int) -> int:
-    """Move files from the stream until their bytes reach the share; gives back how many bytes that were."""
+    """Move files from the stream until their bytes reach the share; return the number of bytes."""
     total = 0
     while total < share:
         item = next(stream, None)
@@ -89,7 +89,7 @@ def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], sha
 
 
 def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
-    """Files of a place with their uncompressed sizes, in the order of their paths."""
+    """Files of a location with their uncompressed sizes, in the order of their paths."""
     for here, folders, names in os.walk(place.folder):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")) and f != "site-packages")
         for name in sorted(names):
@@ -102,7 +102,7 @@ def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
 
 
 def _text_size(path: Path) -> int:
-    """Bytes of the text in a file; 0 when it cannot be read."""
+    """Bytes of the text in a file; 0 if it cannot be read."""
     try:
         if path.suffix != ".gz":
             return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0

@@ -1,7 +1,7 @@
-"""What of the input is not in a corpus: files and records with the reason, listed in a file within the corpus folder.
+"""The skipped input of a corpus: files and records with the reason, listed in a file in the corpus folder.
 
 skipped.jsonl: a first line {"skipped": how many, "listed": how many follow}, then {"file", "line" (or "row" or
-"document"), "reason"} for each. It is there only where something was skipped.
+"document"), "reason"} for each. The file exists only if something was skipped.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from hpctrain.base.atomic import write_text
 SKIPPED_NAME = "skipped.jsonl"
 """Name of the list within a corpus folder."""
 LISTED_IN_UNIT = 1000
-"""Most entries that a unit of work keeps."""
+"""Most entries that a work unit lists."""
 LISTED_BYTES = 4 * 1024 * 1024
-"""Most that a list takes on disk and in memory; the rest is counted."""
+"""Most bytes of a list on disk and in memory; further entries are only counted."""
 UNITS = ("line", "row", "document")
-"""What an entry is the number of."""
+"""What the number of an entry counts."""
 _REASON_LIMIT = 300
-"""Characters of a reason."""
+"""Most characters of a reason."""
 
 
 @dataclass(frozen=True)
 class SkippedInput:
-    """A file or a record that is left out."""
+    """A file or a record that was skipped."""
 
     file: str
     reason: str
     unit: str = ""
     """One of `UNITS`; '' for the whole file."""
     number: int = 0
-    """Which of them, 1 is the first."""
+    """Number of the line, row or document; the first is 1."""
 
     def __str__(self) -> str:
         return f"{self.place()}: {self.reason}"
@@ -48,13 +48,13 @@ class SkippedInput:
         return f"{self.file}: {self.unit} {self.number}" if self.unit else self.file
 
     def line(self) -> str:
-        """Its line of the list."""
+        """The entry's line in the list."""
         where = {self.unit: self.number} if self.unit else {}
         return json.dumps({"file": self.file, **where, "reason": self.reason[:_REASON_LIMIT]}, ensure_ascii=False)
 
 
 class SkippedList:
-    """All that is skipped, counted, and as much of it as the list has room for."""
+    """Counts all that is skipped, and lists as much as fits into `LISTED_BYTES`."""
 
     def __init__(self, entries: Iterable[SkippedInput] = ()) -> None:
         self.total = 0
@@ -63,7 +63,7 @@ class SkippedList:
         self.add(entries)
 
     def add(self, entries: Iterable[SkippedInput], more: int = 0) -> None:
-        """Take entries, and count that many more which nobody listed."""
+        """Add entries, and count `more` that are not listed."""
         self.total += more
         for entry in entries:
             self.total += 1
@@ -72,7 +72,7 @@ class SkippedList:
                 self.listed.append(entry)
 
     def write(self, folder: Path) -> None:
-        """Write the list into the folder, unless nothing was skipped."""
+        """Write the list into the folder if anything was skipped."""
         if self.total:
             head = json.dumps({"skipped": self.total, "listed": len(self.listed)})
             text = "\n".join([head, *(entry.line() for entry in self.listed), ""])
@@ -80,7 +80,7 @@ class SkippedList:
 
 
 def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]] | None:
-    """How many entries were skipped and listed, and the first of them; None for a folder without a list."""
+    """(number skipped, number listed, the first entries); None for a folder without a list."""
     path = folder / SKIPPED_NAME
     if not path.is_file():
         return None

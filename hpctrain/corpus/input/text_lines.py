@@ -1,4 +1,4 @@
-"""A part of a file that begins and ends at line ends, so that several processes may read one file."""
+"""Parts of a file that begin and end at line ends, so that several processes may read one file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CHUNK_BYTES = 256 * 1024
 
 
 def part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | None]:
-    """The bytes of the lines that begin in [start, stop): from, to (None: to the end). The file is left at `from`."""
+    """Byte range (from, to) of the lines that begin in [start, stop); `to` None: the end. Seeks to `from`."""
     to = None if stop is None else _line_start(file, stop)
     begin = _line_start(file, start) if start else 0
     if start or stop is not None:
@@ -18,7 +18,7 @@ def part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | No
 
 
 def reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], bytes]:
-    """A function that reads up to n bytes of that part; b'' at its end."""
+    """Return a function that reads up to n bytes of that range; b'' at its end."""
     if to is None:
         return file.read
     left = max(0, to - begin)
@@ -33,7 +33,7 @@ def reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], byt
 
 
 def _line_start(file: BinaryIO, position: int) -> int:
-    """Where the first line begins that begins at `position` or behind it."""
+    """Offset of the first line that begins at `position` or after it."""
     file.seek(position - 1)
     while piece := file.readline(_CHUNK_BYTES):
         if piece.endswith(b"\n"):

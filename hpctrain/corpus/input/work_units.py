@@ -1,4 +1,4 @@
-"""How the input is shared out: units of about equal size, which depend on nothing but the input."""
+"""Work units: parts of the input of about equal size, which depend on nothing but the input."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpctrain.corpus.input.compressed_input import is_compressed
 Format = Literal["text", "jsonl", "parquet", "arrow"]
 
 UNIT_BYTES = (16 * 1024 * 1024, 1024 * 1024 * 1024)
-"""Smallest and largest size of a unit: small ones are lost cheaply by a kill, large ones make fewer shards."""
+"""Smallest and largest size of a unit: small units lose little in a kill, large ones make fewer shards."""
 UNITS = 1024
-"""About how many units a large corpus has: each makes a shard, and a process can map some ten thousand."""
+"""About the number of units of a large corpus: each makes a shard, and a process can map some ten thousand."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read."""
+    """An input file and its format."""
 
     path: Path
     format: Format
@@ -33,19 +33,19 @@ class FileRange:
     path: Path
     format: Format
     size_bytes: int
-    """On disk."""
+    """Size on disk."""
     start: int = 0
-    """First byte (a line begins there or later) or row group."""
+    """First byte (the part's first line begins there or later) or row group."""
     stop: int | None = None
-    """Where the next piece begins; None for the file's end."""
+    """End of the part, where the next one begins; None for the file's end."""
 
 
 WorkUnit = tuple[FileRange, ...]
-"""What one process works on in one go."""
+"""What one process prepares as one task."""
 
 
 def unit_bytes(total_bytes: int) -> int:
-    """Size of a unit for so much input, on disk."""
+    """Size of a unit on disk, for that much input."""
     low, high = UNIT_BYTES
     return min(max(total_bytes // UNITS, low), high)
 
@@ -53,10 +53,10 @@ def unit_bytes(total_bytes: int) -> int:
 def plan_work_units(
     files: Sequence[tuple[InputFile, int]], size_bytes: int, row_groups: Callable[[Path], list[int]]
 ) -> list[WorkUnit]:
-    """Units of about `size_bytes`, in the order of the files (each with its size).
+    """Return units of about `size_bytes`, in the order of the files (each with its size).
 
-    Small files go together. Large ones are cut where their format allows it: at line ends, or between row groups; an
-    archive is read from its beginning, so it stays whole.
+    Small files are combined. Large ones are cut where their format allows it: at line ends, or between row groups. A
+    compressed file stays whole, because it is read from its beginning.
     """
     units: list[WorkUnit] = []
     held: list[FileRange] = []
@@ -86,7 +86,7 @@ def _cut(file: InputFile, size: int, size_bytes: int, row_groups: Callable[[Path
                 starts.append(number)
                 sizes.append(0)
             sizes[-1] += group
-        # Row groups tell their unpacked size; the shares of the file's own are what progress is counted in.
+        # Row groups have uncompressed sizes; progress counts bytes on disk, so they are scaled to the file's size.
         whole = max(1, sum(sizes))
         sizes = [size * part // whole for part in sizes] if sizes_of_groups else [size]
     stops = [*starts[1:], None]

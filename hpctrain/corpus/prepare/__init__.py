@@ -1,1 +1,1 @@
-"""From input files to a corpus folder: cleaning, the tokenizer, encoding in parallel, and the checks."""
+"""From input files to a corpus folder: cleaning, the tokenizer, parallel encoding, and the checks."""

@@ -1,4 +1,4 @@
-"""Whether a corpus folder is what its index says."""
+"""Check whether a corpus folder matches its index."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 def corpora_in(folder: Path) -> list[Path]:
-    """The corpus folders that a folder stands for: itself, or those that a recipe made in it.
+    """The corpus folders that `folder` stands for: itself, or those that a recipe made in it.
 
     Raises:
-        InputError: it is none of these.
+        InputError: it is neither.
     """
     if (folder / RECIPE_NAME).is_file() and not (folder / INDEX_NAME).exists():
         return [folder / source.name for source in Recipe.read(folder / RECIPE_NAME).sources]
@@ -32,11 +32,11 @@ def corpora_in(folder: Path) -> list[Path]:
 
 
 def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
-    """Read every file of a corpus folder against its index; `report` is told the bytes that were read.
+    """Read every file of a corpus folder and compare it with the index; `report` receives the bytes read.
 
     Raises:
-        InputError: it is no corpus folder.
-        FileError: files are missing, cut short or changed; every one is told.
+        InputError: it is not a corpus folder.
+        FileError: files are missing, truncated or changed; the message names all of them.
     """
     index = read_index(folder)
     width = np.dtype(index.dtype).itemsize
@@ -56,10 +56,10 @@ def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files that the index of a corpus folder names, as far as they are there.
+    """Bytes of the existing files that the index of a corpus folder names.
 
     Raises:
-        InputError: it is no corpus folder.
+        InputError: it is not a corpus folder.
     """
     index = read_index(folder)
     names = [shard.file for shard in index.shards] + ([index.tokenizer.file] if index.tokenizer.file else [])
@@ -70,8 +70,8 @@ def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) 
     """SHA-256 of a file, as hex.
 
     Raises:
-        FileError: it cannot be opened, or is no regular file.
-        OSError: it cannot be read.
+        FileError: the file cannot be opened, or is not a regular file.
+        OSError: the file cannot be read.
     """
     digest = hashlib.sha256()
     with os.fdopen(open_input(path), "rb") as file:
@@ -82,7 +82,7 @@ def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) 
 
 
 def _difference(path: Path, sha256: str, size_bytes: int | None, report: Callable[[int], None]) -> str:
-    """What is wrong with a file; '' for nothing."""
+    """What is wrong with a file; '' if nothing is."""
     try:
         size = path.stat().st_size
         if size_bytes is not None and size != size_bytes:

@@ -1,4 +1,4 @@
-"""Cleaning text (paper, section 3.6): Unicode NFKC, white space, one sentence a line by spaCy's rules."""
+"""Text cleaning (paper, section 3.6): Unicode NFKC, white space, one sentence per line by spaCy's rules."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _RUN = re.compile(r"\s+")
 
 
 class Cleaner:
-    """Does the steps of a `Cleaning` to passages."""
+    """Applies the steps of a `Cleaning` to passages."""
 
     def __init__(self, cleaning: Cleaning) -> None:
         self._cleaning = cleaning
         self._language = _load(cleaning.sentences) if cleaning.sentences else None
 
     def texts(self, passages: Sequence[Passage]) -> list[str]:
-        """The cleaned text of each."""
+        """The cleaned text of each passage."""
         if self._cleaning == NO_CLEANING:
             return [passage.text for passage in passages]
-        # Words that spaCy meets stay in its vocabulary for good, unless they were met in a zone.
+        # spaCy keeps every word in its vocabulary for good, except those seen within a memory zone.
         zone = self._language.memory_zone() if self._language else contextlib.nullcontext()
         with zone:
             return [self._text(passage) for passage in passages]
@@ -45,7 +45,7 @@ class Cleaner:
         return "".join(self._one_a_line(line) for line in text.splitlines(keepends=True))
 
     def _one_a_line(self, line: str) -> str:
-        """A line with a line end in place of what lies between its sentences; nothing else of it changes."""
+        """The line with line ends in place of the white space between sentences; nothing else changes."""
         body = line.strip()
         if not body or self._language is None:
             return line
@@ -56,7 +56,7 @@ class Cleaner:
 
 
 def check_cleaning(cleaning: Cleaning) -> None:
-    """Find out before any work is done whether its steps can be done here.
+    """Check before any work whether all cleaning steps are possible here.
 
     Raises:
         InputError: spaCy is not installed, or does not know the language.
@@ -67,7 +67,7 @@ def check_cleaning(cleaning: Cleaning) -> None:
 
 
 def _one(run: str) -> str:
-    """What stands for a run of white space."""
+    """The replacement of a run of white space."""
     if not run:
         return ""
     return "\n" if "\n" in run or "\r" in run else " "
@@ -81,14 +81,14 @@ def _load(language: str) -> Any:
     except ImportError:
         raise InputError(f"--sentences {language}: spaCy knows no such language; name one as en, de, zh") from None
     pipeline.add_pipe("sentencizer")
-    # The limit of 1,000,000 characters is there for parsers; a passage has less, unless NFKC made it much longer.
+    # The default limit of 1,000,000 characters protects parsers; a passage is shorter, unless NFKC made it much longer.
     pipeline.max_length = sys.maxsize
     return pipeline
 
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """spaCy's machine learning library loads torch where it finds it, which the sentencizer has no use for."""
+    """Hide torch while spaCy is imported: its library would load torch, and the sentencizer does not need it."""
     if "torch" in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""The second reading of a unit: its text, cleaned, as token shards in a folder that has its name when it is whole."""
+"""The second reading of a work unit: its text is cleaned and encoded to token shards in a folder."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ from hpctrain.records.corpus.index import Shard
 from hpctrain.records.corpus.part import PART_NAME, CorpusPart
 
 BATCH_BYTES = 1024 * 1024
-"""Text that is cleaned and encoded at once: what the library makes of it takes many times its size."""
+"""Bytes of text that are cleaned and encoded at once; the library's results take many times that size."""
 
 
 @dataclass(frozen=True)
 class CleanTask:
-    """Cleans a part of the sample that a tokenizer is trained on."""
+    """Task that cleans a part of the sample that a tokenizer is trained on."""
 
     texts: tuple[str, ...]
     clean: Cleaning
 
     def run(self, report: Callable[[int], None]) -> list[str]:
-        """The cleaned texts."""
+        """Return the cleaned texts."""
         return _cleaner(self.clean).texts([Passage(text, 0, True) for text in self.texts])
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Writes the shards of a unit; asked again, it makes sure that they are whole."""
+    """Task that writes the shards of a unit. If they exist already, it checks that they are whole."""
 
     unit: WorkUnit
     reading: ReadOptions
     scan: UnitScan
     valid_buckets: range
-    """Passages in these buckets are for validation."""
+    """Passages in these buckets are validation passages."""
     clean: Cleaning
     tokenizer: str
-    """bytes, or the path of a tokenizer.json."""
+    """'bytes', or the path of a tokenizer.json."""
     tokenizer_sha256: str | None
-    """Its content: another file may lie at that path in the next call."""
+    """Hash of the tokenizer file, because another file may lie at that path in the next call."""
     dtype: str
     shard_tokens: int
     folder: Path
-    """Where the shards go; does not exist, or holds what was finished before."""
+    """Folder of the shards; it does not exist, or holds finished shards."""
     target: Path
-    """The folder that all this is for, named in errors."""
+    """The output folder of the whole command, named in errors."""
 
     def run(self, report: Callable[[int], None]) -> list[Shard]:
-        """The shards in the folder; `report` is told the bytes of text that were dealt with.
+        """Return the shards in the folder; `report` receives the bytes of text that were encoded.
 
         Raises:
-            HpctrainError: a file is not what it was when it was scanned.
+            HpctrainError: a file changed after it was scanned.
             StorageError: the shards cannot be written.
         """
         done = _finished(self.folder, self.scan)
@@ -91,7 +91,7 @@ class EncodeTask:
         tokenizer, cleaner = _tokenizer(self.tokenizer, self.tokenizer_sha256), _cleaner(self.clean)
         train = ShardWriter(folder, "train", self.dtype, self.shard_tokens)
         valid = ShardWriter(folder, "valid", self.dtype, self.shard_tokens)
-        inside = False  # whether the document before has not ended
+        inside = False  # whether the last document has not ended yet
         with contextlib.closing(train), contextlib.closing(valid):
             for batch in self._batches():
                 texts = cleaner.texts([passage for passage, _ in batch])
@@ -105,7 +105,7 @@ class EncodeTask:
             return train.finish() + valid.finish()
 
     def _batches(self) -> Iterator[list[tuple[Passage, bool]]]:
-        """Passages, and whether they are for validation, in batches."""
+        """Batches of passages, each with whether it is for validation."""
         batch: list[tuple[Passage, bool]] = []
         held = 0
         for passage, aside in self._with_ends():
@@ -118,7 +118,7 @@ class EncodeTask:
             yield batch
 
     def _with_ends(self) -> Iterator[tuple[Passage, bool]]:
-        """Passages that end where their document does, or where what follows in their split is not what followed."""
+        """Passages with `ends` set also where the next passage of the document is in the other split."""
         before: tuple[Passage, bool] | None = None
         for passage, aside in self._passages():
             if before is not None:
@@ -128,14 +128,14 @@ class EncodeTask:
             yield _ended(before[0]), before[1]
 
     def _passages(self) -> Iterator[tuple[Passage, bool]]:
-        """The passages that the scan found, and whether they are for validation.
+        """The passages that the scan read, each with whether it is for validation.
 
         Raises:
-            HpctrainError: they are others now.
+            HpctrainError: the passages are no longer the same.
         """
         digest = hashlib.sha256()
         count = 0
-        bad = BadRecords(skip=True)  # the scan has told them
+        bad = BadRecords(skip=True)  # the scan has reported them
         for number in self.scan.pieces:
             piece = self.unit[number]
             try:
@@ -154,7 +154,7 @@ class EncodeTask:
 
 
 def _finished(folder: Path, scan: UnitScan) -> list[Shard] | None:
-    """The shards that were written before, when all of them are whole and of that text."""
+    """The shards of an earlier call, if all of them are whole and encode the same text; else None."""
     try:
         part = CorpusPart.read(folder / PART_NAME)
         whole = all(file_sha256(folder / shard.file) == shard.sha256 for shard in part.shards)

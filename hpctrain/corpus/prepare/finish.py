@@ -1,4 +1,4 @@
-"""The last step: the shards of all units as one corpus folder with its index."""
+"""The last step of preparation: the shards of all units become one corpus folder with its index."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard, Source
 _CHUNK_TOKENS = 2**20
 
 Part = tuple[Path, list[Shard]]
-"""The folder of a unit, and the shards in it."""
+"""The folder of a unit, and its shards."""
 
 
 def dtype_of(vocab_size: int) -> str:
-    """How tokens are stored."""
+    """The dtype in which tokens are stored."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def write_corpus(
     folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, sources: Sources, shard_tokens: int
 ) -> CorpusIndex:
-    """Fill a folder, which may exist, with the shards of the parts and write its index last.
+    """Fill a folder, which may exist, with the shards of the parts, and write its index last.
 
-    Shards to train on are the units' own files. Those for validation are joined: a unit's may be too short for a
+    Training shards are the units' own files. Validation shards are joined, because a unit's may be too short for a
     sequence.
 
     Raises:
         InputError: there are no tokens.
-        StorageError: it cannot be written.
+        StorageError: the folder cannot be written.
     """
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""The folder DIR.partial, in which a corpus is made: kept by whatever ends the command, and taken up by the same one.
+"""The folder DIR.partial, in which a corpus is made. A killed command leaves it, and the same command resumes.
 
 DIR.partial/work.json      which command it belongs to
 DIR.partial/lock           held while the command runs
-DIR.partial/SOURCE/        what is finished of each source: scans, and a folder for each unit's shards
-DIR.partial/corpus/        what becomes DIR, by one rename
+DIR.partial/SOURCE/        finished work of each source: scans, and a folder for each unit's shards
+DIR.partial/corpus/        becomes DIR, by one rename
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _CORPUS = "corpus"
 
 
 def partial_of(folder: Path) -> Path:
-    """Where the corpus `folder` is made."""
+    """The folder in which the corpus `folder` is made."""
     return folder.with_name(f"{folder.name}.partial")
 
 
 @contextlib.contextmanager
 def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterator[Path]:
-    """DIR.partial for the corpus `folder`, with what the same command left in it. It stays after a kill, an interrupt
-    and a StorageError; any other error of the input removes it, and so does `publish`.
+    """Open DIR.partial for the corpus `folder`, with the earlier work of the same command. The folder stays after a
+    kill, an interrupt and a StorageError; any other InputError removes it, and so does `publish`.
 
     Args:
-        command: all that decides about the result, as plain JSON.
+        command: everything that determines the result, as JSON values.
 
     Raises:
         InputError: it belongs to another command and `force` is not given, or that command is running now.
-        StorageError: it cannot be written; what was finished is kept.
+        StorageError: it cannot be written; finished work remains.
     """
     partial = partial_of(folder)
     with storage_errors(folder):
@@ -56,13 +56,13 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
             except StorageError as error:
                 raise StorageError(f"{error}; what is finished stays in {partial}: the same command goes on") from error
             except InputError:
-                # Whoever mends the input or adds an option gives another command, which this work would only block.
+                # A corrected input or an added option makes another command, which this work would only block.
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
 
 
 def publish(partial: Path, folder: Path) -> None:
-    """Put DIR.partial/corpus in the place of `folder`, and remove the rest."""
+    """Move DIR.partial/corpus to `folder`, and remove the rest."""
     sync_folder(partial / _CORPUS)
     swap(partial / _CORPUS, folder)
     sync_folder(folder.parent)
@@ -70,7 +70,7 @@ def publish(partial: Path, folder: Path) -> None:
 
 
 def new_corpus(partial: Path) -> Path:
-    """An empty folder for what becomes the corpus."""
+    """Return an empty folder for the new corpus."""
     corpus = partial / _CORPUS
     shutil.rmtree(corpus, ignore_errors=True)
     corpus.mkdir()
@@ -78,7 +78,7 @@ def new_corpus(partial: Path) -> Path:
 
 
 def files_fingerprint(files: Sequence[InputFile]) -> str:
-    """A hash of names, sizes and times: other files are another command's work."""
+    """A hash of names, sizes and times: work on other files belongs to another command."""
     digest = hashlib.sha256()
     for file in files:
         try:
@@ -91,7 +91,7 @@ def files_fingerprint(files: Sequence[InputFile]) -> str:
 
 
 def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool) -> None:
-    """Make the folder this command's own."""
+    """Make the folder this command's: keep the work of the same command, remove other work if `force` is given."""
     differs = _difference(partial, command)
     if differs is None:
         return
@@ -109,7 +109,7 @@ def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool)
 
 
 def _difference(partial: Path, command: Mapping[str, Any]) -> str | None:
-    """What the folder's command has otherwise; '' when the folder holds no work, None when it is the same command."""
+    """Keys in which the folder's command differs; '' if the folder holds no work, None if it is the same command."""
     if not (partial / WORK_NAME).exists():
         foreign = sorted(path.name for path in partial.iterdir() if path.name != "lock" and path.suffix != ".tmp")
         if foreign:
@@ -127,7 +127,7 @@ def _difference(partial: Path, command: Mapping[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def _locked(partial: Path, folder: Path) -> Iterator[None]:
-    """Alone in the folder; file systems without locks are trusted."""
+    """Hold the folder's lock; a file system without locks is used without one."""
     descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

@@ -1,4 +1,4 @@
-"""The most memory that the processes of this command have taken."""
+"""Peak memory of the processes of this command."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 class PeakMemory(NamedTuple):
-    """Resident memory, pages that processes share counted in each of them."""
+    """Peak resident memory; pages that processes share count in each of them."""
 
     own_bytes: int
     worker_bytes: int
-    """Of the largest process that this one started and that has ended; 0 where there was none."""
+    """Peak of the largest process that this one started and that has ended; 0 if there was none."""
 
 
 def peak_memory() -> PeakMemory:
-    """Since each process began."""
+    """Peak memory since each process began."""
     worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES
     return PeakMemory(_own_bytes(), worker)
 
 
 def _own_bytes() -> int:
-    # The other figure is that of whoever started this process where it was larger then.
+    # ru_maxrss begins with the peak of the parent process; VmHWM does not.
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

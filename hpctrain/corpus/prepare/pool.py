@@ -1,7 +1,7 @@
-"""Tasks over worker processes, with results in the order of the tasks and little of them in memory.
+"""A pool of worker processes that gives results in the order of the tasks, with few of them in memory.
 
 `concurrent.futures` is not enough: its workers outlive a parent that is killed, end only with their task on an
-interrupt, and cannot tell how far they are.
+interrupt, and cannot report progress.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hpctrain.base.errors import FileError, HpctrainError, InputError
 from hpctrain.base.module_argv import outside_current_folder
 
 AHEAD = 2
-"""Tasks a worker that may be started before the first of them has its result taken."""
+"""Tasks per worker that may be started before the first one's result is taken."""
 _END_S = 5.0
 
 R_co = TypeVar("R_co", covariant=True)
 
 
 class Task(Protocol[R_co]):
-    """A piece of work that can be sent to another process."""
+    """A task that can be sent to another process."""
 
     def run(self, report: Callable[[int], None]) -> R_co:
-        """Do it; tell `report` by how much the work has advanced."""
+        """Do the task; call `report` with each amount of progress."""
 
 
 class WorkerPool:
-    """Worker processes, started when they are needed; one worker is this process itself."""
+    """Worker processes, started when needed; with one worker, tasks run in this process."""
 
     def __init__(self, workers: int) -> None:
         self._count = workers
@@ -53,7 +53,7 @@ class WorkerPool:
         """The results, in the order of the tasks.
 
         Raises:
-            HpctrainError: what a task raised, or a worker was killed; no task goes on after that.
+            HpctrainError: a task raised it, or a worker was killed; the other tasks are stopped.
         """
         if self._count == 1:
             for task in tasks:
@@ -86,7 +86,7 @@ class WorkerPool:
                 busy[worker.connection] = (worker, sent)
                 sent += 1
             if not busy:
-                return  # the last results came all at once, before it was known that no task follows
+                return  # the last results came together, before it was known that no task follows
             for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
                 worker, number = busy[connection]
@@ -143,12 +143,12 @@ class _Worker:
 
 
 def usable_cpus() -> int:
-    """Processors that this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start() -> _Worker:
-    # Not by fork: libraries here have threads, whose locks a fork may copy in the middle of something.
+    # Not by fork: libraries here have threads, and a fork could copy a lock that is held.
     context = multiprocessing.get_context("spawn")
     own, theirs = context.Pipe()
     with outside_current_folder() as here:
@@ -159,10 +159,10 @@ def _start() -> _Worker:
 
 
 def _serve(connection: Connection, folder: Path) -> None:
-    """The life of a worker: a task after the other in that folder, until the parent is gone."""
+    """Run tasks one after the other in that folder, until the parent is gone."""
     os.chdir(folder)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent ends us
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the other workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends us
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other workers use the cores
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -181,7 +181,7 @@ def _answer(task: Task[Any], report: Callable[[int], None]) -> tuple[str, Any]:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed tells nobody: without this, its workers would go on writing for whoever comes next."""
+    """End with the parent: otherwise, workers of a killed parent would go on writing beside the next command."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

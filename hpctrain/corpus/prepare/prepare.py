@@ -1,7 +1,7 @@
-"""Text to corpus folders: read once to learn what is there, then again to write tokens, in bounded memory.
+"""Text to corpus folders in two readings: a scan, then the encoding, in bounded memory.
 
-Both readings go over units of the input, by as many processes as there are; what a unit gives depends on nothing else,
-so the result does not depend on how many there were, nor on how often the command was killed in between.
+Both readings go over work units with several processes. The result of a unit depends on nothing else, so the corpus
+does not depend on the number of processes, nor on how often the command was killed in between.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
 def prepare(
     inputs: Sequence[Path], folder: Path, options: PrepareOptions = DEFAULTS, progress: Progress = no_progress
 ) -> CorpusIndex:
-    """Make a corpus folder of the inputs (files or folders); it appears only when it is whole.
+    """Make a corpus folder from files or folders; it appears only when it is whole.
 
     The same text and options give the same folder, byte for byte, in whatever order the inputs are named. After a kill
-    or an error the same call goes on where it was.
+    or an error the same call resumes.
 
     Raises:
-        InputError: an input is missing or holds no text, the folder holds something, or an option is wrong.
-        StorageError: the folder cannot be written; what is finished is kept beside it.
+        InputError: an input is missing or holds no text, the folder is not empty, or an option is wrong.
+        StorageError: the folder cannot be written; finished work remains in the folder beside it.
     """
     return prepare_sources([CorpusSource("", tuple(inputs), options)], folder, options, progress)[""]
 
@@ -48,11 +48,11 @@ def prepare_sources(
     progress: Progress = no_progress,
     recipe: Recipe | None = None,
 ) -> dict[str, CorpusIndex]:
-    """Make a corpus folder of each source, with one tokenizer for all, which is trained over all of them.
+    """Make a corpus folder for each source, with one tokenizer for all, trained on all of them.
 
     Args:
-        options: of them, those that are not a source's own: tokenizer, sample_bytes, workers, force.
-        recipe: where the sources are from; a copy goes beside their folders.
+        options: only those that sources do not have themselves: tokenizer, sample_bytes, workers, force.
+        recipe: the recipe that names the sources; a copy is written beside their folders.
 
     Raises:
         InputError, StorageError: see `prepare`.
@@ -97,7 +97,7 @@ def _check(sources: Sequence[CorpusSource], options: PrepareOptions) -> None:
 
 
 def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recipe | None) -> dict[str, Any]:
-    """All that decides about the result, as plain JSON: unfinished work of a command that differs is another's."""
+    """Everything that determines the result, as JSON values: only an equal command resumes unfinished work."""
     libraries = ["tokenizers", *(["spacy"] if any(work.source.options.clean.sentences for work in works) else [])]
     return {
         "hpctrain": __version__,

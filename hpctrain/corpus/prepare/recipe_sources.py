@@ -1,4 +1,4 @@
-"""What a recipe asks for, as sources; and what a run file says to train on them by their weights."""
+"""The sources of a recipe, and the lines of a run file that trains on them by their weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hpctrain.records.corpus.recipe import Recipe, RecipeSource
 
 
 def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
-    """The sources of a recipe that lies in the folder `base`.
+    """The sources of a recipe; its paths are relative to the folder `base`.
 
     Raises:
-        InputError: a pattern stands for no file.
+        InputError: a pattern matches no file.
     """
     return [
         CorpusSource(source.name, tuple(expand(source.path, base)), _options(recipe, source))
@@ -22,7 +22,7 @@ def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
 
 
 def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
-    """The options of all its sources together."""
+    """The options that all sources of a recipe share."""
     choice = recipe.tokenizer
     if choice != "bytes" and not choice.startswith("train:"):
         choice = str(base / choice)
@@ -30,7 +30,7 @@ def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None)
 
 
 def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
-    """The part of a run file that draws from the recipe's corpora by their weights."""
+    """The lines of a run file that draw from the recipe's corpora by their weights."""
     entries = [f"    - {{path: {folder / source.name}, weight: {source.weight:g}}}" for source in recipe.sources]
     return ["data:", "  train:", *entries]
 

@@ -1,4 +1,4 @@
-"""The first reading of a unit: what of it is text, how much, in which buckets, and a sample to train a tokenizer on."""
+"""The first reading of a work unit: which of it is text, how much, in which buckets, and a sample for the tokenizer."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ from hpctrain.corpus.input.work_units import FileRange, WorkUnit
 from hpctrain.corpus.prepare.split import no_bytes
 
 _HELD_PASSAGES = 2**16
-"""Passages whose bucket and size are held before they are added up."""
+"""Passages whose bucket and size are buffered before they are summed."""
 
 TextSample = list[tuple[int, str]]
-"""Texts with their ranks."""
+"""Texts with their sampling ranks."""
 
 
 @dataclass(frozen=True)
 class UnitScan:
-    """What was found in a unit; small, whatever its size."""
+    """Result of the scan of a unit; small, whatever the unit's size."""
 
     pieces: tuple[int, ...] = ()
-    """Which of its pieces are used."""
+    """Indices of the unit's file ranges that are used."""
     passages: int = 0
     documents: int = 0
     text_bytes: int = 0
     text_sha256: str = ""
-    """Over the passages that are used."""
+    """Hash over the hashes of all passages that are used."""
     not_text: int = 0
     """Files that are binary or not UTF-8."""
     unreadable: int = 0
     bad: int = 0
-    """Records that are left out."""
+    """Number of skipped records."""
     full: bool = False
-    """Whether a limit ended it."""
+    """Whether a limit ended the scan."""
     damaged_files: int = 0
-    """Files of which what follows their damage is lost; of packed text files nothing is used then."""
+    """Files whose content after a damage is lost; a damaged compressed text file is not used at all."""
     skipped: tuple[SkippedInput, ...] = ()
-    """The first of what is left out, files and records."""
+    """The first skipped files and records."""
 
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Reads a unit and keeps what it found in a file; asked again, it reads that file."""
+    """Task that scans a unit and stores the result in a file; if the file exists, it is read instead."""
 
     unit: WorkUnit
     reading: ReadOptions
     scan_file: Path
     sample_bytes: int
     limit_bytes: int | None = None
-    """Most text to take; 0 takes one passage."""
+    """Most bytes of text to take; 0 takes one passage."""
 
     def run(self, report: Callable[[int], None]) -> UnitScan:
-        """Scan the unit; `report` is told the bytes on disk that were dealt with.
+        """Scan the unit; `report` receives the bytes on disk that were scanned.
 
         Raises:
-            InputError: a record cannot be used and may not be left out.
-            StorageError: what was found cannot be kept.
+            InputError: a record cannot be used and may not be skipped.
+            StorageError: the result cannot be stored.
         """
         kept = read_scan(self.scan_file, self.limit_bytes)
         if kept is not None:
@@ -105,7 +105,7 @@ class ScanTask:
 
 
 def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np.int64], TextSample] | None:
-    """What a scan kept: the counts, the bytes in each bucket and the sample; None where there is nothing of use."""
+    """The stored scan, bytes in each bucket, and the sample; None if there is no valid file."""
     try:
         with np.load(path) as file:
             head = json.loads(bytes(file["head"]))
@@ -128,7 +128,7 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
 
 
 def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
-    """The texts with the smallest ranks up to so many bytes, in the order of their ranks."""
+    """The texts with the smallest ranks up to `size_bytes`, in the order of their ranks."""
     chosen = _Sample(size_bytes)
     for sample in samples:
         for rank, text in sample:
@@ -137,7 +137,7 @@ def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
 
 
 class _Sample:
-    """Keeps the texts with the smallest ranks, up to so many bytes."""
+    """Collects the texts with the smallest ranks, up to a number of bytes."""
 
     def __init__(self, size_bytes: int) -> None:
         self._limit = size_bytes
@@ -158,7 +158,7 @@ class _Sample:
 
 @dataclass
 class _Tally:
-    """Adds up passages."""
+    """Sums over passages."""
 
     limit_bytes: int | None
     sample_bytes: int
@@ -176,7 +176,7 @@ class _Tally:
         self.sample = _Sample(self.sample_bytes)
 
     def add(self, passage: Passage) -> bool:
-        """Whether there was room for it."""
+        """Add a passage; return whether it fits within the limit."""
         size, limit = passage.size_bytes, self.limit_bytes
         if limit is not None and self.text_bytes + size > limit and (limit or self.passages):
             self.full = True
@@ -202,7 +202,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class _UnusableFile:
-    """A text file of which nothing is used."""
+    """A text file that is not used at all."""
 
     entry: SkippedInput
     not_text: bool = False
@@ -210,7 +210,7 @@ class _UnusableFile:
 
 
 def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
-    """Add a piece to the tally; gives back the file where nothing of it is used.
+    """Add a part of a file to the tally; return the file if nothing of it can be used.
 
     Raises:
         InputError: a part of a large file turns out not to be text when other parts may be in use already.
@@ -229,7 +229,7 @@ def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
 
 
 def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
-    """A text file is looked at as a whole first: where it turns out to be something else, nothing of it is used."""
+    """Scan a text file twice, because a file that turns out not to be text must not be used in part."""
     size = 0
     try:
         for passage in read_file_range(piece, reading, bad):
@@ -254,7 +254,7 @@ def _add_all(passages: Iterator[Passage], tally: _Tally) -> None:
 
 
 def _keep(path: Path, scan: UnitScan, limit_bytes: int | None, tally: _Tally) -> None:
-    """Whole or not there after a kill; after a power cut perhaps damaged, which its checksums tell, and made again."""
+    """Store the scan atomically. Checksums detect damage after a power cut; the scan is then repeated."""
     tally.flush()
     head = json.dumps({**dataclasses.asdict(scan), "limit_bytes": limit_bytes}).encode()
     sample = tally.sample.texts()

@@ -1,4 +1,4 @@
-"""Writing token shards of bounded size, and the folder that they go to."""
+"""Write token shards of bounded size, and the folder that they go to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARD_TOKENS = 2**26
 
 
 class ShardWriter:
-    """Appends tokens of one split; starts the next shard when one is full."""
+    """Appends tokens of one split; starts a new shard when one is full."""
 
     def __init__(self, folder: Path, split: Literal["train", "valid"], dtype: str, shard_tokens: int) -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class ShardWriter:
         self._done: list[Shard] = []
 
     def append(self, tokens: NDArray[np.int64]) -> None:
-        """Write the tokens after those before; OSError when they cannot be written."""
+        """Append the tokens; raise OSError if they cannot be written."""
         while len(tokens):
             if self._file is None:
                 self._file = (self._folder / self._name()).open("wb")
@@ -47,14 +47,14 @@ class ShardWriter:
                 self._finish_shard()
 
     def finish(self) -> list[Shard]:
-        """Close the last shard; after return all of them are on disk."""
+        """Close the last shard; on return all shards are on disk."""
         self._finish_shard()
         return self._done
 
     def close(self) -> None:
-        """Let go of an unfinished shard."""
+        """Drop an unfinished shard."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what it held is thrown away
+            with contextlib.suppress(OSError):  # its content is dropped anyway
                 self._file.close()
             self._file = None
 
@@ -76,15 +76,15 @@ class ShardWriter:
 
 
 def holds_corpus(folder: Path) -> bool:
-    """Whether `hpctrain data prepare` made it."""
+    """Whether `hpctrain data prepare` made the folder."""
     return (folder / INDEX_NAME).is_file() or (folder / RECIPE_NAME).is_file()
 
 
 def check_target(folder: Path, force: bool) -> None:
-    """Refuse to write where something else lies, before any work is done.
+    """Check before any work that the target folder may be written.
 
     Raises:
-        InputError: the folder is not empty and `force` is not given, or what it holds is no corpus.
+        InputError: the folder is not empty and `force` is not given, or it holds something other than a corpus.
     """
     if not folder.exists():
         return
@@ -99,7 +99,7 @@ def check_target(folder: Path, force: bool) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name; where the file system has no such thing, the new name only."""
+    """Give a file a second name by a hard link; where that is not supported, move it to the new name."""
     try:
         os.link(source, target)
     except OSError:
@@ -107,9 +107,9 @@ def link(source: Path, target: Path) -> None:
 
 
 def swap(temporary: Path, folder: Path) -> None:
-    """Put a folder in another's place.
+    """Replace a folder by another one.
 
-    Two renames, because a folder that is not empty cannot be replaced in one; the old one comes back on an error.
+    Two renames, because a folder that is not empty cannot be replaced in one; on an error the old one is restored.
     """
     if not folder.exists():
         temporary.rename(folder)

@@ -1,4 +1,4 @@
-"""The work on each source, unit by unit: first all are scanned, then all are encoded, over one pool of processes."""
+"""The work on each source, unit by unit: first all are scanned, then all are encoded, in one pool of processes."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from hpctrain.corpus.prepare.tokenizer import Tokenizer
 from hpctrain.records.corpus.index import Sources, TokenizerInfo
 
 UNIT_SAMPLE_BYTES = 64 * 1024
-"""Least text that a unit offers for the sample; beyond it, offers are twice a unit's share of the input."""
+"""Least text that a unit offers for the sample; otherwise it offers twice its share of the input."""
 
 _CLEAN_BYTES = 256 * 1024
-"""Text of the sample that is cleaned in one task."""
+"""Bytes of the sample that one task cleans."""
 
 
 @dataclass
 class SourceWork:
-    """One source: its files, the units of work, and what scans found."""
+    """One source: its files, its work units, and the results of its scans."""
 
     name: str
-    """Its folder within the work folder."""
+    """Name of its folder within the work folder."""
     source: CorpusSource
     found: InputFiles
     units: list[WorkUnit]
     total_bytes: int
-    """Size of its files, on disk."""
+    """Size of its files on disk."""
     scans: list[UnitScan] = field(default_factory=list)
-    """Of the first units; all of them, unless a limit was reached."""
+    """Scans of the first units; of all units, unless a limit was reached."""
     scan_tasks: list[ScanTask] = field(default_factory=list)
     skipped: SkippedList = field(default_factory=SkippedList)
-    """Files and records that are left out."""
+    """Skipped files and records."""
 
     @classmethod
     def find(cls, name: str, source: CorpusSource) -> SourceWork:
-        """Look for the source's files.
+        """Find the source's files.
 
         Raises:
             InputError: an input does not exist, or needs a library that is not installed.
@@ -68,7 +68,7 @@ class SourceWork:
 
     @property
     def reading(self) -> ReadOptions:
-        """How its files are read."""
+        """Options of reading its files."""
         options = self.source.options
         size = passage_bytes(self.total_bytes, options.valid_fraction)
         return ReadOptions(size, options.text_field, options.skip_bad)
@@ -80,11 +80,11 @@ class SourceWork:
 
     @property
     def text_bytes(self) -> int:
-        """Text that is used."""
+        """Bytes of text that are used."""
         return sum(scan.text_bytes for scan in self.scans)
 
     def counts(self) -> Sources:
-        """What it is made of, for the index."""
+        """Counts of what the source consists of, for the index."""
         return Sources(
             files=sum(
                 not self.units[number][piece].start for number, scan in enumerate(self.scans) for piece in scan.pieces
@@ -101,13 +101,13 @@ class SourceWork:
         )
 
     def take(self, scan: UnitScan, task: ScanTask) -> None:
-        """Add what was found in the next unit."""
+        """Add the scan of the next unit."""
         self.skipped.add(scan.skipped, scan.not_text + scan.unreadable + scan.bad - len(scan.skipped))
         self.scans.append(dataclasses.replace(scan, skipped=()))
         self.scan_tasks.append(task)
 
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
-        """The buckets and the sample of each unit that was scanned."""
+        """Buckets and sample of each scanned unit."""
         for task in self.scan_tasks:
             kept = read_scan(task.scan_file, task.limit_bytes)
             if kept is None:
@@ -115,7 +115,7 @@ class SourceWork:
             yield kept[1], kept[2]
 
     def valid_buckets(self) -> range:
-        """Passages in these buckets are kept aside."""
+        """Buckets of the validation passages."""
         buckets = no_bytes()
         for own, _ in self.read_scans():
             buckets += own
@@ -125,10 +125,10 @@ class SourceWork:
 def scan_all(
     works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int, progress: Progress
 ) -> None:
-    """Scan the units of each source, until its limit.
+    """Scan the units of each source, up to its limit.
 
     Raises:
-        InputError: a source holds no text, or a record that cannot be used and may not be left out.
+        InputError: a source holds no text, or a record cannot be used and may not be skipped.
     """
     total = sum(work.total_bytes for work in works)
     report = _counter(progress, "reading", total)
@@ -142,11 +142,11 @@ def scan_all(
         _scan_until_full(work, tasks, pool, report)
         if not work.text_bytes:
             raise InputError(_nothing_found(work))
-    progress("reading", total, total)  # a limit leaves bytes that nobody reported
+    progress("reading", total, total)  # a limit leaves bytes that were never reported
 
 
 def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int) -> Iterator[str]:
-    """Text to train a tokenizer on: of all sources, each with its share, cleaned as it will be encoded."""
+    """Text to train a tokenizer on, from all sources by their shares, cleaned as for encoding."""
     whole = sum(work.text_bytes for work in works)
     for work in works:
         share = max(1, sample_bytes * work.text_bytes // whole)
@@ -159,7 +159,7 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
 def encode_all(
     works: Sequence[SourceWork], partial: Path, target: Path, pool: WorkerPool, tokenizer: Tokenizer, progress: Progress
 ) -> list[list[Part]]:
-    """Turn every unit of each source into shards, which stay in the work folder."""
+    """Encode every unit of each source to shards, which stay in the work folder."""
     report = _counter(progress, "encoding", sum(work.text_bytes for work in works))
     info = tokenizer.save(partial)
     encoded: list[list[Part]] = []
@@ -191,7 +191,7 @@ def _encode_tasks(
 
 
 def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, report: Callable[[int], None]) -> None:
-    """Scan units in their order; the one in which the limit is reached once more, up to there."""
+    """Scan units in order; the unit that exceeds the limit is scanned again, up to the limit."""
     limit, total = work.source.options.limit_bytes, 0
     results = pool.run(tasks, report)
     for task, scan in zip(tasks, results, strict=True):
@@ -204,7 +204,7 @@ def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, 
 
 
 def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
-    """Scan a unit up to a limit; of a source that has no text yet, one passage at least."""
+    """Scan a unit up to a limit; for a source without text so far, take at least one passage."""
     limits = [limit_bytes] if work.scans else [limit_bytes, 0]
     for limit in limits:
         last = dataclasses.replace(task, limit_bytes=limit)
@@ -215,7 +215,7 @@ def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
 
 
 def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
-    """Text that a unit keeps for the sample."""
+    """Bytes of text that a unit offers for the sample."""
     if not sample_bytes:
         return 0
     limit = work.source.options.limit_bytes

@@ -1,4 +1,4 @@
-"""Which passages are kept aside for validation: decided by their content, with memory that does not grow with it."""
+"""Choose the validation passages by their content, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hpctrain.corpus.input.passages import BUCKETS
 
 
 def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> range:
-    """Passages in these buckets go to validation: as many whole buckets as fit into `fraction` of the bytes, from the
-    first on; where none fits, the one with the least text.
+    """The buckets whose passages are for validation: as many whole buckets as fit into `fraction` of the bytes, from
+    the first on; if none fits, the one with the least text.
 
-    The order of the files does not matter and equal passages go the same way. With a fraction above 0 there is at least
-    one bucket, unless all the text lies in one; that of the least text holds half of the text at most.
+    The order of the files does not matter, and equal passages are in the same split. With a fraction above 0 there is
+    at least one bucket, unless all the text is in one bucket. The bucket with the least text holds at most half of it.
 
     Args:
         bytes_in_bucket: bytes of all passages in each bucket, [BUCKETS].
@@ -30,5 +30,5 @@ def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> r
 
 
 def no_bytes() -> NDArray[np.int64]:
-    """Empty buckets."""
+    """Zero bytes in each bucket, [BUCKETS]."""
     return np.zeros(BUCKETS, dtype=np.int64)

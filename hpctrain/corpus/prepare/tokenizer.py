@@ -1,4 +1,4 @@
-"""From text to tokens: one a byte, or byte-level BPE by the `tokenizers` library (trained here, or a file)."""
+"""From text to tokens: one per byte, or byte-level BPE by the `tokenizers` library (trained here, or from a file)."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from hpctrain.records.corpus.index import TokenizerInfo
 TOKENIZER_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
-"""Names by which published tokenizers call the token that ends a document, the first found is taken."""
+"""Names of the end-of-document token in published tokenizers; the first one present is used."""
 TRAINED_RANGE = (257, 32_768)
-"""Vocabularies that can be trained: all bytes and the end of text, to what fits 15 bits."""
+"""Range of trainable vocabulary sizes: from all bytes and the end of text, to 15 bits."""
 
 Tokens = NDArray[np.int64]
 
 
 class Tokenizer(Protocol):
-    """Turns text into tokens."""
+    """Converts text to tokens."""
 
     vocab_size: int
     end_of_text: int
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each text, without any begin or end; the name of the end-of-text token in it is plain text."""
+        """The tokens of each text, without begin or end; the name of the end-of-text token counts as plain text."""
 
     def save(self, folder: Path) -> TokenizerInfo:
-        """Write what is needed to use it again into the folder, and describe it."""
+        """Write what is needed to use the tokenizer again into the folder, and describe it."""
 
 
 class ByteTokenizer:
-    """Each byte of UTF-8 is a token; 256 ends a document."""
+    """One token per byte of UTF-8; 256 ends a document."""
 
     vocab_size = 257
     end_of_text = 256
@@ -54,14 +54,14 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer of the `tokenizers` library, kept beside the corpus as tokenizer.json."""
+    """A tokenizer of the `tokenizers` library, stored with the corpus as tokenizer.json."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, kind: str, end_of_text: int) -> None:
         self._tokenizer = tokenizer
         self._kind = kind
         self.end_of_text = end_of_text
         self._end: str = tokenizer.id_to_token(end_of_text) or END_OF_TEXT
-        # Ids may have gaps, so the largest one counts.
+        # Ids may have gaps, so the size is the largest id plus one.
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
@@ -73,7 +73,7 @@ class FileTokenizer:
         return [np.concatenate([next(ids) for _ in own]) for own in pieces]
 
     def _pieces(self, text: str) -> list[str]:
-        """The text, cut within each name of the token that ends a document: a text that speaks of it does not end."""
+        """The text, cut within each name of the end-of-document token: the name in a text is not that token."""
         parts = text.split(self._end)
         if len(parts) == 1:
             return parts
@@ -89,10 +89,10 @@ class FileTokenizer:
 
 
 def trained_size(choice: str) -> int | None:
-    """The vocabulary asked for by 'train:N'; None for another choice.
+    """The vocabulary size in 'train:N'; None for another choice.
 
     Raises:
-        InputError: N is no number, or out of range.
+        InputError: N is not a number, or out of range.
     """
     if not choice.startswith("train:"):
         return None
@@ -104,7 +104,7 @@ def trained_size(choice: str) -> int | None:
 
 
 def train_tokenizer(size: int, texts: Iterable[str]) -> FileTokenizer:
-    """Byte-level BPE (Sennrich et al. 2016; bytes as in Radford et al. 2019) of at most `size` tokens.
+    """Train byte-level BPE (Sennrich et al. 2016; bytes as in Radford et al. 2019) of at most `size` tokens.
 
     The same texts give the same tokenizer.
     """
@@ -122,10 +122,10 @@ def train_tokenizer(size: int, texts: Iterable[str]) -> FileTokenizer:
 
 
 def load_tokenizer(choice: str) -> Tokenizer:
-    """The tokenizer named by 'bytes' or by the path of a tokenizer.json.
+    """Load the tokenizer named by 'bytes' or by the path of a tokenizer.json.
 
     Raises:
-        InputError: there is no such file, it is no tokenizer, or has no token that ends a document.
+        InputError: the file does not exist, is not a tokenizer, or has no end-of-document token.
     """
     if choice == "bytes":
         return ByteTokenizer()
@@ -135,7 +135,7 @@ def load_tokenizer(choice: str) -> Tokenizer:
             f"--tokenizer {choice}: no such file; allowed: bytes, train:N, or the path of a tokenizer.json"
         )
     tokenizer = read_tokenizer(path, "--tokenizer")
-    # A corpus is one long text: a tokenizer that cuts or fills up what it is given would lose or invent tokens.
+    # A corpus is one long text: truncation would lose tokens, and padding would invent some.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ends = [number for number in map(tokenizer.token_to_id, KNOWN_ENDS) if number is not None]

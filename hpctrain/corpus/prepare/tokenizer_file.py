@@ -1,4 +1,4 @@
-"""A tokenizer.json that somebody else made, through the `tokenizers` library, which may panic on it."""
+"""Read a foreign tokenizer.json with the `tokenizers` library, which may panic on it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hpctrain.records.format.input_file import read_input_text
 
 
 def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
-    """The tokenizer in a file; `field` names the file's place in errors ('--tokenizer', 'model.hf').
+    """Read the tokenizer in a file; `field` names the file's place in errors ('--tokenizer', 'model.hf').
 
     Raises:
-        InputError: it is no regular file, no tokenizer, or has ids beyond any vocabulary.
+        InputError: it is not a regular file, not a tokenizer, or has ids beyond any vocabulary.
     """
     try:
         text = read_input_text(path, TOKENIZER_BYTES)
@@ -33,9 +33,9 @@ def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
 
 @contextlib.contextmanager
 def library_errors(words: str) -> Iterator[None]:
-    """Turn what the library raises into one line that begins with `words`.
+    """Turn errors of the library into one line that begins with `words`.
 
-    A panic of its Rust code is a BaseException, which nobody who catches errors would see.
+    A panic of its Rust code is a BaseException, which `except Exception` would miss.
     """
     try:
         yield

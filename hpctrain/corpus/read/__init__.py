@@ -1,1 +1,1 @@
-"""A finished corpus as training reads it: token shards, mixtures, samples and the copies that a node keeps."""
+"""A finished corpus as training reads it: token shards, mixtures, samples and the node cache."""

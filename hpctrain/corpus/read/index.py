@@ -1,4 +1,4 @@
-"""Reading the index of corpus folders, and what several folders must have in common."""
+"""Read the index of corpus folders, and check what several folders must have in common."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hpctrain.records.format.input_file import read_input
 
 
 def read_index(folder: str | Path, field: str = "") -> CorpusIndex:
-    """The index of a corpus folder; `field` names it in errors ('data.train[0]').
+    """Read the index of a corpus folder; `field` names it in errors ('data.train[0]').
 
     Raises:
-        InputError: no such folder, or it was not made by `hpctrain data prepare`.
+        InputError: the folder does not exist, or `hpctrain data prepare` did not make it.
         FileError: its index is damaged.
     """
     path = Path(folder)
@@ -32,7 +32,7 @@ def read_index(folder: str | Path, field: str = "") -> CorpusIndex:
 
 
 def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> list[CorpusIndex]:
-    """The indexes of folders that are used together.
+    """Read the indexes of folders that are used together.
 
     Raises:
         InputError: none is given, one is missing, or their tokenizers differ.
@@ -51,10 +51,10 @@ def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> li
 
 
 def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field: str = "data.tokenizer") -> None:
-    """The folders must hold tokens of that tokenizer.json.
+    """Check that the folders hold tokens of that tokenizer.json.
 
     Raises:
-        InputError: the file cannot be read, or the folders were made with another one.
+        InputError: the file cannot be read, or the folders were made with another tokenizer.
     """
     index = read_indexes(folders)[0]
     try:
@@ -69,13 +69,13 @@ def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field:
 
 
 def same_tokens(one: CorpusIndex, other: CorpusIndex) -> bool:
-    """Whether a token means the same in both: kind 'trained' and kind 'given' with the same file are equal."""
+    """Whether tokens mean the same in both; kind 'trained' and kind 'given' with the same file are equal."""
     keys = [(i.vocab_size, i.tokenizer.end_of_text, i.tokenizer.sha256) for i in (one, other)]
     return keys[0] == keys[1]
 
 
 def describe_tokenizer(index: CorpusIndex) -> str:
-    """'bytes, vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
+    """The tokenizer in words: 'bytes, vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
     digest = f" {index.tokenizer.sha256[:8]}" if index.tokenizer.sha256 else ""
     return f"{index.tokenizer.kind}{digest}, vocabulary {index.vocab_size}"
 

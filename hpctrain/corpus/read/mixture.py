@@ -1,9 +1,9 @@
 """Several corpora in given shares: which of them sample number i comes from, as a function of i alone.
 
-The order of sources has a period in which each has exactly its count; within it the source is chosen whose next sample
-is due first, of those that may have one already (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics
-32, 1980): every prefix of the run then has each source's share, but for less than one sample. Each source goes through
-epochs of its own.
+The order of sources has a period in which each occurs exactly its count of times. Within it, of the sources that may
+come next, the one whose next sample is due first is chosen (R. Tijdeman, "The chairman assignment problem", Discrete
+Mathematics 32, 1980). So every prefix of the run has each source's share, within less than one sample. Each source has
+its own epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hpctrain.corpus.read.tokens import Corpus
 
 PERIOD = 1 << 14
-"""Most samples in a period: shares that need more are rounded to that many parts."""
+"""Most samples in a period: shares that need more are rounded to multiples of 1 / PERIOD."""
 
 Indices = NDArray[np.int64]
 
@@ -31,17 +31,17 @@ class SourceOrder:
     """The order of sources over one period."""
 
     source: Indices
-    """Source of each place, [period]."""
+    """Source at each position, [period]."""
     before: Indices
-    """Samples of each source before each place and after the last one, [period + 1, sources]."""
+    """Samples of each source before each position and after the last one, [period + 1, sources]."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Corpora with their order; the counterpart of `Corpus` for a weighted run."""
+    """Corpora with their order; the counterpart of `Corpus` for a run with weights."""
 
     names: tuple[str, ...]
-    """How the folders are called in metrics."""
+    """Names of the folders in metrics."""
     corpora: tuple[Corpus, ...]
     order: SourceOrder
 
@@ -51,18 +51,18 @@ class Mixture:
         return cls(tuple(names), tuple(corpora), order_of(counts_of(weights)))
 
     def rows(self, seed: int, start: int, count: int) -> Indices:
-        """Samples [start, start + count) of the endless stream, as `Corpus.rows`."""
+        """The windows of samples [start, start + count) of the endless stream, as `Corpus.rows`."""
         sources, numbers = locate_samples(self.order, np.arange(start, start + count, dtype=np.int64))
         rows = np.empty((count, self.corpora[0].seq_len + 1), dtype=np.int64)
         for number, corpus in enumerate(self.corpora):
             here = np.flatnonzero(sources == number)
             if here.size:
-                # Folders of the same size must not go through their windows in step.
+                # The seed differs by folder, so that folders of equal size have different permutations.
                 rows[here] = corpus.pick(seed + number, numbers[here])
         return rows
 
     def taken(self, samples: int) -> dict[str, int]:
-        """Samples of each folder among the first `samples` of the run."""
+        """Number of samples of each folder among the first `samples` of the run."""
         period = len(self.order.source)
         counts = self.order.before[-1] * (samples // period) + self.order.before[samples % period]
         return dict(zip(self.names, counts.tolist(), strict=True))
@@ -71,14 +71,14 @@ class Mixture:
 def open_training(
     folders: Sequence[str], weights: Sequence[float] | None, length: int, places: Sequence[str] | None = None
 ) -> Corpus | Mixture:
-    """The training part of the folders: shuffled together, or in proportion to weights.
+    """Open the training part of the folders: shuffled together, or mixed in proportion to weights.
 
     Args:
         length: tokens in a window.
-        places: where each folder is read; default: where it is.
+        places: where each folder is read; default: the folder itself.
 
     Raises:
-        InputError, FileError: as `Corpus.open`; with weights every folder must have a window.
+        InputError, FileError: as `Corpus.open`; with weights, every folder must have at least one window.
     """
     places = places or folders
     if weights is None:
@@ -88,13 +88,13 @@ def open_training(
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """The folders' own names, or their paths where two have the same."""
+    """The folders' names, or their paths if two have the same name."""
     names = [Path(folder).name for folder in folders]
     return names if len(set(names)) == len(names) else list(folders)
 
 
 def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indices]:
-    """The source of each sample of the run, and its number within that source's own stream; all [n]."""
+    """The source of each sample of the run, and the sample's number within that source's own stream; both [n]."""
     period = len(order.source)
     turn, at = samples // period, samples % period
     source = order.source[at]
@@ -102,8 +102,8 @@ def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indic
 
 
 def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Samples of each source in a period: exactly in proportion where at most PERIOD make that possible, else rounded
-    so that every source has one at least."""
+    """Samples of each source in a period: exactly proportional if at most PERIOD samples allow it, else rounded so that
+    every source has at least one."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(part.denominator for part in exact))
     whole = [int(part * scale) for part in exact]
@@ -120,7 +120,7 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 @functools.cache
 def order_of(counts: tuple[int, ...]) -> SourceOrder:
-    """The order of sources with so many samples each in a period."""
+    """The order of sources in a period with that many samples of each."""
     period, share = sum(counts), np.array(counts, dtype=np.int64)
     done = np.zeros(len(counts), dtype=np.int64)
     before = np.zeros((period + 1, len(counts)), dtype=np.int64)
@@ -130,7 +130,7 @@ def order_of(counts: tuple[int, ...]) -> SourceOrder:
         source[at] = 0
         if len(counts) > 1:
             # Sample `done` of a source may come once its share is ahead by 1/(2k-2), and is due when it would be behind
-            # by 1 - 1/(2k-2); all times that, to stay with whole numbers.
+            # by 1 - 1/(2k-2); everything is multiplied by that denominator to stay with integers.
             ready = free * share * (at + 1) >= free * done * period + period
             due = -(-(free * done + own) * period // (free * share))
             source[at] = np.argmin(np.where(ready, due, np.iinfo(np.int64).max))

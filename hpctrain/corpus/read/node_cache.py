@@ -1,7 +1,7 @@
-"""Copies of corpora on a node's own disk: whole and checked, or not there; shared by all runs of this user on the node.
+"""Copies of corpora on a node's own disk, complete and verified; shared by all runs of this user on the node.
 
-A copy is named by the hash of its index, so it is never that of other data. It appears by a rename when every shard has
-the hash that the index gives it. Whoever uses a copy holds a lock on it; one that nobody uses makes room for another.
+A copy is named by the hash of its index, so it never holds other data. It appears by a rename when every shard has the
+hash in the index. A process that uses a copy holds a lock on it; unused copies are removed when space is needed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard
 from hpctrain.records.format.input_file import open_input, read_input
 
 VARIABLE = "HPCTRAIN_STAGED"
-"""Environment variable of the workers: folders of the run file -> their copies on this node, as JSON."""
+"""Environment variable of the workers: JSON that maps folders of the run file to their copies on this node."""
 CHUNK_BYTES = 1 << 22
 POLL_S = 0.1
 STALLED_POLLS = 50
-"""How often a copy that is neither whole nor free is looked at."""
+"""Most polls of a copy that is neither complete nor unlocked."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class CachedCorpus:
 
     path: Path
     copied_bytes: int
-    """0 when it was there already."""
+    """Bytes that were copied; 0 if the copy existed."""
     descriptor: int
-    """Holds the lock; the kernel frees it with the process, however that ends."""
+    """File descriptor that holds the lock; the kernel releases it with the process, however that ends."""
 
 
 def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | None]) -> CachedCorpus:
-    """The corpus of `source` on this node, copied unless it is there.
+    """Return the corpus of `source` on this node; copy it if it is not there.
 
     Args:
-        base: a folder of the node's own, which may be open to everybody, as /tmp.
-        give_up: asked again and again; a reason ends the copying.
+        base: a folder on the node's own disk; other users may be able to write to it, as to /tmp.
+        give_up: polled while waiting and copying; a reason ends the copying.
 
     Raises:
-        HpctrainError: there is no room, a shard is not what the index says, or somebody else's folder is in the way.
-            Nothing half-copied is left.
+        HpctrainError: the disk is too small, a shard differs from the index, or another user owns the folder. No
+        partial copy is left.
     """
     index = read_index(source)
     own = _own_folder(base)
@@ -68,7 +68,8 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
                 return CachedCorpus(own / name, 0, descriptor)
             _make_room(own, name, size_bytes(index))
             _copy(source, own / name, index, give_up)
-            # Other processes may use it now too. A lock is not changed at one go, so somebody may have come between.
+            # Other processes may use it now too. Changing a lock is not atomic, so another process may have locked it
+            # in between.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if not is_whole(own / name, index):
                 raise StorageError(f"{own / name}: was removed by another run, which needed the room")
@@ -84,7 +85,7 @@ def size_bytes(index: CorpusIndex) -> int:
 
 
 def is_whole(path: Path, index: CorpusIndex) -> bool:
-    """Whether every shard is there in its size: something that cleans up old files may have passed by."""
+    """Whether every shard exists with its size; a cleaner of old files may have removed some."""
     try:
         sizes = [(path / shard.file).stat().st_size for shard in index.shards]
         return (path / INDEX_NAME).is_file() and sizes == [_shard_bytes(shard, index) for shard in index.shards]
@@ -93,7 +94,7 @@ def is_whole(path: Path, index: CorpusIndex) -> bool:
 
 
 def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Where to read the folders: their copies where there are whole ones, else the folders themselves."""
+    """The folders to read: complete copies where they exist, else the folders themselves."""
     copies: dict[str, str] = json.loads(environ.get(VARIABLE, "{}"))
     found = []
     for folder in folders:
@@ -103,7 +104,7 @@ def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[s
 
 
 def _own_folder(base: Path) -> Path:
-    """This user's folder in `base`; in one that is open to all, another user may have made it first."""
+    """This user's folder in `base`; fails if another user made it, which is possible where all may write."""
     path, remedy = base / f"hpctrain-{os.getuid()}", "name another folder with data.stage_folder"
     with storage_errors(path):
         with contextlib.suppress(FileExistsError):
@@ -120,7 +121,7 @@ def _own_folder(base: Path) -> Path:
 
 
 def _ready(descriptor: int, path: Path, index: CorpusIndex, clock: Clock, give_up: Callable[[], str | None]) -> bool:
-    """Wait for the lock: shared, and True, when the copy is there; else alone, and False, to make it."""
+    """Wait for the lock; return True with a shared lock if the copy exists, False with an exclusive lock to make it."""
     stuck = 0
     while stuck < STALLED_POLLS:
         if _taken(descriptor, fcntl.LOCK_SH):
@@ -128,7 +129,7 @@ def _ready(descriptor: int, path: Path, index: CorpusIndex, clock: Clock, give_u
                 return True
             if _taken(descriptor, fcntl.LOCK_EX):
                 return False
-            stuck += 1  # users, or somebody who is just about to copy as well
+            stuck += 1  # users, or another process that is about to copy
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         _check(give_up)
         clock.sleep(POLL_S)
@@ -148,10 +149,10 @@ def _lock_of(own: Path, name: str) -> Path:
 
 
 def _make_room(own: Path, name: str, size: int) -> None:
-    """Remove what a killed copier of this corpus left, then copies that nobody uses as long as there is no room.
+    """Remove partial copies of this corpus, then unused copies of others while there is too little space.
 
     Raises:
-        StorageError: there is none even so.
+        StorageError: there is too little space even so.
     """
     for path in (*own.glob(f".{name}.*.tmp"), own / name):
         shutil.rmtree(path, ignore_errors=True)
@@ -167,7 +168,7 @@ def _remove_unused(own: Path, name: str) -> None:
     descriptor = os.open(_lock_of(own, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if _taken(descriptor, fcntl.LOCK_EX):
-            # The lock file stays: somebody may have opened it already.
+            # The lock file stays: another process may have opened it already.
             shutil.rmtree(own / name, ignore_errors=True)
             for path in own.glob(f".{name}.*.tmp"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -193,7 +194,7 @@ def _copy(source: Path, target: Path, index: CorpusIndex, give_up: Callable[[], 
 
 
 def _copy_file(source: Path, target: Path, give_up: Callable[[], str | None]) -> str:
-    """SHA-256 of what was read, as hex; after return it is on the disk."""
+    """Copy a file; return the SHA-256 of what was read, as hex. On return the copy is on disk."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
     with os.fdopen(open_input(source), "rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:

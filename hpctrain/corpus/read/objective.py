@@ -1,8 +1,8 @@
-"""From windows of tokens to what a model reads and is asked for: a pure function of (seed, sample number, tokens).
+"""From windows of tokens to model inputs and targets: a pure function of (seed, sample number, tokens).
 
-Every random choice is a hash of the seed, the number of the sample in the run, and the position, so that a sample is
-the same whatever rank makes it, and in whatever company. A sample that comes again in a later epoch has another number
-and so other choices.
+Every random choice is a hash of the seed, the sample's number in the run, and the position. So a sample does not depend
+on the rank that makes it, nor on the batch. A sample that comes again in a later epoch has another number, and so other
+choices.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hpctrain.corpus.read.special_tokens import SpecialTokens
 from hpctrain.records.run.objective import AnyObjective, Lengths, Masked, NextToken, SpanCorruption, lengths
 
 NO_TARGET = -100
-"""A position that the loss leaves out: torch's own mark for it."""
+"""Target of a position that the loss leaves out, as in torch."""
 
 Tokens = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
 
 _CHOICE, _KIND, _TOKEN, _NOISE, _UNCORRUPTED = range(1, 6)
-"""Independent streams of random numbers."""
+"""Numbers of independent random streams."""
 
 
 class Examples(NamedTuple):
@@ -32,15 +32,15 @@ class Examples(NamedTuple):
     inputs: Tokens
     """[n, inputs]."""
     targets: Tokens
-    """[n, outputs], NO_TARGET where none."""
+    """[n, outputs], `NO_TARGET` where the loss leaves out the position."""
     decoder_tokens: Tokens | None = None
-    """[n, outputs], what the decoder of a model with two stacks reads."""
+    """[n, outputs], input of the decoder, for encoder-decoder models."""
 
 
 def examples(
     objective: AnyObjective, special: SpecialTokens, seq_len: int, seed: int, samples: Tokens, rows: Tokens
 ) -> Examples:
-    """The training examples of some samples.
+    """The training examples of the given samples.
 
     Args:
         seq_len: data.seq_len.
@@ -62,7 +62,7 @@ def _masked(
     objective: Masked, special: SpecialTokens, chosen: int, seed: int, samples: Tokens, rows: Tokens
 ) -> Examples:
     count = rows.shape[1]
-    # The smallest hashes of a row: exactly as many positions in each, every set of them as likely as any other.
+    # The smallest hashes of a sequence: the same number of positions in each, and every set of them equally likely.
     where = np.argpartition(_hashes(seed, _CHOICE, samples, count), chosen - 1, axis=1)[:, :chosen]
     line = np.arange(len(rows))[:, None]
     assert special.mask is not None, "an objective comes with its own special tokens"
@@ -81,11 +81,11 @@ def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Token
     noise = sizes.outputs - 1 - sizes.spans
     kept = _segments(_hashes(seed, _UNCORRUPTED, samples, raw - noise - 1), sizes.spans, raw - noise)
     taken = _segments(_hashes(seed, _NOISE, samples, noise - 1), sizes.spans, noise)
-    # A text begins with what is kept; after that kept and taken stretches take turns.
+    # A sequence begins with a kept segment; after that, taken and kept segments alternate.
     bounds = np.stack([kept, taken], axis=2).reshape(n, 2 * sizes.spans).cumsum(axis=1)
     begins = np.zeros((n, raw), dtype=np.int64)
     np.put_along_axis(begins, bounds[:, :-1], 1, axis=1)
-    stretch = begins.cumsum(axis=1)  # number of the stretch that a position is in; the odd ones are taken out
+    stretch = begins.cumsum(axis=1)  # number of the segment that a position is in; the odd ones are taken out
     noisy, first = stretch % 2 == 1, (begins == 1) & (stretch % 2 == 1)
     sentinel = np.array(special.sentinels, dtype=np.int64)[stretch // 2]
     end = np.full((n, 1), special.end_of_text, dtype=np.int64)
@@ -99,10 +99,10 @@ def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Token
 
 
 def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
-    """Lengths of `parts` stretches, each at least 1, that make `total`; every way to cut is equally likely: [n, parts].
+    """Lengths of `parts` segments, each at least 1, that sum to `total`; every partition is equally likely: [n, parts].
 
     Args:
-        hashes: one for each place between two items, [n, total - 1].
+        hashes: one for each boundary between two items, [n, total - 1].
     """
     cuts = np.zeros((len(hashes), parts + 1), dtype=np.int64)
     cuts[:, -1] = total

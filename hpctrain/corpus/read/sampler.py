@@ -41,13 +41,13 @@ def sample(seed: int, index: NDArray[np.int64], windows: int) -> tuple[NDArray[n
 
 def permuted(seed: int, epoch: NDArray[np.int64], position: NDArray[np.int64], windows: int) -> NDArray[np.int64]:
     """The window at each position of its epoch's permutation; all arrays have shape [n]."""
-    # Equal halves: the power of four, so that at most three quarters of the domain lie outside the range.
+    # Equal halves need a power of four, so at most three quarters of the domain lie outside the range.
     half_bits = max(1, ((windows - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
     value = _feistel(position.astype(np.uint64), keys, half_bits)
     outside = np.flatnonzero(value >= windows)
     while outside.size:
-        # The network permutes its domain, so walking on from a point in the range must come back into the range.
+        # The network permutes its domain, so walking on from a point in the range must return to the range.
         value[outside] = _feistel(value[outside], keys[:, outside], half_bits)
         outside = outside[value[outside] >= windows]
     return value.astype(np.int64)

@@ -1,7 +1,7 @@
-"""Tokens that stand for no text: the mask, the sentinels and what a decoder starts with.
+"""Tokens that stand for no text: the mask, the sentinels and the decoder's start token.
 
-They are the tokenizer's own where it has them, and else come after all tokens of the data, so that the model's
-vocabulary grows by them.
+The tokenizer's own tokens are used where it has them. Others come after all tokens of the data, so they extend the
+model's vocabulary.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from hpctrain.records.run.objective import AnyObjective, Masked, SpanCorruption,
 
 MASKS = ("[MASK]", "<mask>")
 PADS = ("<pad>", "[PAD]")
-"""Names by which published tokenizers call them; the first found is taken. T5's decoder starts with the padding."""
+"""Names of the padding token in published tokenizers; the first one present is used. T5's decoder starts with it."""
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Their ids; what an objective has no use for is None or empty."""
+    """Ids of the special tokens; those that an objective does not need are None or empty."""
 
     data_vocabulary: int
-    """Tokens of the data are below this."""
+    """Vocabulary size of the data: its tokens are below this."""
     vocabulary: int
-    """Tokens that a model is shown or asked for are below this."""
+    """Vocabulary size of the model: its inputs and targets are below this."""
     end_of_text: int
     mask: int | None = None
     start: int | None = None
     """First token that the decoder reads."""
     sentinels: tuple[int, ...] = ()
-    """In the order in which a sample uses them."""
+    """Sentinels in the order in which a sample uses them."""
 
 
 def special_tokens(
@@ -64,7 +64,7 @@ def special_tokens(
 
 
 def _for_spans(index: CorpusIndex, known: Mapping[str, int], spans: int) -> SpecialTokens:
-    """Start and sentinels; those that the tokenizer lacks have descending ids at the end, as T5's have."""
+    """The start token and sentinels; those that the tokenizer lacks get descending ids at the end, as in T5."""
     start = _first(known, PADS)
     own = [known.get(f"<extra_id_{number}>") for number in range(spans)]
     first_new = index.vocab_size + (start is None)
@@ -84,7 +84,7 @@ def _first(known: Mapping[str, int], names: Sequence[str]) -> int | None:
 
 
 def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
-    """The added tokens of the folder's tokenizer.json by name; none for bytes."""
+    """Ids of the added tokens in the folder's tokenizer.json by name; empty for bytes."""
     if index.tokenizer.file is None:
         return {}
     path = folder / index.tokenizer.file

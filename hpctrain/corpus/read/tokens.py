@@ -28,19 +28,19 @@ class Corpus:
     seq_len: int
     """Tokens in a sequence."""
     vocab_size: int
-    """Tokens are below this."""
+    """Vocabulary size: tokens are below this."""
     shards: tuple[NDArray[np.unsignedinteger], ...]
-    """Memory-mapped tokens of each shard that holds a window."""
+    """Memory-mapped tokens of each shard that holds at least one window."""
     first_window: NDArray[np.int64]
-    """Number of each shard's first window, and the number of all windows at the end: [shards + 1]."""
+    """Number of each shard's first window, followed by the number of all windows: [shards + 1]."""
 
     @classmethod
     def open(cls, folders: Sequence[str | Path], split: Split, seq_len: int, field: str = "data.train") -> Corpus:
-        """Open one split of the folders ('all' takes both); `field` names the folders in errors.
+        """Open one split of the folders ('all' opens both); `field` names the folders in errors.
 
         Raises:
             InputError: a folder is missing, tokenizers differ, or there are too few tokens for one sequence.
-            FileError: a shard is missing or was cut short.
+            FileError: a shard is missing or truncated.
         """
         indexes = read_indexes(folders, field)
         maps = [
@@ -70,15 +70,15 @@ class Corpus:
         return sum(len(shard) for shard in self.shards)
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
-        """Samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len + 1].
+        """The windows of samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len + 1].
 
-        The first seq_len columns are the input, the last seq_len the targets. Which sample is which depends on nothing
-        but the seed and its number, so a process may ask for any part of a batch.
+        The first seq_len columns are the input, the last seq_len the targets. A sample depends only on the seed and its
+        number, so a process may read any part of a batch.
         """
         return self.pick(seed, np.arange(start, start + count, dtype=np.int64))
 
     def pick(self, seed: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples of those numbers, int64 [n, seq_len + 1]; as `rows`."""
+        """The windows of the samples with those numbers, int64 [n, seq_len + 1]; see `rows`."""
         _, windows = sample(seed, samples, self.windows)
         return self.read_windows(windows)
 
@@ -93,7 +93,7 @@ class Corpus:
 
 
 def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], seq_len: int) -> Corpus | None:
-    """The validation corpus of a run: all of the folders in `valid`, else what was kept aside in `train`, else None.
+    """Open the validation corpus of a run: the folders in `valid`, else the validation part of `train`, else None.
 
     Raises:
         InputError: as `Corpus.open`, or the folders in `valid` have another tokenizer than those in `train`.
@@ -111,7 +111,7 @@ def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], se
 
 
 def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: int) -> dict[str, Corpus]:
-    """A corpus for each name: all of its folder.
+    """Open a corpus for each name: both splits of its folder.
 
     Raises:
         InputError: as `Corpus.open`, or a folder has another tokenizer than those in `train`.
