@@ -1,4 +1,4 @@
-"""What a plan's neighbours would cost that the search does not look at by itself: one stage more, a node less."""
+"""Neighbours of a plan that the search does not compare by itself: one stage more, one node less."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
 from hpctrain.records.topology.topology import Topology
 
 MAX_LEFT_OUT_NODES = 4
-"""Nodes that are left out one by one: each takes a search."""
+"""Largest number of nodes that are left out, one at a time; each takes a search."""
 
 
 def extra_neighbours(
     run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
 ) -> list[Rejected]:
-    """One stage more or less, twice and half the tensor parallelism, and the plan without single nodes.
+    """Plans with one stage more or less, twice or half the tensor parallelism, or without one node.
 
-    Each is planned on its own as the fastest of its kind. Nodes are left out one by one, of those that are alike the
-    last one.
+    Each is planned on its own as the fastest of its kind. Of equal nodes, the last one is left out.
 
     Args:
-        usable: largest share of a device's memory that a plan may fill; None: what the planner always leaves free.
+        usable: largest share of a device's memory that a plan may fill; None: the planner's default.
     """
 
     def compared(change: str, other: Run, rest: Topology) -> Rejected:
@@ -56,7 +55,7 @@ def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, tuple[int, int, 
 
 
 def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
-    """Of nodes with the same devices the last one, the slowest first."""
+    """The last node of each kind (nodes with the same devices), the slowest kind first."""
     last: dict[tuple[tuple[str, float], ...], str] = {}
     for node in topology.nodes:
         if node.id in plan.nodes:

@@ -1,4 +1,4 @@
-"""From a run file and a topology to a plan: the one entry of this room."""
+"""The planner's one entry: makes a plan from a run file and a topology."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def make_plan(
 
     Args:
         spec: the run's model with its vocabulary settled.
-        solver: 'auto' searches for the fastest plan by the cost model; 'exact' looks at every plan on a few devices;
+        solver: 'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices;
             'paper' follows the paper's rules.
-        objective: what the plan is chosen by, and constraints; the paper's rules know the fastest only.
+        objective: what the plan is chosen by, and constraints; the solver 'paper' ignores it.
         provisional: mark the plan as made before the nodes are known.
-        previous: the plan that this one replaces: equal nodes are exchanged so that little state moves, and the plan
-            lists what moves where.
-        profile: what steps that were really made say of the constants; none: those of the package.
-        neighbours: say of plans that are nearly the same why they were not taken, where time is the objective.
+        previous: the plan that this one replaces. Equal nodes are exchanged so that little state moves, and the plan
+            lists the moves.
+        profile: factors on the cost model's constants from measured steps; None: the package's constants.
+        neighbours: list similar plans with the reason why they lost; only if step time is the objective.
 
     Raises:
         RefusedError: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
-        InputError: the run file asks for what cannot be, or the topology or the objective lacks a figure.
+        InputError: the run file asks for something impossible, or the topology or the objective lacks a figure.
     """
     _check_previous(previous, spec)
     work, dropped = workload_of(run, spec)
@@ -105,7 +105,7 @@ def make_plan(
     best, spec_of_sums = decision.prediction, decision.spec
     cost = search.cost.with_work(replace(work, memory_options=best.layout.memory_options, codec=spec_of_sums.codec))
     if previous is not None:
-        # Before ways of sending are chosen, as they are for the stages of one layout.
+        # This comes before the message codecs are chosen, because they belong to the stages of one layout.
         best = minimise_moves(
             cost, best, previous, () if search.warm_start is None else search.warm_start.reused_layouts
         )
@@ -120,7 +120,7 @@ def make_plan(
             notes, by_codec_s = [*notes, choice.reason], True
     best = cut_at_seam(cost, best)
     if unsearched:
-        bound_s = ideal_step_s(pool, work)  # the search's own is for the ways that it went by
+        bound_s = ideal_step_s(pool, work)  # the search's bound holds only for the codecs that it searched with
     if by_codec_s and any(unit.codec_s is None for unit in best.layout.units()):
         notes.append("What compression takes was not measured on some devices; typical values stand in.")
     idle = len(pool.devices) - len(best.layout.units()) * best.layout.tp
@@ -151,7 +151,7 @@ def _check_previous(previous: Plan | None, spec: Spec) -> None:
 
 
 def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
-    """How the gradients of a layout are summed: as the run file says, or as is best for it."""
+    """The codec of a layout's gradients: the run file's, or with mode auto the best one."""
     cost = cost.with_work(replace(cost.work, memory_options=best.layout.memory_options))
     if isinstance(run.compression, AutoCompression):
         return choose_codec(cost, best.layout, run.steps, run.compression.lossy)
@@ -164,10 +164,10 @@ def _fastest(
     candidate_dims: list[ParallelDims],
     find: Callable[[Search, list[ParallelDims]], ChosenPlan],
 ) -> tuple[ChosenPlan, CodecDecision]:
-    """The fastest plan and how it sums its gradients.
+    """Return the fastest plan and its gradient codec.
 
-    With mode auto, where exact sums keep devices waiting or idle, plans are also searched as if gradients were summed
-    in the fewest bytes that may be: the fastest placement for many bytes may be one without replicas.
+    With mode auto, if exact sums leave devices waiting or idle, a search is also made for each codec of `searched`. The
+    fastest placement for large gradients may have no replicas, and then no codec helps it.
     """
     winner = find(search, candidate_dims)
     decision = _decision(run, search.cost, winner.best)
@@ -180,7 +180,7 @@ def _fastest(
         try:
             other = find(search.with_codec(codec), candidate_dims)
         except HpctrainError:
-            continue  # what is kept of gradients does not fit anywhere
+            continue  # the codec's state does not fit anywhere
         compressed = _decision(run, search.cost, other.best)
         if compressed.mean_step_s <= (1 - worth) * decision.mean_step_s:
             winner, decision = other, compressed
@@ -206,10 +206,11 @@ def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
 def _search(
     plain: Search, candidate_dims: list[ParallelDims], find: Callable[[Search, list[ParallelDims]], SearchResult]
 ) -> ChosenPlan:
-    """The fastest plan, one that saves memory where nothing fits without.
+    """Return the fastest plan; one with memory options if no plan fits without them.
 
     Raises:
-        RefusedError: not even that fits.
+        RefusedError: no plan fits even with memory options.
+        InputError: no layout is possible with the given degrees and batch.
     """
     found = find(plain, candidate_dims)
     if found.best is None:
@@ -234,14 +235,14 @@ def _search(
 
 
 def _why_memory_options(plain: Search, layout: Layout) -> Rejected:
-    """The same degrees without saving anything."""
+    """The rejected neighbour with the same degrees and no memory options."""
     lack = plain.shortage_at(layout.placement, layout.schedule_spec, layout.micro_batch)
     reason = "no placement of it fits" if lack is None else describe_memory_shortage(lack)
     return Rejected(change="zero 0 and recompute none", reason=f"with {describe_dims(layout.dims)}, {reason}")
 
 
 def _no_feasible_dims(search: Search) -> HpctrainError:
-    """Degrees given by hand that cannot be: too many for the devices (refused), or not for this model (input)."""
+    """The error for impossible degrees: too many for the devices (refused), or not possible for this model (input)."""
     dims, reason = next(iter(search.impossible.items()))
     text = f"parallel: found {describe_dims(dims)}; {reason}"
     devices = len(search.pool.devices)
@@ -270,7 +271,7 @@ def _nothing_fits(search: Search, candidate_dims: list[ParallelDims]) -> Hpctrai
 
 
 def _nearest(search: Search, candidate_dims: list[ParallelDims]) -> tuple[ParallelDims, MemoryShortage] | str:
-    """The shape that lacks the least memory; a sentence where no shape has a layout."""
+    """The degrees that lack the least memory, with the shortage; a sentence if no degrees have a layout."""
     lacks = [(dims, search.shortage(dims)) for dims in candidate_dims]
     short = [(dims, lack) for dims, lack in lacks if isinstance(lack, MemoryShortage)]
     if short:
@@ -301,7 +302,7 @@ def _plan(best: Prediction, cost: CostModel, **known: object) -> Plan:
 
 
 def _messages(cost: CostModel, layout: Layout, stage: int) -> Messages:
-    """How messages behind a stage travel, where any leave a node."""
+    """The codec of the messages from a stage to the next; "none" if no message leaves a node."""
     if stage == len(layout.blocks) - 1:
         return "none"
     hops = [(layout.unit(replica, stage), layout.unit(replica, stage + 1)) for replica in range(layout.dp)]

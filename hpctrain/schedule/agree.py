@@ -1,5 +1,7 @@
-"""Whether replicas that share a state come to its collectives in the same order; if not, they wait for each other for
-ever, or worse, exchange the wrong tensors."""
+"""Check that replicas that share a state reach its collectives in the same order.
+
+If not, they wait for each other for ever, or worse, exchange the wrong tensors.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from hpctrain.schedule.resolve import schedule_of
 
 
 def check_collective_order(plan: Plan) -> None:
-    """Pass silently when the tables of all replicas go together under the plan's sharding.
+    """Check that the action tables of all replicas agree under the plan's sharding.
 
     Raises:
-        InputError: with the first pipeline rank that does not; as `schedule_of` too.
+        InputError: the table of a pipeline rank differs, or for a reason of `schedule_of`.
     """
     tables = [schedule_of(plan, replica)[0] for replica in range(plan.dp)]
     if plan.shards == 1:
@@ -39,10 +41,11 @@ _SYNCHRONISES = {
 
 
 def collectives(row: Sequence[Action], zero: int) -> list[str]:
-    """What a pipeline rank exchanges with other replicas, in order.
+    """The collectives of a pipeline rank with other replicas, in order.
 
-    At level 1 the end of each stage's backwards, at 2 each backward that yields gradients of weights, at 3 each action.
-    B and W are not the same: one goes through a stage from its last block to its first, the other sums all at the end.
+    At ZeRO level 1 one after each stage's last backward, at 2 one for each backward that yields gradients of weights,
+    at 3 one for each action. B and W are not the same: B goes through a stage from its last block to its first, W sums
+    all blocks at the end.
     """
     if zero == 3:
         return [f"{action.stage}{action.kind}" for action in row]

@@ -1,4 +1,4 @@
-"""Whether an action table can be run: everything once, on its own rank, in an order that the data allows."""
+"""Check that an action table can be run: each action once, on its own rank, in an order that the data allows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from hpctrain.records.plan.schedule import Action, Schedule
 
 
 def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
-    """Pass silently when the table is whole and can be executed.
+    """Check that the table is complete and can be executed.
 
-    Each stage runs F once a micro-batch, and either B or both I and W; on one rank only; F(s, m) needs F(s-1, m), the
-    backward for inputs (B or I) of (s, m) needs F(s, m) and that of (s+1, m), W(s, m) needs I(s, m).
+    For each micro-batch a stage runs F once, and either B or both I and W. All actions of a stage lie on one rank.
+    F(s, m) needs F(s-1, m). The backward for inputs (B or I) of (s, m) needs F(s, m) and that of (s+1, m). W(s, m)
+    needs I(s, m).
 
     Raises:
         ValueError: with the first problem, as one line.
@@ -23,7 +24,7 @@ def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
 
 
 def inputs_of(action: Action, stages: int) -> list[tuple[int, str, int]]:
-    """What must be done before: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that stage."""
+    """What the action waits for: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that stage."""
     stage, kind, micro_batch = action
     if kind == "F":
         return [(stage - 1, "F", micro_batch)] if stage else []
@@ -36,7 +37,7 @@ def inputs_of(action: Action, stages: int) -> list[tuple[int, str, int]]:
 
 
 def outputs_of(action: Action) -> list[tuple[int, str, int]]:
-    """What is there after the action, in the form that `needs` asks for."""
+    """What the action provides, in the form of `inputs_of`."""
     stage, kind, micro_batch = action
     if kind == "I":
         return [(stage, "I", micro_batch), (stage, "B", micro_batch)]
@@ -80,7 +81,7 @@ def _check_owners(schedule: Schedule) -> None:
 
 
 def _check_order(schedule: Schedule, stages: int) -> None:
-    """Run the table with every action taking no time; what is left over waits for ever."""
+    """Execute the table with actions that take no time; an action that is left over would wait for ever."""
     done: set[tuple[int, str, int]] = set()
     position = [0] * len(schedule.ranks)
     moved = True

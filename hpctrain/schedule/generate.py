@@ -17,7 +17,7 @@ from hpctrain.schedule.zero_bubble import interleaved_zero_bubble, zbv
 SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 """Schedules that can be made by name."""
 SPLIT_BACKWARD_SCHEDULES = ("interleaved_zero_bubble", "zbv")
-"""Those that cut each backward pass into inputs (I) and weights (W)."""
+"""Schedules that split each backward pass into inputs (I) and weights (W)."""
 
 
 @lru_cache(maxsize=4096)
@@ -64,7 +64,7 @@ def why_no_schedule(name: str, pp: int, stages: int, micro_batches: int) -> str 
 
 
 def _fill_drain(stage: int, warmup: int, micro_batches: int) -> tuple[Action, ...]:
-    """`warmup` forwards, then backward and forward in turns, then the backwards that are left."""
+    """The actions of a stage: `warmup` forwards, then backward and forward in turns, then the remaining backwards."""
     actions = [Action(stage, "F", index) for index in range(warmup)]
     for index in range(micro_batches):
         actions.append(Action(stage, "B", index))

@@ -1,16 +1,16 @@
-"""Which pipeline rank holds which stage: in turn, or in a V that ends where it began."""
+"""The pipeline rank of each stage: round robin, or in a V that ends where it began."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 V_SHAPED_SCHEDULES = ("zbv",)
-"""Schedules with two stages on each rank, the last stage beside the first (Qi et al. 2024, section 6)."""
+"""Schedules with two stages on each rank; the first and the last stage share a rank (Qi et al. 2024, section 6)."""
 
 
 @lru_cache(maxsize=4096)
 def stage_ranks(schedule: str, pp: int, stages: int) -> tuple[int, ...]:
-    """Pipeline rank of each stage: s % pp; in a V, s on the way down and 2·pp − 1 − s on the way back."""
+    """The pipeline rank of each stage s: s % pp; in a V, s on the way down and 2·pp − 1 − s on the way back."""
     if schedule in V_SHAPED_SCHEDULES:
         return tuple(stage if stage < pp else 2 * pp - 1 - stage for stage in range(stages))
     return tuple(stage % pp for stage in range(stages))
@@ -18,6 +18,6 @@ def stage_ranks(schedule: str, pp: int, stages: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def stages_by_rank(schedule: str, pp: int, stages: int) -> tuple[tuple[int, ...], ...]:
-    """Stages of each pipeline rank, in ascending order."""
+    """The stages of each pipeline rank, in ascending order."""
     ranks = stage_ranks(schedule, pp, stages)
     return tuple(tuple(stage for stage in range(stages) if ranks[stage] == rank) for rank in range(pp))

@@ -1,4 +1,4 @@
-"""Which action table a replica runs: the plan's own where it is whole, else the one its schedule's name stands for."""
+"""The action table that a replica runs: the plan's own if it is complete, else the one of the named schedule."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule
 
 
 def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
-    """The table of a replica, and a sentence for the person when it is not the one stated in the plan.
+    """Return the table of a replica, and a note for the person if it is not the one stated in the plan.
 
-    A person who edits micro-batches or stages by hand need not rewrite the table of a named schedule: it is made anew.
+    If you edit micro-batches or stages by hand, you need not rewrite the table of a named schedule: it is made anew.
 
     Raises:
-        InputError: the schedule is 'custom' and its table is not whole, or the named one is not defined for the plan.
+        InputError: the schedule is 'custom' and its table is incomplete, or the named one is not defined for the plan.
     """
     where = f"plan: actions[{replica}]"
     stages, micro_batches = len(plan.stages), plan.replicas[replica].micro_batches
@@ -46,7 +46,11 @@ def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
 
 
 def _check_placed(table: Schedule, plan: Plan) -> None:
-    """Each stage runs on the pipeline rank that `devices` gives it."""
+    """Check that each stage runs on the pipeline rank of its `devices`.
+
+    Raises:
+        ValueError: with the first stage that does not.
+    """
     owner = plan.stage_owner()
     for stage, rank in table.owner().items():
         if owner[stage] != rank:

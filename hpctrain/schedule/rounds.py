@@ -1,7 +1,7 @@
 """Interleaving: a rank with several stages takes micro-batches through them in rounds (Narayanan et al. 2021).
 
-Rounds are at least as long as the pipeline. Torch asks for rounds of equal length; here the first ones are longer by
-one where the numbers do not divide, so any number of micro-batches has a table.
+Rounds are at least as long as the pipeline. Torch requires rounds of equal length. Here the first ones may be longer by
+one, so there is a table for any number of micro-batches.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from hpctrain.records.plan.schedule import Action
 
 
 class RankActions(NamedTuple):
-    """What a rank does before its first backward, and then, backward by backward."""
+    """The actions of a rank: its warm-up, then one backward after the other."""
 
     warmup: tuple[Action, ...]
-    """Forwards."""
+    """The forwards before the first backward and the forward that is paired with it."""
     pairs: tuple[tuple[Action | None, tuple[int, int]], ...]
-    """The forward before each backward, while there is one, and the (stage, micro-batch) of the backward."""
+    """For each backward, the forward that comes before it or None, and its (stage, micro-batch)."""
 
 
 def interleave(rank: int, pp: int, stages: int, micro_batches: int, spacing: int) -> RankActions:
     """The order of forwards and backwards on one rank; its stages are rank, rank + pp, ….
 
     Args:
-        spacing: forwards that a rank starts ahead of the next one: 2 where a backward is one piece, so that gradients
-            arrive without a wait; 1 where it is cut in two.
+        spacing: forwards that a rank starts ahead of the next rank: 2 with whole backwards, so that gradients arrive
+            without a wait; 1 with split backwards.
     """
     chunks = stages // pp
     visits = visit_order(pp, chunks, micro_batches)
@@ -43,7 +43,7 @@ def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, spacing: i
 
 
 def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) in the order a rank works on them: those of a round through every chunk in turn."""
+    """(chunk, micro-batch) in the order a rank computes them: a round goes through each chunk in turn."""
     starts = [0, *accumulate(_rounds(pp, micro_batches))]
     return [
         (chunk, index) for start, stop in pairwise(starts) for chunk in range(chunks) for index in range(start, stop)

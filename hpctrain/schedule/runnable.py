@@ -1,4 +1,4 @@
-"""What a run asks of a plan, and what parts of a plan ask of each other, that cannot be executed."""
+"""Check that a plan can be executed for a run: combinations of settings that torch or the runtime cannot do."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WHY_NOT_SHARED_HALVES = (
     "weights alone (W)"
 )
 DENSE_MODES = ("none", "bf16", "int8", "int4")
-"""Modes of compression that send every number of a sharded gradient."""
+"""Compression modes that send every number of a sharded gradient."""
 SPARSE_MODES = ("topk", "adaptive")
-"""Those that send a choice of them; the rest cannot sum it."""
+"""Compression modes that send some numbers of a sharded gradient; the remaining modes cannot sum one."""
 WHY_NOT_SHARDED = "its messages bring sums to all ranks, where each is to get those of its own part"
 WHY_NOT_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
 WHY_NOT_LOSS_SCALED = "a part of the gradient is sent before it is known whether another one overflows"
@@ -30,10 +30,10 @@ WHY_NOT_RECOMPUTED_HALVES = (
 
 
 def check_runnable(plan: Plan, run: Run) -> None:
-    """Pass silently when the plan can be executed for this run.
+    """Check that the plan can be executed for this run.
 
     Raises:
-        InputError: a custom schedule is not whole, or the first reason why the plan cannot be executed.
+        InputError: a custom schedule is incomplete, or with the first reason why the plan cannot be executed.
     """
     if plan.sequence_parallel and run.data.seq_len % plan.tp:
         raise InputError(
@@ -85,7 +85,7 @@ def _check_compression(plan: Plan, run: Run) -> None:
 
 
 def _check_sharded(plan: Plan, run: Run) -> None:
-    """Gradients that are summed within the backward pass, into the parts of all replicas."""
+    """Check compression with ZeRO over all replicas, which sums gradients within the backward pass."""
     mode = plan.codec.mode
     found = f"compression.mode: found {mode} with zero {plan.zero} over all replicas"
     if mode not in (*DENSE_MODES, *SPARSE_MODES):
@@ -106,12 +106,11 @@ def _check_sharded(plan: Plan, run: Run) -> None:
 
 
 def reduces_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
-    """Whether a choice of gradients that are sharded over all replicas would be sent in every micro-batch, which none
-    of the modes does (see `WHY_NOT_PER_MICRO_BATCH`).
+    """Whether a sparse mode would send gradients in every micro-batch, which no mode can (`WHY_NOT_PER_MICRO_BATCH`).
 
     Args:
-        mode: of the codec.
-        micro_batches: the most of any replica.
+        mode: mode of the codec; gradients are sharded over all replicas.
+        micro_batches: the largest number of any replica.
     """
     return mode not in DENSE_MODES and zero > 1 and micro_batches > 1
 
@@ -122,7 +121,7 @@ def _tied(plan: Plan, run: Run) -> bool:
 
 
 def _half_backwards(plan: Plan) -> Iterator[Action]:
-    """The first action of each stage that does one half of a backward."""
+    """Yield the first half backward (I or W) of each stage that has one."""
     seen = set()
     for replica in range(plan.dp):
         for row in schedule_of(plan, replica)[0].ranks:

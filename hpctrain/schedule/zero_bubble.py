@@ -1,7 +1,7 @@
-"""Zero-bubble schedules (Qi et al. 2024): the backward for weights waits until a rank has nothing better to do.
+"""Zero-bubble schedules (Qi et al. 2024): the backward for weights fills times in which a rank would wait.
 
-A backward pass is cut into the one for inputs (I), which the stage before needs, and the one for weights (W), which
-nobody waits for. `interleaved_zero_bubble` is their ZB-H1 on interleaved stages, `zbv` their section 6, both in the
+A backward pass is split into one for inputs (I), which the previous stage needs, and one for weights (W), which no
+other rank waits for. `interleaved_zero_bubble` is their ZB-H1 on interleaved stages, `zbv` their section 6, both in the
 order of torch's own schedules.
 """
 
@@ -12,7 +12,7 @@ from hpctrain.schedule.rounds import interleave
 
 
 def interleaved_zero_bubble(pp: int, stages: int, micro_batches: int) -> Schedule:
-    """Interleaved 1F1B with split backwards; W lags behind I by as many as the rank's number."""
+    """Interleaved 1F1B with split backwards; on rank r, W lags r backwards behind I."""
     rows = []
     for rank in range(pp):
         turns = interleave(rank, pp, stages, micro_batches, spacing=1)
@@ -30,10 +30,10 @@ def interleaved_zero_bubble(pp: int, stages: int, micro_batches: int) -> Schedul
 
 
 def zbv(pp: int, micro_batches: int) -> Schedule:
-    """Two stages a rank in a V: rank r holds stage r and, on the way back, stage 2·pp − 1 − r.
+    """The table with two stages a rank in a V: rank r holds stage r and, on the way back, stage 2·pp − 1 − r.
 
-    The pattern needs 2·pp − 1 micro-batches to unfold. With fewer it is made for that many and those beyond are left
-    out, which keeps every order between the others.
+    The pattern needs at least 2·pp − 1 micro-batches. With fewer, the table is made for that many and the surplus is
+    left out, which keeps the order of the others.
     """
     unfolded = max(2 * pp - 1, micro_batches)
     rows = [_v_row(rank, pp, unfolded) for rank in range(pp)]
@@ -61,7 +61,7 @@ def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
 
 
 class _ActionCounter:
-    """Hands out the actions of a stage, each kind in order of its micro-batches."""
+    """Makes the actions of a stage, each kind in order of its micro-batches."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage

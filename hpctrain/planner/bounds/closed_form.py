@@ -1,9 +1,9 @@
-"""What no layout of given degrees can beat, by the same cost model, without looking at a single layout.
+"""Lower bound of the step time for given degrees, by the same cost model, without any layout.
 
-For a replica of M micro-batches let x_r be a rank's seconds for one of them, and t_r those for its gradients' sum and
-update afterwards. Every rank needs M·x_r + t_r; the last one starts and ends later by the part `way` of what the ranks
-before it take. A rank of speed s_r does at most s_r·x_r of the model's work w, which gives the linear programs that are
-solved here in closed form.
+For a replica of M micro-batches let x_r be a rank's seconds for one of them, and t_r those of its all-reduce and update
+afterwards. Every rank needs M·x_r + t_r. The last rank starts and ends later by the share `way` of the time of the
+ranks before it. A rank of speed s_r does at most s_r·x_r of the model's work w. This gives linear programs, which are
+solved here in closed form. A "unit" is a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from hpctrain.schedule.placement import stage_ranks
 
 
 class _GroupSpeeds(NamedTuple):
-    """Of the units of a crowd, for one micro-batch; sorted by speed, the fastest first."""
+    """Speeds and times of the kinds of units for one micro-batch, the fastest kind first."""
 
     speeds: list[float]
     counts: list[int]
     seconds: list[float]
-    """The whole model on one unit."""
+    """Seconds of the whole model on one unit, by kind."""
     work: float
-    """Of the whole model: no unit of speed s does more than s a second."""
+    """Work of the whole model; a unit of speed s does at most s of it in a second."""
     action: float
-    """The least speed times cost of starting an action."""
+    """Work that starting an action amounts to: the smallest product of speed and cost over the kinds."""
     split: float
-    """What cutting the backward of all blocks adds on the reference."""
+    """Work that splitting the backward of all blocks adds: the smallest over the kinds."""
     split_ratio: float
-    """The same, relative to the blocks themselves, on the unit where it is largest."""
+    """The largest ratio of the seconds that splitting adds to the seconds of a block, over the kinds."""
     block: float
-    """The least of one block."""
+    """The least seconds of one block."""
     ends: tuple[float, float]
-    """The least of the embedding and of the head."""
+    """The least seconds of the embedding and of the head."""
 
 
 class ClosedFormBound:
-    """Bounds for one way of saving memory."""
+    """Bounds for one workload, whose memory options are fixed."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
@@ -52,13 +52,13 @@ class ClosedFormBound:
         self._cuts: dict[tuple[int, int, int, ScheduleSpec], float] = {}
 
     def work_s(self, unit_counts: UnitCounts, pp: int, dp: int, size: int) -> float:
-        """Seconds for the products alone, whatever the order: for sorting and early ends."""
+        """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
         group_speeds = self._group_speeds(unit_counts, size)
         total, _, _ = _fastest(group_speeds, pp * dp)
         return self.cost.work.sequences // size * group_speeds.work / total
 
     def step_s(self, unit_counts: UnitCounts, pp: int, dp: int, schedule_spec: ScheduleSpec, size: int) -> float:
-        """Seconds of a step that no layout of these degrees, this schedule and this micro-batch beats."""
+        """Seconds of a step that no layout of these degrees, this schedule and this micro-batch size beats."""
         group_speeds, count = self._group_speeds(unit_counts, size), self.cost.work.sequences // size
         total, _, fastest = _fastest(group_speeds, pp * dp)
         most = -(-count // dp)
@@ -67,7 +67,7 @@ class ClosedFormBound:
         work = group_speeds.work + 2 * pp * schedule_spec.virtual_stages * group_speeds.action
         split = schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
         if split and pp > 1:
-            # The first stage's backward is not cut.
+            # The first stage's backward is not split.
             work += group_speeds.split
             total += dp * fastest * group_speeds.split_ratio
         tail = min(group_speeds.speeds) * dp * parameters * per_parameter
@@ -83,7 +83,7 @@ class ClosedFormBound:
     def _filled(
         self, unit_counts: UnitCounts, pp: int, dp: int, schedule_spec: ScheduleSpec, size: int, work: float
     ) -> float:
-        """With the time until the last rank starts."""
+        """Bound that includes the fill time: seconds until the last rank starts."""
         group_speeds, count = self._group_speeds(unit_counts, size), self.cost.work.sequences // size
         total, slowest, fastest = _fastest(group_speeds, pp * dp)
         split = schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
@@ -96,7 +96,7 @@ class ClosedFormBound:
             return (most * work + tail * (1 - way / most)) / (pp - way * (pp - 1) / most)
         if split:
             total += dp * fastest * group_speeds.split_ratio
-        # Summed over replicas, with sum(1/M) >= dp²/count. Other units than the fastest could have a slower one last.
+        # Summed over replicas, with sum(1/M) >= dp²/count. A choice other than the fastest units may end with a slower.
         late = way * (pp - 1) * dp * dp / count
         last = slowest if late <= 1 else min(group_speeds.speeds)
         return (count * work - dp * fastest * way * without) / max(total - last * late, total / pp)
@@ -130,7 +130,7 @@ class ClosedFormBound:
         return self._group_speeds_of[key]
 
     def _tail(self, unit_counts: UnitCounts, stages: int, dp: int) -> tuple[float, float]:
-        """(seconds, seconds per parameter of a device) that follow a rank's last action at least."""
+        """Lower bound of what follows a rank's last action: (seconds, seconds per parameter of a device)."""
         work, memory_options = self.cost.work, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1
         update = min(self.cost.constants[u.kind].optimizer_bytes / u.bytes_per_s for u, _ in unit_counts.kinds) / shards
@@ -138,7 +138,7 @@ class ClosedFormBound:
             return 0.0, 0.0 if memory_options.shard == "node" else update
         alpha, beta = unit_counts.ring(dp, 1)
         if not isinstance(work.codec, NoCompression):
-            return 0.0, update  # a codec sends less, and some sum in fewer messages
+            return 0.0, update  # a codec sends fewer bytes, and some need fewer messages
         sent = (
             work.gathered_bytes + work.framework.gradient_bytes
             if memory_options.zero
@@ -148,11 +148,10 @@ class ClosedFormBound:
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _on_the_way(self, unit_counts: UnitCounts, schedule_spec: ScheduleSpec, size: int) -> tuple[float, float]:
-        """Part of a rank's work that must be over before the next rank starts, or begins after it has ended; and the
-        seconds of the model that are no such work.
+        """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds
+        of the model that such work excludes.
 
-        Where weights' backwards may wait they fill the end, so only forwards are on the way, and the embedding has
-        none.
+        With split backwards, W fills the end. Then only forwards count, and the embedding is excluded.
         """
         if schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
             return 1 / schedule_spec.virtual_stages, 0.0
@@ -165,7 +164,7 @@ class ClosedFormBound:
         return min(shares) / schedule_spec.virtual_stages, embedding
 
     def _largest_rank(self, unit_counts: UnitCounts, pp: int, schedule_spec: ScheduleSpec, size: int) -> float:
-        """The least that the largest rank of any cut takes for one micro-batch: blocks come whole."""
+        """The least seconds that the slowest rank of any cut takes for one micro-batch; blocks are not divided."""
         key = (unit_counts.tp, size, pp, schedule_spec)
         if key not in self._cuts:
             group_speeds, layers = self._group_speeds(unit_counts, size), self.cost.work.spec.layers
@@ -180,7 +179,7 @@ class ClosedFormBound:
         return self._cuts[key]
 
     def _whole_models(self, group_speeds: _GroupSpeeds, count: int, dp: int, tail: float) -> float:
-        """Replicas of one unit each: micro-batches come whole."""
+        """Bound in seconds for replicas of one unit each; micro-batches are not divided."""
         seconds = sorted(
             s for s, n in zip(group_speeds.seconds, group_speeds.counts, strict=True) for _ in range(min(n, dp))
         )[:dp]

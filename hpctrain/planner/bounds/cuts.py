@@ -1,8 +1,8 @@
-"""A bound that goes through every cut of the blocks: replicas have a cut in common, and wait within themselves.
+"""Lower bound that enumerates every cut of the blocks; all replicas share a cut, and each has its own waits.
 
-The bound by columns leaves open which units make up a replica. Here a replica is a choice of a class for each of its
-ranks, and what it does in a given time by a given cut is known from its own passes. The most micro-batches of all
-replicas together follow from how many units of each class there are.
+The knapsack bound leaves open which units (tensor-parallel groups) make up a replica. Here a replica is a choice of a
+class for each of its ranks (a "mix"). Its passes say how many micro-batches it ends in a given time with a given cut.
+The number of units of each class then limits the micro-batches of all replicas together.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MAX_CUT_MIXES = 30_000
-"""Pairs of a cut of the blocks into ranks and a choice of classes that are gone through."""
+"""Largest number of pairs of a cut and a mix that are enumerated."""
 CUTS_PER_BATCH = 100
-"""Cuts that are looked at together."""
+"""Cuts that are evaluated in one batch."""
 MAX_MIXES = 256
-"""Choices of classes."""
+"""Largest number of choices of classes for the ranks of a replica."""
 MAX_CUT_CLASSES = 2
 ROUNDING = 1e-9
 INFEASIBLE = -1e6
-"""Micro-batches of a replica that cannot be."""
+"""Stands for the micro-batches of an impossible replica."""
 
 
 def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, limit_s: float) -> bool:
-    """False when by no cut all replicas together do the step's micro-batches in the time.
+    """False if with no cut all replicas together can end the step's micro-batches within `limit_s` seconds.
 
-    True, too, where there are too many cuts to tell. With one rank there is nothing to cut.
+    True also if there are too many cuts to enumerate, or one rank only.
 
     Args:
-        caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has room for.
-        blocks: [rank] -> the most that it can hold.
+        caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has memory for.
+        blocks: [rank] -> the most blocks that it can hold.
     """
     if ranks.pp == 1 or len(ranks.classes) > MAX_CUT_CLASSES or len(ranks.classes) ** ranks.pp > MAX_MIXES:
         return True
@@ -54,7 +54,7 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
     for rank in range(ranks.pp):
         np.minimum(held, caps[rank].T[cuts[:, rank]][:, mixes[:, rank]], out=held)
     together = _together(ranks, mixes, held)
-    # Those with the most to spare first: one that ends is enough.
+    # Cuts with the most spare micro-batches first: one that ends in time is enough.
     order = np.argsort(-together, kind="stable")[: int((together >= ranks.count).sum())]
     return any(
         _some_end(ranks, cuts[some], mixes, held[some].astype(np.int64), limit_s * (1 + ROUNDING))
@@ -63,10 +63,10 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
 
 
 def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArray, limit_s: float) -> bool:
-    """Whether by some cut there are as many micro-batches as there have to be.
+    """Whether with some cut the replicas end enough micro-batches within `limit_s` seconds.
 
     Args:
-        numbers: [cut, mix] -> micro-batches at most; changed.
+        numbers: [cut, mix] -> upper limit of a replica's micro-batches; modified in place.
     """
     at, mix = (each.ravel() for each in np.indices(numbers.shape))
     ends, flat, is_open = ReplicaFinish(ranks, cuts[at], mixes[mix]), numbers.reshape(-1), numbers > 0
@@ -83,17 +83,17 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
 
 @lru_cache(maxsize=16)
 def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
-    """[cut, rank] -> blocks; None when there are more than `limit` cuts.
+    """All cuts as [cut, rank] -> blocks; None if there are more than `limit`.
 
     Args:
-        most: [rank] -> blocks.
+        most: [rank] -> largest number of blocks.
     """
     found = np.zeros((1, 0), dtype=np.int64)
     for rank, own in enumerate(most):
         left = layers - found.sum(axis=1)
         least = np.clip(left - sum(most[rank + 1 :]), 0, None)
         ways = np.clip(np.minimum(left, own) - least + 1, 0, None)
-        # What is begun can always be ended, so there are at least as many cuts as beginnings.
+        # Every beginning of a cut can be completed, so there are at least as many cuts as beginnings.
         if ways.sum() > limit:
             return None
         begun = np.repeat(np.arange(len(found)), ways)
@@ -104,12 +104,12 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
 
 @lru_cache(maxsize=16)
 def _mixes(classes: int, pp: int) -> IntArray:
-    """[mix, rank] -> class."""
+    """All mixes as [mix, rank] -> class."""
     return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
 
 
 def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> FloatArray:
-    """[cut] -> micro-batches of all replicas at most, with no more units of a class than there are.
+    """[cut] -> the most micro-batches of all replicas together, limited by the units of each class.
 
     Args:
         numbers: [cut, mix] -> micro-batches of a replica.
@@ -117,13 +117,13 @@ def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> Float
     pp, dp = ranks.pp, ranks.dp
     numbers = np.where(numbers < 1, INFEASIBLE, numbers)
     first = (mixes == 0).sum(axis=1)
-    # By units of the first class in a replica.
+    # [units of the first class in a replica] -> its best number
     best = [numbers[:, first == few].max(axis=1, initial=INFEASIBLE) for few in range(pp + 1)]
     if len(ranks.classes) == 1:
         return np.asarray(dp * best[pp])
     least, most = max(0, pp * dp - ranks.classes[1].number), min(pp * dp, ranks.classes[0].number)
     found = np.full(len(numbers), INFEASIBLE)
-    # Of replicas that differ, two kinds are enough if they need not come whole.
+    # The relaxed optimum, with fractions of replicas, needs at most two kinds of replica.
     for few, many in itertools.combinations(range(pp + 1), 2):
         low, high = max(least, few * dp), min(most, many * dp)
         for units in {low, high} if low <= high else ():

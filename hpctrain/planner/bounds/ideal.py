@@ -1,4 +1,4 @@
-"""What no plan at all can beat: work divided by the speed of all devices together."""
+"""Lower bound for all plans: the work divided by the speed of all devices together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 
 
 def ideal_step_s(pool: DevicePool, work: Workload) -> float:
-    """Seconds per step that no plan on the pool beats: products, kept activations, logits and the update.
+    """Seconds of a step that no plan on the pool beats: matrix products, kept activations, logits and the update.
 
-    Launches, messages, bubbles, weight traffic and whatever is done on several devices are left out, because some plan
-    may avoid them.
+    Launches, messages, bubbles, weight traffic and duplicated work are left out, because some plan may avoid them.
     """
     parts = [_unavoidable(work, device, pool.constants[device.kind]) for device in pool.devices]
     speeds, whole = relative_speeds(parts)
@@ -28,10 +27,10 @@ def ideal_step_s(pool: DevicePool, work: Workload) -> float:
 
 
 def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], float]:
-    """Speed of each device against the first, at the first part of the work, and how much work there is.
+    """Return the speed of each device relative to the first, at the first part of the work, and the total work.
 
-    Every part counts as the least that any device's seconds for it are worth at that device's speed. So no device does
-    more work in a second than its speed, however the parts are shared out.
+    The work of a part is the smallest product of speed and seconds over the devices. So no device does more work in a
+    second than its speed, however the parts are distributed.
 
     Args:
         parts: [device][part] seconds of each part of the work.
@@ -42,7 +41,7 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], floa
 
 
 def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -> tuple[float, float]:
-    """Seconds per row (blocks, head) on a device."""
+    """Seconds per sequence of (blocks, head) on a device."""
     spec, seq_len = work.spec, work.seq_len
     head = spec.forward_flops(1, seq_len, spec.layers)
     blocks = spec.forward_flops(1, seq_len) - head

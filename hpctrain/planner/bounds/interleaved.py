@@ -1,5 +1,5 @@
-"""What interleaved 1f1b with two stages a rank does while its pipeline fills and drains, however a rank's blocks are
-shared out over its stages."""
+"""Bounds for interleaved 1F1B with two stages a rank, for any split of a rank's blocks over its stages: what ranks
+compute while the pipeline fills and drains."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 REFERENCE_SPLIT = (1 / 3, 2 / 3)
-"""Forward and backward of a rank, as parts of both, that the weights of bounds are made for; with any they hold."""
+"""Shares of forward and backward that the weights of bounds are tuned for; the bounds hold with any weights."""
 MIN_OVERLAP = 1e-3
 END_RANKS = 3
-"""Ranks at each end of the pipeline that the sets of weights end or begin with."""
+"""Ranks at each end of the pipeline at which the sets of weights begin or end."""
 
 
 class RoundCounts(NamedTuple):
-    """[…, rank] -> what a rank does before its first backward, and after the last backward of its second stage."""
+    """[…, rank] -> counts of actions before a rank's first backward, and after its second stage's last backward."""
 
     before: FloatArray
     """Forwards of the first stage."""
@@ -35,10 +35,10 @@ class RoundCounts(NamedTuple):
 
 
 def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
-    """By the rounds of `hpctrain.schedule.rounds.interleave`.
+    """The counts by the rounds of `hpctrain.schedule.rounds.interleave`.
 
     Args:
-        micro_batches: […, 1 or rank]; 1 or more.
+        micro_batches: […, 1 or rank], each at least 1.
     """
     rounds = np.maximum(1, micro_batches // pp)
     longest = -(-micro_batches // rounds)
@@ -50,7 +50,9 @@ def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
 
 
 class TwoStageRanks:
-    """The two stages of ranks, by the blocks that the first one holds. Arrays are [replica or class, blocks, rank].
+    """Times of the two stages of each rank, by the blocks that the first one holds.
+
+    Arrays are [replica or class, blocks, rank].
 
     Args:
         mixes: […, rank] -> class of a unit.
@@ -67,23 +69,24 @@ class TwoStageRanks:
         """Seconds of the first stage, forward and backward, without its blocks."""
         back_f, back_b = (action + last * head[:, way][mixes] for way in (0, 1))
         self.back_f, self.back_b = back_f + cuts * self.block_f, back_b + cuts * self.block_b
-        """Of the second stage if it holds all blocks."""
+        """Seconds of the second stage, forward and backward, if it holds all blocks."""
         self.least = np.broadcast_to(np.where(first, 0, 1), cuts.shape)
-        """Blocks of the first stage: only the model's ends may be without."""
+        """Least blocks of the first stage: only the model's ends may be without."""
         self.most = np.maximum(cuts - np.where(last, 0, 1), self.least)
 
     def beside_s(self, ways: RoundCounts) -> tuple[FloatArray, FloatArray]:
-        """What a whole pass may pass beside, without blocks in the first stage, and by how much a block more adds."""
+        """Seconds of a rank that may overlap a whole pass: without blocks in the first stage, and added by each one."""
         none = ways.before * self.front_f + ways.between * self.back_f + ways.after * self.front_b + self.back_b
         return none, (ways.before - ways.between) * self.block_f + (ways.after - 1) * self.block_b
 
 
 def cap_by_passes(classes: Sequence[UnitClass], caps: FloatArray, both: FloatArray, left: FloatArray) -> FloatArray:
-    """[rank, class, blocks] -> micro-batches: `caps`, or as many fewer as a whole pass leaves time for.
+    """Lower `caps` to the micro-batches that a whole pass leaves time for.
 
     Args:
-        both: [rank, class, blocks] -> seconds for a micro-batch.
-        left: the same -> seconds that a pass leaves to a rank.
+        caps: [rank, class, blocks] -> micro-batches; the result has the same shape.
+        both: [rank, class, blocks] -> seconds of a micro-batch.
+        left: [rank, class, blocks] -> seconds that a pass leaves to a rank.
     """
     pp, number, blocks = caps.shape
     mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")
@@ -103,13 +106,13 @@ def cap_by_passes(classes: Sequence[UnitClass], caps: FloatArray, both: FloatArr
 
 @lru_cache(maxsize=1024)
 def bound_weights(pp: int, micro_batches: int) -> FloatArray:
-    """[set, kind, rank] -> weights that add up to one, of bounds on a replica's time.
+    """[set, kind, rank] -> weights of bounds on a replica's time; the weights of a set add up to one.
 
-    A bound of the first kind: rank r starts after the first stages of those before it, and ends before their last
-    backwards. Of the second: a whole pass, and all that rank r does between its first backward and the last one of its
-    second stage. Blocks in first stages make the one longer and the other shorter. In each set a rank near the end has
-    a bound of the first kind, and those before it of the second, weighed so that for `REFERENCE_SPLIT` it does not
-    matter where their blocks are.
+    First kind of bound: rank r starts after the first stages of the ranks before it, and ends before their last
+    backwards. Second kind: a whole pass, and all that rank r does between its first backward and the last one of its
+    second stage. Blocks in first stages lengthen the first kind and shorten the second. In each set a rank near the end
+    has a bound of the first kind, and ranks before it have the second. With `REFERENCE_SPLIT` the weights make the sum
+    independent of where the blocks are.
     """
     before, between, after = round_counts(pp, np.array([micro_batches]))
     forward, backward = REFERENCE_SPLIT

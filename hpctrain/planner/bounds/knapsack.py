@@ -1,15 +1,14 @@
-"""A bound that knows that all replicas are cut alike, that blocks and micro-batches come whole, and what fits.
+"""Lower bound that counts whole blocks, whole micro-batches and memory, with the same cut for all replicas.
 
-A column is a pipeline rank's units over all replicas. They hold the same blocks, so a column with b of them does all
-micro-batches of a step only if its units together can: the sum over units of floor(time / time of a micro-batch), as
-far as memory goes. For each rank and each mixture of kinds the largest such b is worked out, and a knapsack over ranks
-says how many blocks all columns together hold, with no more units of a kind than there are. Where these are fewer than
-the model has, no layout is done in the time.
+A unit is a tensor-parallel group. A column is the units of a pipeline rank over all replicas; all hold the same blocks.
+A column with b blocks can do a step's micro-batches only if its units together can: the sum over units of
+floor(time / time of a micro-batch), limited by memory. For each rank and each mixture of classes of units, the largest
+such b is computed. A knapsack over ranks then gives the most blocks that all columns hold together, with no more units
+of a class than there are. If these are fewer than the model has, no layout finishes in the time.
 
-What is left out, so that it stays a bound: a column's micro-batches may be shared out over replicas as is best for it
-alone (only the largest number of any replica is common to all), and a pass through the pipeline counts as if all its
-units were the fastest. Where there are few enough cuts of the blocks, all of them are gone through, which knows both
-(`hpctrain.planner.bounds.cuts`).
+Two things are relaxed. The micro-batches of a column may be distributed over replicas as is best for this column (only
+the largest number of any replica is common to all). A pass through the pipeline counts as if all its units were the
+fastest. If there are few cuts of the blocks, `hpctrain.planner.bounds.cuts` enumerates them and relaxes neither.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 FloatArray = NDArray[np.float64]
 
 MAX_WINDOWS = 10
-"""Ranges for the largest number of micro-batches of a replica that are looked at one by one."""
+"""Number of ranges into which the largest number of micro-batches of any replica is divided."""
 BRACKET_TOLERANCE = 1e-3
-"""Relative width at which the search for the bound ends."""
+"""Relative width at which the bisection for the bound ends."""
 INFEASIBLE = -1e6
-"""Blocks of a mixture that cannot be."""
+"""Stands for the blocks of an impossible mixture."""
 ROUNDING = 1e-9
 MAX_DOUBLINGS = 12
-"""Times that a bound is doubled in search of a time that may be enough."""
+"""Limit of how often a bound is doubled in search of a feasible time."""
 
 
 class KnapsackBound(RankTimes):
-    """Of one shape, schedule and micro-batch size."""
+    """The bound for given degrees, schedule and micro-batch size."""
 
     def feasible_within(self, limit_s: float) -> bool:
-        """False when no layout is done in `limit_s` seconds, even with memory without end."""
+        """False if no layout finishes within `limit_s` seconds, even with unlimited memory."""
         return self._knapsack(self._held(self._caps(limit_s), limit_s))[0] >= self.layers
 
     def may_finish_within(self, limit_s: float) -> bool:
-        """False when no layout is done in `limit_s` seconds."""
+        """False if no layout finishes within `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._rooms)
         held = self._held(caps, limit_s)
         if self._knapsack(held)[0] < self.layers or not self._may_lie(held, limit_s):
@@ -56,11 +55,11 @@ class KnapsackBound(RankTimes):
         return any_cut_finishes(self, caps, held.max(axis=(1, 2)), limit_s)
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
-        """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
+        """Return two close times in seconds: no layout beats the first, and this bound allows the second.
 
         Args:
             low: seconds that no layout beats.
-            high: seconds to end with; both are this where no layout is done by then.
+            high: upper end of the bisection; both results are this if no layout finishes by then.
         """
         if high <= low or not self.may_finish_within(high):
             return high, high
@@ -70,7 +69,7 @@ class KnapsackBound(RankTimes):
         return low, high
 
     def find_feasible_time(self, low: float) -> float:
-        """Seconds above `low` that what is looked at here allows, unless it allows nothing."""
+        """The first of low, 2·low, 4·low, … seconds that this bound allows; `low` if it allows none of them."""
         found = (low * 2**power for power in range(MAX_DOUBLINGS))
         return next((each for each in found if self.may_finish_within(each)), low)
 
@@ -96,13 +95,17 @@ class KnapsackBound(RankTimes):
         return np.array(rows)
 
     def _held(self, caps: FloatArray, limit_s: float) -> FloatArray:
-        """[rank, class, blocks] -> micro-batches of a unit that holds these, to [rank, window, mixture] -> blocks."""
+        """[rank, window, mixture] -> the most blocks that such a column can hold.
+
+        Args:
+            caps: [rank, class, blocks] -> the most micro-batches of a unit that holds these blocks.
+        """
         least = -(-self.count // self.dp)
         even = self.cost.work.memory_options.equal_micro_batches or len(self.classes) == 1
         most = least if even else int(min(self.count - self.dp + 1, caps.max()))
         windows = _windows(least, max(most, least))
         used = self.mixtures > 0
-        # [rank, mixture, blocks]: each class of a mixture can do one at least, and the best of them so many.
+        # [rank, mixture, blocks]: whether each class of a mixture can do one micro-batch, and how many the best can do.
         able = np.where(used[None, :, :, None], caps[:, None], np.inf).min(axis=2) >= 1
         best = np.where(used[None, :, :, None], caps[:, None], 0).max(axis=2)
         held = np.empty((self.pp, len(windows), len(self.mixtures)))
@@ -113,14 +116,14 @@ class KnapsackBound(RankTimes):
                 continue
             together = np.einsum("mk,rkb->rmb", self.mixtures, np.minimum(caps, high))
             fits = able & (together >= self.count) & (best >= low)
-            # Both times and bytes grow with the blocks, so those that fit come first.
+            # Times and bytes grow with the blocks, so the numbers of blocks that fit come first.
             held[:, index] = fits.sum(axis=2) - 1
         ends = np.array([rank in (self.first, self.last) for rank in range(self.pp)])
         held[held < np.where(ends, 0, self.schedule_spec.virtual_stages)[:, None, None]] = INFEASIBLE
         return held
 
     def _knapsack(self, held: FloatArray) -> tuple[float, list[FloatArray]]:
-        """The most blocks with one mixture for each rank, in the best window, and what is reached on the way.
+        """The most blocks with one mixture for each rank, in the best window, and the states of the knapsack.
 
         Args:
             held: [rank, window, mixture] -> blocks.
@@ -145,16 +148,18 @@ class KnapsackBound(RankTimes):
             reached = after
             way.append(after)
         if sizes:
-            # The units that are left are of the last class.
+            # The remaining units are of the last class.
             left = self.pp * self.dp - np.indices(sizes).sum(axis=0)
             reached[:, (left < 0) | (left > rest)] = INFEASIBLE
         return float(reached.max()), way
 
     def _may_lie(self, held: FloatArray, limit_s: float) -> bool:
-        """False when there are not enough nodes for columns that sum within one to hold what others cannot.
+        """False if the columns cannot hold all blocks when only as many as fit lie within a node.
+
+        A column within a node has a faster all-reduce than one across nodes.
 
         Args:
-            held: [rank, window, mixture] -> blocks, as if all columns could lie within a node.
+            held: [rank, window, mixture] -> blocks if all columns could lie within a node.
         """
         if self.apart is None:
             return True
@@ -165,7 +170,7 @@ class KnapsackBound(RankTimes):
     def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
         """[rank] -> units of each class, the fastest first, with which the columns hold the most blocks in the time.
 
-        None where that is not enough.
+        None if these are fewer blocks than the model has.
         """
         held = self._held(np.minimum(self._caps(limit_s), self._rooms), limit_s)
         most, way = self._knapsack(held)
@@ -189,17 +194,17 @@ class KnapsackBound(RankTimes):
         return found[::-1]
 
     def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
-        """[rank, class, blocks] -> micro-batches that end in the time."""
+        """[rank, class, blocks] -> micro-batches that a unit ends within `limit_s` seconds."""
         times = times or self.times
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
         caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
         if self.pp > 1 and self.waits:
-            # So many forwards come before a rank's first backward, which waits for a way through all stages.
+            # At most so many forwards come before a rank's first backward, which waits for a pass through all stages.
             early = warmup_forwards(self.schedule_spec, self.pp)[:, None, None]
             waits = [(limit_s - self.passes.forward_s - tail, both - forward)]
             if self.schedule_spec.virtual_stages == 1 and self.schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
-                # It waits for the way back through all later ranks, too; with gpipe all forwards of all ranks come
+                # It also waits for the backward through all later ranks. With gpipe, all forwards of all ranks come
                 # before the last rank's first backward.
                 at_first = np.full_like(tail, self.first_sum_s)
                 at_first[self.first] = times.sums[self.first]
@@ -208,7 +213,7 @@ class KnapsackBound(RankTimes):
                 late = (left + early * forward) / both
                 caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / each)))
             if self.schedule_spec.name == "1f1b":
-                # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
+                # The first rank starts a further micro-batch only when an earlier one is back from all ranks.
                 trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
                 caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
         caps = np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING)
@@ -219,7 +224,7 @@ class KnapsackBound(RankTimes):
 
 
 def _windows(least: int, most: int) -> list[tuple[int, int]]:
-    """Ranges that cover all numbers, narrow where they begin."""
+    """Ranges (first, last) that cover all numbers from `least` to `most`; the first ones are narrow."""
     found: list[tuple[int, int]] = []
     start, width = least, 0
     while start <= most:

@@ -1,4 +1,4 @@
-"""How many micro-batches a unit has room for, by the blocks that it holds."""
+"""How many micro-batches a tensor-parallel group has memory for, by the blocks that it holds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpctrain.planner.cost.memory import MemoryModel, RankRole
 
 
 def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float, most: int) -> NDArray[np.float64]:
-    """[blocks] -> micro-batches with which a unit has room for these, or somewhat more; infinite from `most` on.
+    """[blocks] -> an upper bound of the micro-batches that fit beside these blocks; infinite if `most` fit.
 
     Args:
-        role: with any number of micro-batches.
+        role: the rank's role; its number of micro-batches does not matter.
     """
     steps = [1]
     while steps[-1] < most:
@@ -22,13 +22,13 @@ def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float,
     found = np.zeros(memory.work.spec.layers + 1)
     for number, following in zip_longest(steps, steps[1:]):
         held = _most_held(memory, role._replace(micro_batches=number), memory_bytes)
-        # What is not looked at counts as if it fitted.
+        # Numbers between two steps count as if they fitted.
         found[: held + 1] = np.inf if following is None else following - 1
     return found
 
 
 def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
-    """The most blocks of a rank, however they lie in its stages; -1 when not even none."""
+    """The most blocks of a rank for any split over its stages; -1 if not even a rank without blocks fits."""
     if role.stages == role.pp:
         return memory.max_blocks(role, memory_bytes)
     usable = memory.work.usable * memory_bytes
@@ -41,7 +41,7 @@ def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
 
 
 def _least_need(memory: MemoryModel, role: RankRole, blocks: int) -> float:
-    """Bytes with the better of all ways to share blocks over two stages: convex in what the first one holds."""
+    """The least bytes of all splits of the blocks over two stages; bytes are convex in the first stage's blocks."""
     low, high = 0, blocks
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Whether a pipeline's ranks have room for all blocks of a model, with units shared out as well as can be."""
+"""Whether a pipeline has memory for all blocks of a model, with the best assignment of devices to ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.degrees import ParallelDims
 
 INFEASIBLE_BLOCKS = 1e9
-"""Blocks that are missing where a device cannot even hold what stands beside them."""
+"""Blocks that count as missing if a device cannot even hold a rank without blocks."""
 
 
 class MemoryFeasibility:
-    """For one way of saving memory; remembers what it worked out."""
+    """Memory feasibility of degrees for one workload; caches its results."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
@@ -24,10 +24,10 @@ class MemoryFeasibility:
     def can_hold(
         self, unit_counts: UnitCounts, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int
     ) -> bool:
-        """Whether the pipeline ranks have room for all blocks with the devices shared out as well as can be.
+        """Whether the pipeline ranks can hold all blocks with the best assignment of devices to ranks.
 
-        Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
-        not, and the smallest comes first: mostly it says no for all.
+        Larger micro-batches never need less memory. So a size is checked only if it lies between one that fits and one
+        that does not. The smallest size comes first: if it does not fit, none does.
         """
         pp, dp, tp = dims
         key = (pp, dp, tp, shards, schedule_spec)
@@ -40,7 +40,7 @@ class MemoryFeasibility:
         return size <= self._fitting[key][0]
 
     def is_too_large(self, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int) -> bool:
-        """Whether `can_hold` was already found to say no, without working anything out."""
+        """Whether `can_hold` is known to be False from earlier calls; computes nothing."""
         known = self._fitting.get((*dims, shards, schedule_spec))
         return known is not None and size >= known[1]
 
@@ -48,7 +48,7 @@ class MemoryFeasibility:
         self, unit_counts: UnitCounts, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int
     ) -> bool:
         pp, dp, tp = dims
-        # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
+        # Some replica has at least this many micro-batches; with exactly as many it keeps the fewest activations.
         count = max(1, -(-(self.cost.work.sequences // size) // dp))
         kind, stages = unit_counts.kinds[0][0].kind, pp * schedule_spec.virtual_stages
         roles = [
@@ -57,10 +57,10 @@ class MemoryFeasibility:
         return self._max_blocks_held(unit_counts, roles) >= self.cost.work.spec.layers
 
     def _max_blocks_held(self, unit_counts: UnitCounts, roles: Sequence[RankRole]) -> float:
-        """Blocks that the pipeline ranks hold at most; below nothing where one of them holds not even none.
+        """The most blocks that the pipeline ranks hold together; negative if a rank does not even fit without blocks.
 
-        A rank holds what the smallest of its replicas' units holds, so no more ranks have large memories than there
-        are large units for all their replicas.
+        A rank holds as much as the smallest of its tensor-parallel groups over the replicas. So the number of ranks
+        with large memories is limited by the large groups, of which each needs `dp`.
         """
         sizes: dict[float, int] = {}
         for unit, number in unit_counts.kinds:
@@ -82,6 +82,6 @@ class MemoryFeasibility:
         return room
 
     def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
-        """[pipeline rank] -> blocks that so much memory holds at most."""
+        """[pipeline rank] -> the most blocks that fit into the memory."""
         held = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
         return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in held]

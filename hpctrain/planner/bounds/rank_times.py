@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline take at least for a micro-batch, sums and update, by class of unit and blocks."""
+"""Lower bounds of each pipeline rank's micro-batch, all-reduce and update, by class of unit and number of blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpctrain.schedule.placement import stage_ranks
 FloatArray = NDArray[np.float64]
 
 MAX_MIXTURES = 200
-"""Kinds are told apart as far as their mixtures in a column are no more than that."""
+"""Limit of the mixtures of classes in a column; kinds are merged into fewer classes until it holds."""
 MAX_CLASSES = 3
 
 
@@ -34,20 +34,20 @@ class RankSeconds(NamedTuple):
     forward: FloatArray
     backward: FloatArray
     both: FloatArray
-    """Forward and backward, as the schedule makes them."""
+    """Forward and backward, with split backwards if the schedule splits them."""
     sums: FloatArray
     update: FloatArray
     way: FloatArray
-    """[rank] -> before its first forward at least."""
+    """[rank] -> the least seconds before its first forward."""
 
 
 class RankTimes:
-    """Of one shape, schedule and micro-batch size.
+    """Times for given degrees, schedule and micro-batch size.
 
     Args:
-        shards: replicas that share a state, at most.
-        waits: with what the order of actions makes ranks wait for; without, the times of 1f1b are a bound for every
-            schedule in which the ends of the model lie on the first and the last rank.
+        shards: the most replicas that share a state.
+        waits: whether to count waits from the order of actions. Without them, the times of 1f1b bound every schedule
+            that has the ends of the model on the first and the last rank.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class RankTimes:
         self.pp, self.dp, self.tp = dims
         self.count, self.layers = cost.work.sequences // size, cost.work.spec.layers
         self.equal_blocks = cost.work.least_blocks == self.layers
-        """Whether all blocks are of one size."""
+        """Whether all blocks have one size."""
         owner = stage_ranks(schedule_spec.name, self.pp, self.pp * schedule_spec.virtual_stages)
         self.first, self.last = owner[0], owner[-1]
         self.classes, self.mixtures = _classes(cost, unit_counts, size, shards, self.dp)
-        # Of all schedules that may be meant, the one whose passes are the shortest.
+        # Without waits the bound is for all schedules, so take the one with the shortest passes.
         self.passes = PipelinePasses(
             cost, unit_counts, self.pp, schedule_spec if waits else ScheduleSpec("interleaved_zero_bubble"), size
         )
@@ -84,13 +84,13 @@ class RankTimes:
         self.times = _times(self)
         self.first_sum_s = float(self.times.sums[self.first].min())
         self.inside = sum(units // self.dp for units in unit_counts.by_node)
-        """Columns that lie within a node, at most."""
+        """The most columns that can lie within a node."""
         self.apart = _times(self, apart=True) if 0 < self.inside < self.pp and self.dp > 1 else None
-        """Times of those that do not, where there must be some and there may be others."""
+        """Times of columns across nodes; None if all columns may lie within a node, or none can."""
 
 
 def _times(of: RankTimes, apart: bool = False) -> RankSeconds:
-    """Ranks that are neither first nor last are alike."""
+    """The times of all ranks; ranks that hold neither end of the model are alike."""
     by_ends: dict[tuple[bool, bool], tuple[FloatArray, ...]] = {}
     rows = []
     for rank in range(of.pp):
@@ -111,7 +111,7 @@ def _times(of: RankTimes, apart: bool = False) -> RankSeconds:
 
 
 def _of_ends(of: RankTimes, first: bool, last: bool, apart: bool) -> tuple[FloatArray, ...]:
-    """[class, blocks] of each of `RankSeconds` but the way, for a rank with the model's first or last stage or none."""
+    """[class, blocks] arrays of `RankSeconds` except `way`, for a rank with the model's first or last stage or none."""
     schedule_spec, work, tp = of.schedule_spec, of.cost.work, of.tp
     blocks = np.arange(of.layers + 1, dtype=float)
     timed = np.minimum(blocks, [work.mean_blocks(ModelPart(number, first, last))[0] for number in range(of.layers + 1)])
@@ -126,7 +126,7 @@ def _of_ends(of: RankTimes, first: bool, last: bool, apart: bool) -> tuple[Float
             + timed * each.block[way]
             for way in (0, 1)
         )
-        # The first stage's backward is not cut, and it may hold all blocks of its rank.
+        # The first stage's backward is not split, and it may hold all blocks of its rank.
         both = forward + backward + split * (schedule_spec.virtual_stages * each.action + blocks * each.split)
         update = each.update(blocks, first, last) + each.once + of.norm_s
         rows.append((forward, backward, both, _sums(of, each, numbers, backward, apart), update))
@@ -134,8 +134,8 @@ def _of_ends(of: RankTimes, first: bool, last: bool, apart: bool) -> tuple[Float
 
 
 def _sums(of: RankTimes, each: UnitClass, numbers: FloatArray, backward: FloatArray, apart: bool) -> FloatArray:
-    """Seconds of a rank's gradient sums after its last backward, beside which some of them may pass; nothing where a
-    codec may send less, or they stay within nodes."""
+    """Seconds of a rank's all-reduce after its last backward, less what may overlap it; 0 with a codec, which may send
+    less, and with sharding within nodes."""
     work, dp = of.cost.work, of.dp
     if (
         dp == 1
@@ -158,7 +158,7 @@ def _sums(of: RankTimes, each: UnitClass, numbers: FloatArray, backward: FloatAr
 def _classes(
     cost: CostModel, unit_counts: UnitCounts, size: int, shards: int, dp: int
 ) -> tuple[list[UnitClass], NDArray[np.int64]]:
-    """Kinds that are told apart, and [mixture, class] -> units of a column."""
+    """The classes of units, and [mixture, class] -> units of a column."""
     for most in range(MAX_CLASSES, 0, -1):
         classes = unit_classes(cost, unit_counts, size, shards, most)
         least = [min(each.number, dp) for each in classes]

@@ -1,4 +1,4 @@
-"""When a replica is done at least, by its cut, the classes of its units and its micro-batches."""
+"""Lower bound of a replica's end, by its cut, the classes of its units and its micro-batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IntArray = NDArray[np.int64]
 
 
 class ReplicaFinish:
-    """Many replicas at once.
+    """Bounds for many replicas at once.
 
     Args:
         cuts: [replica, rank] -> blocks.
@@ -31,13 +31,18 @@ class ReplicaFinish:
         )
         self.update = times.update[rank, mixes, cuts].max(axis=1)
         passes = ranks.passes
-        # [rank] -> messages of a way through the ranks up to this one, and from this one on
+        # [rank] -> seconds of the messages of a pass through the ranks up to this one, and from this one on
         self.hops_to = np.array([passes.hops_s(each + 1) for each in range(pp)])
         self.hops_from = self.hops_to[::-1]
         self.hops = passes.one_way_s
 
     def end_s(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Seconds until these replicas are done with so many micro-batches each, summed and updated."""
+        """The least seconds until replicas have done their micro-batches, all-reduce and update.
+
+        Args:
+            at: indices of replicas.
+            numbers: micro-batches of each.
+        """
         schedule_spec = self.ranks.schedule_spec
         found = self._end_by_own_passes(at, numbers)
         if schedule_spec.virtual_stages == 1 and schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
@@ -47,7 +52,7 @@ class ReplicaFinish:
         return np.asarray(found + self.update[at])
 
     def _end_by_own_passes(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """A way through all stages comes before each rank's first backward."""
+        """Bound in seconds from the forward pass through all stages before each rank's first backward."""
         many, early = numbers[:, None], warmup_forwards(self.ranks.schedule_spec, self.ranks.pp)
         forward = self.forward[at]
         way = forward.sum(axis=1, keepdims=True) + self.hops
@@ -55,8 +60,11 @@ class ReplicaFinish:
         return np.asarray((way + after).max(axis=1))
 
     def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """With one stage a rank and whole backwards: what comes before a rank's first forward, and after its last
-        backward; a whole pass, and whatever else the rank does; and trips from each rank to the end."""
+        """Bound in seconds with one stage a rank and whole backwards, the largest of three.
+
+        They are: what comes before a rank's first forward and after its last backward; a whole pass and all else that
+        the rank does; with 1f1b, round trips from each rank to the last one.
+        """
         pp, many = self.ranks.pp, numbers[:, None]
         forward, backward, both, sums = (each[at] for each in (self.forward, self.backward, self.both, self.sums))
         way_in = np.cumsum(forward, axis=1) - forward + self.hops_to
@@ -72,8 +80,11 @@ class ReplicaFinish:
         return np.asarray(np.maximum(own, to_first.max(axis=1) + sums[:, 0]))
 
     def _interleaved(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """With two stages a rank, of which nobody knows how the rank's blocks are shared out over them: `bound_weights`
-        bounds that are linear in the blocks of the first stages, each where the sum is least."""
+        """Bound in seconds with two stages a rank, for any split of the rank's blocks over them.
+
+        The weighted bounds of `bound_weights` are linear in the blocks of the first stages, so the least sum is at an
+        end of their range.
+        """
         pp, many, both = self.ranks.pp, numbers[:, None], self.both[at]
         halves = TwoStageRanks(self.ranks.classes, self.mixes[at], self.cuts[at])
         block, front = halves.block_f + halves.block_b, halves.front_f + halves.front_b

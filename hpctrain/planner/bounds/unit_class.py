@@ -1,4 +1,4 @@
-"""Units of several kinds as one: what none of them does faster and none holds more of."""
+"""Units (tensor-parallel groups) of several kinds merged into a class: the least of their times, the most memory."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class UnitClass(NamedTuple):
     embedding: ForwardBackward
     head: ForwardBackward
     split: float
-    """What cutting a block's backward adds."""
+    """What splitting a block's backward adds."""
     action: float
     """Cost of starting an action."""
     once: float
-    """Of a step."""
+    """Cost of a step, however little is computed."""
     copy: float
-    """To gather a number of a gradient for its sum, and to copy the sum back."""
+    """Gathering one number of a gradient into a bucket, and copying its sum back."""
     updates: tuple[float, float, float, float]
-    """The optimizer's for a block, and for what stands beside the blocks: nothing, the embedding, the head."""
+    """The optimizer for a block, and for a stage without blocks that holds no end, the embedding, or the head."""
 
     def update(self, blocks: NDArray[np.float64], first: bool, last: bool) -> NDArray[np.float64]:
-        """Seconds of the optimizer on a pipeline rank, by its blocks."""
+        """Seconds of the optimizer on a pipeline rank, for each number of blocks."""
         block, nothing, embedding, head = self.updates
         return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)
 
 
 def unit_classes(cost: CostModel, unit_counts: UnitCounts, size: int, shards: int, most: int) -> list[UnitClass]:
-    """At most so many classes, the fastest first; cut where the next kind is slower by the largest factor."""
+    """At most `most` classes, the fastest first; separated where the next kind is slower by the largest factors."""
     kinds = sorted(
         (_class(cost, unit, number, size, shards) for unit, number in unit_counts.kinds),
         key=lambda each: sum(each.block),

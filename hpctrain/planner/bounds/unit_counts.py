@@ -1,4 +1,4 @@
-"""The units of one size, counted by kind: what bounds know of them costs as little for ten thousand as for ten."""
+"""The tensor-parallel groups of one size, counted by kind: bounds then take as long for ten thousand as for ten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 
 class UnitCounts:
-    """The units of one size, counted by kind."""
+    """The tensor-parallel groups ("units") of one size, counted by kind, with the least figures of their links."""
 
     def __init__(self, cost: CostModel, units: Sequence[TensorParallelGroup]) -> None:
         counts: dict[object, int] = {}
@@ -31,18 +31,18 @@ class UnitCounts:
         self.within_beta = min(within, default=0.0)
         device_ids = {unit.devices[0].node: unit.device_ids[0] for unit in units}
         self.inside = {cost.links.between(device_id, device_id) for device_id in device_ids.values()}
-        """(alpha, beta) within the nodes."""
+        """The distinct (alpha, beta) within the nodes."""
         self.alpha, self.between_beta = cost.links.least()
 
     def least_nodes(self, size: int) -> int:
-        """The fewest nodes on which there are so many units."""
+        """The fewest nodes that hold `size` units."""
         return 1 + bisect_left(list(accumulate(self.by_node)), size)
 
     def ring(self, size: int, chunks: int, apart: bool = False) -> tuple[float, float]:
-        """The least alpha and beta of a hop of a ring through so many units, each of which sums `chunks` stages.
+        """The least (alpha, beta) of a hop of a ring through `size` units, each of which sums `chunks` stages.
 
         Args:
-            apart: the units are not all in one node.
+            apart: whether the units lie in several nodes.
         """
         if size <= self.most_in_a_node and not apart:
             return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0

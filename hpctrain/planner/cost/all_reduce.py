@@ -1,7 +1,7 @@
-"""How long the sum of a stage's gradients over its replicas takes, by the way they are sent.
+"""Time of the data-parallel all-reduce of a stage's gradients, by codec.
 
-A sum is a number of rounds, each out to others and back again as in a ring all-reduce, 2(n−1)·alpha, and bytes at beta.
-Every number counts as compressed; what is exempt (norms, small matrices) goes in a round of its own.
+An all-reduce is a number of rounds, each with 2(n−1)·alpha as in a ring all-reduce, and bytes at beta. Every number
+counts as compressed; exempt numbers (norms, small matrices) go in a round of their own.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from hpctrain.records.topology.topology import CodecSeconds
 
 
 class AllReduceTime(NamedTuple):
-    """Of one stage, by the slowest of its rings."""
+    """Time of one stage's all-reduce, by its slowest ring."""
 
     sent_bytes: float
-    """A device puts on the wire."""
+    """Bytes that one device sends."""
     wire_s: float
     processor_s: float
 
     @property
     def seconds(self) -> float:
-        """Until it is done, where nothing else goes on."""
+        """Seconds of the all-reduce without overlap."""
         return self.wire_s + self.processor_s
 
 
@@ -47,27 +47,27 @@ def all_reduce_time(
     codec: Codec, rings: RingGroup, size_bytes: float, numbers: float, width: float, chunks: int, copy_s: float,
     each: CodecSeconds | None, bucket_bytes: float,
 ) -> AllReduceTime:  # fmt: skip
-    """The sum of gradients of `size_bytes` uncompressed.
+    """Return the time to all-reduce gradients of `size_bytes` (uncompressed).
 
     Args:
-        rings: the groups that sum at the same time; for `uses_all_to_all`, with their slowest pairs.
-        numbers: of gradients that a device sums.
-        width: of a square matrix that low rank compresses as well as those of the model.
+        rings: the rings that are at work at the same time; for codecs with `uses_all_to_all`, with their slowest pairs.
+        numbers: how many numbers of a gradient a device sums.
+        width: side of a square matrix that low rank compresses as well as the model's matrices.
         chunks: stages that each device sums at the same time.
-        copy_s: seconds to gather a number of a gradient into a flat bucket, and to copy its sum back if it has to be.
+        copy_s: seconds to copy one number of a gradient into a flat bucket and, if needed, its sum back.
         each: seconds for each number by codec, on the slowest device; None for exact sums.
-        bucket_bytes: most that is summed at once.
+        bucket_bytes: largest bucket.
     """
     n = rings.size
     if n == 1:
         return NO_ALL_REDUCE
     if each is None:
-        # The search asks for this again and again.
+        # The search needs exact sums most often, so they take this short path.
         buckets = bucket_count(size_bytes, bucket_bytes)
         wire_s = buckets * rings.all_reduce_s(size_bytes / buckets, chunks)
         return AllReduceTime(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
     sent_bytes = wire_bytes(codec, size_bytes, n, width) / n
-    # What a ring all-reduce would have to sum to send as much.
+    # The size of a ring all-reduce that sends as many bytes.
     alike_bytes = sent_bytes * n / (2 * (n - 1))
     rounds = _rounds(codec, size_bytes, n, bucket_bytes)
     wire_s = rounds * rings.all_reduce_s(alike_bytes / rounds, chunks)
@@ -75,30 +75,37 @@ def all_reduce_time(
 
 
 def overlaps_backward(work: Workload, stages: int, tp: int) -> bool:
-    """Whether buckets may leave before the backward pass is over: where a replica is one stage on one device (elsewhere
-    the links are busy with other messages) and its state is whole."""
+    """Whether buckets may be sent before the backward pass ends.
+
+    That is so if a replica is one stage on one device and its state is not sharded. Otherwise the links are busy with
+    other messages.
+    """
     return stages == tp == 1 and not work.memory_options.zero
 
 
 def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
-    """Of gathering gradients into flat buckets and copying sums back, what is done: exact sums that leave beside the
-    backward pass stay where they are."""
+    """Share of the copies between gradients and flat buckets that is made.
+
+    Exact sums that overlap the backward pass are not copied back, so half of it.
+    """
     return 0.5 if isinstance(work.codec, NoCompression) and overlaps_backward(work, stages, tp) else 1.0
 
 
 def uses_all_to_all(codec: Codec) -> bool:
-    """Whether messages go from everyone to everyone, and not around a ring."""
+    """Whether the codec sends messages from every rank to every other, instead of around a ring."""
     return isinstance(codec, Bf16 | Quantized | TopK | Adaptive)
 
 
 def low_rank_width(dim: int, tp: int) -> float:
-    """Side of a square matrix of which a product of rank r is as small a share as of a dim × dim one in `tp` parts:
-    r·(1 + tp)/dim = 2·r/width."""
+    """Side of a square matrix that low rank compresses as well as a dim × dim matrix in `tp` parts.
+
+    From r·(1 + tp)/dim = 2·r/width, with rank r.
+    """
     return 2 * dim / (1 + tp)
 
 
 def bucket_count(size_bytes: float, bucket_bytes: float) -> int:
-    """Pieces that a rank's gradients are summed in."""
+    """Number of buckets that a rank's gradients are summed in."""
     return max(1, math.ceil(size_bytes / bucket_bytes))
 
 

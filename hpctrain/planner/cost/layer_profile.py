@@ -1,4 +1,4 @@
-"""Measured times of a model's layers, which stand in for the roofline where somebody has measured them."""
+"""Measured times of a model's layers; where they exist they replace the roofline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ForwardBackward = tuple[float, float]
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds (forward, backward) of one micro-batch, the tensor-parallel sums within."""
+    """Seconds (forward, backward) of one micro-batch, including tensor-parallel all-reduces."""
 
     block: ForwardBackward
     embedding: ForwardBackward
@@ -21,11 +21,11 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What was measured of a model on kinds of devices."""
+    """Measured layer times of one model."""
 
     times: Mapping[tuple[str, int, int], LayerTimes]
     """(device type, tp, micro-batch) -> its times."""
 
     def at(self, device_type: str, tp: int, micro_batch: int) -> LayerTimes | None:
-        """The times of exactly these numbers; None where they were not measured."""
+        """The times for exactly this device type, tp and micro-batch size; None if they were not measured."""
         return self.times.get((device_type, tp, micro_batch))

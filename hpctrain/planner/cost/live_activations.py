@@ -1,4 +1,4 @@
-"""How many micro-batches' activations a pipeline rank keeps at its fullest moments."""
+"""Live activations: how many micro-batches' activations a pipeline rank keeps at its fullest moments."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hpctrain.schedule.placement import V_SHAPED_SCHEDULES, stages_by_rank
 from hpctrain.schedule.rounds import visit_order, warmup_count
 
 LiveCounts = tuple[tuple[int, ...], ...]
-"""Numbers of micro-batches, one a stage of a rank, at several moments."""
+"""[moment][stage of a rank] -> number of micro-batches."""
 
 
 @lru_cache(maxsize=4096)
 def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    """How many micro-batches' activations each stage of a pipeline rank keeps at the fullest moments.
+    """Return how many micro-batches' activations each stage of a pipeline rank keeps at its fullest moments.
 
-    Counted from F on, until B or, where the backward is cut in two, W. Tables of gpipe and 1f1b are fullest after their
-    first forwards; with one stage a rank, W lags behind so that ranks are equally full.
+    Activations count from F until B, or until W with split backwards. Tables of gpipe and 1f1b are fullest after their
+    warm-up. With split backwards and one stage a rank, W lags behind so that all ranks are equally full.
 
     Returns:
-        [rank] -> the moments that no other one exceeds in every stage, each with a number a stage of the rank.
+        [rank] -> the moments that no other moment exceeds in every stage, with a number for each stage of the rank.
     """
     if schedule == "gpipe":
         return (((micro_batches,),),) * pp
@@ -37,7 +37,7 @@ def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) 
 
 
 def _counts_of_table(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    # From 2 · pp micro-batches on, each is like the one before it.
+    # From 2 · pp micro-batches on, the pattern repeats itself.
     table = make_schedule(schedule, pp, stages, min(micro_batches, 2 * pp))
     return tuple(
         _counts_of_rank([(own.index(action.stage), action.kind) for action in row], len(own))
@@ -55,7 +55,7 @@ def _counts_of_rank(actions: list[tuple[int, str]], chunks: int) -> LiveCounts:
 
 
 def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    """Without the table: forwards and backwards of all ranks come in one order, and each rank is ahead by its own."""
+    """Compute the counts without the table: all ranks have the same order, each with its own warm-up."""
     order = np.array([chunk for chunk, _ in visit_order(pp, chunks, micro_batches)])
     # [chunk, n] -> visits of the chunk among the first n; backwards visit the chunks the other way round.
     forwards = np.zeros((chunks, len(order) + 1), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How much memory a device needs, and how much of it a plan may use."""
+"""Memory model: the peak bytes of a device, and the most blocks that it can hold."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stages_by_rank
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
-"""With several replicas: the buffers of gradients that are on the wire."""
+"""With several replicas: bytes of the gradient buckets that are being sent."""
 HEAP_RETAINED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
-"""[level of ZeRO] -> fp32 copies of a rank's whole parameters that were gathered or summed, freed, and still lie in the
-process, as glibc's heap keeps them. CPU: 1.0 to 2.1 seen at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, on two
-replicas of 3 to 29 million parameters (torch 2.13). CUDA: what the allocator keeps does not count."""
+"""[ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap still holds. CPU: 1.0
+to 2.1 seen at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of 3 to 29 million parameters (torch
+2.13). CUDA: memory that the allocator caches does not count."""
 CAST_BYTES = 2
-"""Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
-pass, whether or not the weight itself is freed (seen with torch 2.13)."""
+"""Bytes per parameter in bf16 and fp16 of the copy that autocast makes for each micro-batch. It stays until the
+backward pass, even if the weight itself is freed (seen with torch 2.13)."""
 PROCESS_BYTES = {"cpu": 446e6, "cuda": 1.0e9}
-"""Before any tensor. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13), and what a worker's
-resident peak held beside its tensors, 40 to 129 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
+"""Bytes of a worker process without tensors. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch
+2.13), plus 40 to 129 MB that a worker's resident peak held beyond its tensors. CUDA: context, kernels and NCCL buffers,
+an assumption."""
 
 
 class RankRole(NamedTuple):
-    """Where a device stands in a plan: everything but the blocks that decides what it keeps."""
+    """The role of a device in a plan: everything except its blocks that decides its memory."""
 
     kind: str
     schedule: str
@@ -36,22 +37,22 @@ class RankRole(NamedTuple):
     dp: int
     tp: int
     shards: int
-    """Replicas that share a state; 1: it is whole on each."""
+    """Replicas that share a state; 1 if each holds all of it."""
     micro_batch: int
     micro_batches: int
 
 
 class _MemoryRole(NamedTuple):
-    """What of a role decides the bytes: many roles have the same."""
+    """The part of a role that decides the bytes; many roles share it."""
 
     kind: str
     splits: bool
-    """Whether the backward is cut in two."""
+    """Whether the backward is split into I and W."""
     ends: tuple[tuple[bool, bool], ...]
-    """By stage of the rank: whether it is the model's first, or last."""
+    """[stage of the rank] -> whether it is the model's (first, last)."""
     moments: LiveCounts
     dp: int
-    """Up to two groups that share a state: whether there are more matters, not how many."""
+    """Number of replicas, limited to two shard groups: it matters only whether there is more than one."""
     tp: int
     shards: int
     micro_batch: int
@@ -73,28 +74,28 @@ def _memory_role(role: RankRole) -> _MemoryRole:
 
 @dataclass(eq=False)
 class _RoleCache:
-    """What was worked out for a standing."""
+    """Cached results for a role."""
 
     memory_role: _MemoryRole
     needs: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Bytes by blocks."""
+    """Blocks by stage -> peak bytes."""
     most: dict[float, int] = field(default_factory=dict)
-    """Blocks by bytes of memory."""
+    """Bytes of memory -> the most blocks that fit."""
 
 
 class _ActivationSizes(NamedTuple):
-    """Bytes on a device by micro-batch and tp, whatever the stage."""
+    """Bytes on a device for one micro-batch size and tp, the same for every stage."""
 
     block: float
-    """Of a block that is at work."""
+    """Bytes of a block while it computes."""
     kept: float
-    """Of a block from its forward to its backward pass."""
+    """Bytes that a block keeps from its forward to its backward pass."""
     boundary: float
     logits: float
 
 
 class MemoryModel:
-    """Answers with bytes; remembers what it computed."""
+    """Peak bytes of devices for one workload; caches its results."""
 
     def __init__(self, work: Workload) -> None:
         self.work = work
@@ -105,11 +106,11 @@ class MemoryModel:
         self._means: dict[ModelPart, float] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
-        """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
+        """Peak bytes of a device whose stages hold these numbers of blocks."""
         return self._need(self._cache_of(role), blocks)
 
     def max_blocks(self, role: RankRole, memory_bytes: float) -> int:
-        """The most blocks that fit into the usable part of that memory; -1 when not even none."""
+        """The most blocks that fit into the usable share of the memory; -1 if not even a rank without blocks fits."""
         cache = self._cache_of(role)
         found = cache.most.get(memory_bytes)
         if found is None:
@@ -153,7 +154,7 @@ class MemoryModel:
         return self._parameters[key]
 
     def _mean_blocks(self, share: ModelPart) -> float:
-        """How many blocks of mean size a stage amounts to in what it keeps."""
+        """The number of blocks of mean size whose kept bytes equal those of the stage."""
         if share not in self._means:
             self._means[share] = self.work.mean_blocks(share)[1]
         return self._means[share]
@@ -172,13 +173,13 @@ class MemoryModel:
     def _activations(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
         block, kept, boundary, logits = self._sizes_of(memory_role.micro_batch, memory_role.tp)
-        # What came in and what goes out is kept beside the blocks' own.
+        # A stage also keeps its input and its output.
         each = [
             self._mean_blocks(share) * kept + 2 * boundary + logits * share.last + self._kept_casts(memory_role, share)
             for share in shares
         ]
         most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in memory_role.moments)
-        # The block that is at work holds gradients and, when it is computed again, what it did not keep.
+        # The block that computes also holds gradients and, with recomputation, the activations it did not keep.
         if work.memory_options.recompute == "none":
             return most + block
         return (
@@ -188,13 +189,13 @@ class MemoryModel:
         )
 
     def _casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
-        """The copies of a stage's weights that autocast makes in one forward pass; an embedding has none, it is no
-        matrix product."""
+        """Bytes of the weight copies that autocast makes in a stage's forward pass. An embedding has none, because it
+        is no matrix product."""
         casts = self.work.casts_weights(sharded=memory_role.shards > 1)
         return CAST_BYTES * self._count(share._replace(first=False), memory_role.tp) if casts else 0
 
     def _kept_casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
-        """Those that live until the backward pass; a block that is computed again makes its own again."""
+        """Bytes of the weight copies that live until the backward pass; with recomputation, blocks make theirs anew."""
         return self._casts(
             memory_role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0)
         )
@@ -204,7 +205,7 @@ class MemoryModel:
         parameters = sum(self._count(share, memory_role.tp) for share in shares)
         total = float(work.framework.bytes_per_parameter * parameters)
         if memory_role.dp > 1:
-            # The buckets that gradients are summed in; a large embedding is one of its own.
+            # Buckets of gradients; a large embedding is a bucket of its own.
             each = work.framework.gradient_bytes
             table = float(each * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
             total += min(each * parameters, max(IN_FLIGHT_BYTES, table)) + self._kept_bytes * parameters
@@ -212,17 +213,17 @@ class MemoryModel:
 
     @property
     def _kept_bytes(self) -> float:
-        """What the codec keeps for each number that it sums, and its copy while a checkpoint is written."""
+        """Bytes that the codec keeps for each number, with the copy that a checkpoint takes."""
         copies = 2 if self.work.framework.checkpoint_bytes else 1
         return copies * kept_bytes(self.work.codec, self.work.spec.dim)
 
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
-        """Weights, gradients and optimizer with ZeRO: a part of each on every device, and what is whole for a while.
+        """Bytes of weights, gradients and optimizer with ZeRO: the sharded parts, and what is whole for a while.
 
-        The parts are fp32 weights, their gradients, moments and the copy for a checkpoint. Whole are: at levels 1 and 2
-        the weights as they are gathered; at level 1 the gradients; above, those of a block and of what stands
-        outside of blocks, which are summed when both are at work. A backward that is cut in two has them stage by
-        stage. One more piece is held by the buffers of the collectives.
+        Sharded are the fp32 weights, their gradients, moments and a checkpoint's copy. Whole are at levels 1 and 2 all
+        gathered weights, and at level 1 all gradients. At higher levels only two pieces are whole at a time: a block
+        and the part outside of blocks. A split backward has a whole stage instead. The buffers of the collectives hold
+        one more piece.
         """
         work, zero = self.work, self.work.memory_options.zero
         stages = [self._count(share, memory_role.tp) for share in shares]
@@ -234,12 +235,12 @@ class MemoryModel:
         parts = work.framework.bytes_per_parameter * parameters / memory_role.shards
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
-        # Between copies a rank sums its part alone; within one state it has something to send of the whole gradient.
+        # Between shard groups a rank sums its part only; within one it has a residual of the whole gradient.
         kept = self._kept_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + kept + freed
 
 
 def blocks_by_virtual_stage(count: int, chunks: int) -> tuple[int, ...]:
-    """A rank's blocks over its stages: equal, the rest to the earlier ones."""
+    """A rank's blocks by stage: equal numbers, with the remainder on the earlier stages."""
     return tuple(count // chunks + (chunk < count % chunks) for chunk in range(chunks))

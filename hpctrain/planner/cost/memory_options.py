@@ -1,4 +1,4 @@
-"""What a plan does to save memory, and what it pays for it: ZeRO, recomputation, sequence parallelism."""
+"""Memory options of a plan: ZeRO, recomputation and sequence parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_RECOMPUT
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """The same for every stage of a plan."""
+    """What a plan does to save memory; the same for every stage."""
 
     zero: ZeroLevel = 0
     shard: Literal["all", "node"] = "all"
@@ -25,7 +25,7 @@ class MemoryOptions:
 
     @property
     def equal_micro_batches(self) -> bool:
-        """Whether every replica must have as many micro-batches: gradients are summed after each of them."""
+        """Whether all replicas need the same number of micro-batches, because gradients are summed after each one."""
         return self.zero >= 2
 
     def __str__(self) -> str:
@@ -37,14 +37,14 @@ class MemoryOptions:
 
 
 DEFAULT_MEMORY_OPTIONS = MemoryOptions()
-"""Everything whole on every replica, and kept."""
+"""The default: no sharding and no recomputation."""
 
 
 def memory_options_of_run(run: Run) -> tuple[MemoryOptions, list[str]]:
-    """What the run file asks for, and notes on what of it does not apply.
+    """Return the memory options of the run file, and notes on keys that do not apply.
 
     Raises:
-        InputError: two of the keys cannot go together.
+        InputError: two keys cannot be combined.
     """
     if not isinstance(run.parallel, FixedParallel):
         return DEFAULT_MEMORY_OPTIONS, []
@@ -61,7 +61,7 @@ def memory_options_of_run(run: Run) -> tuple[MemoryOptions, list[str]]:
 
 
 def memory_options_of_plan(plan: Plan) -> MemoryOptions:
-    """What the plan does, all of whose stages recompute alike."""
+    """The memory options of a plan whose stages all have the same recomputation."""
     return MemoryOptions(
         zero=plan.zero,
         shard="all" if plan.shard is None else "node",
@@ -71,12 +71,12 @@ def memory_options_of_plan(plan: Plan) -> MemoryOptions:
 
 
 def shard_group_size(placement: Placement, memory_options: MemoryOptions) -> int:
-    """Consecutive replicas that share one state; 1: sharding is off, or their nodes hold no equal runs of replicas."""
+    """Number of consecutive replicas that share one state; 1 without sharding, or if nodes hold unequal runs."""
     if memory_options.zero == 0:
         return 1
     if memory_options.shard == "all":
         return len(placement)
-    # Every stage has its own column of replicas, and each run of them must lie within a node.
+    # In the column of each pipeline rank, every run of replicas has to lie within a node.
     runs = {
         len(list(run))
         for column in zip(*placement, strict=True)
@@ -98,10 +98,13 @@ def _check_sequence_parallel(given: FixedParallel, seq_len: int) -> None:
 
 
 def _check_split_backward(given: FixedParallel, run: Run) -> None:
-    """Backwards in two pieces keep torch from some things.
+    """Refuse settings that torch cannot combine with split backwards.
 
-    Recomputed activations are made once for each weight of a block then: measured with torch 2.13, the backward for
-    weights of a checkpointed block took as long as eight forwards more.
+    Recomputation would then happen once for each weight of a block. Measured with torch 2.13, the backward for weights
+    of a checkpointed block took eight forwards longer.
+
+    Raises:
+        InputError: recomputation, compilation or a model that cannot split its backward.
     """
     if given.schedule not in SPLIT_BACKWARD_SCHEDULES:
         return

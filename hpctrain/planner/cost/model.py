@@ -1,4 +1,4 @@
-"""How long a stage, its messages, its sums and its update take."""
+"""Cost model: seconds of a stage, its messages, its all-reduce and its update."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
 REDUCE_SCATTER_SHARE = 0.6
-"""Of what sums of integers take, where they stay with their owners and are not written and read again: 0.62 with 8 bits
-and 0.61 with 4, processor seconds of four ranks' parts of 4 M numbers (torch 2.13)."""
+"""Share of an integer all-reduce's processor time that its reduce-scatter takes: 0.62 with 8 bits and 0.61 with 4,
+measured on four ranks' parts of 4 M numbers (torch 2.13)."""
 UnitKind = tuple[GroupSpec, float, float]
-"""What a unit can do, and the slowest alpha and beta between its own devices."""
+"""The spec of a tensor-parallel group, and the slowest alpha and beta between its own devices."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StageTime:
     backward: float
     tensor_parallel: float
     inputs: float
-    """The backward for inputs alone; nothing on the first stage, where nobody waits for them."""
+    """The backward for inputs alone; 0 on the first stage, which sends no gradient on."""
     weights: float
     """The backward for weights alone."""
 
@@ -57,10 +57,10 @@ class StageTime:
 
 
 class CostModel:
-    """Answers with seconds (and, by `memory`, with bytes); remembers what it computed.
+    """Seconds (and with `memory` bytes) for one workload on given links; caches its results.
 
     Args:
-        constants: by kind of device.
+        constants: kind of device -> constants.
         profile: measured times of the model's layers, used where it has those of a device and micro-batch.
     """
 
@@ -84,20 +84,20 @@ class CostModel:
         self._updates: dict[tuple[UnitKind, ModelPart, int, int], float] = {}
 
     def placement_links(self, placement: Placement) -> PlacementLinks:
-        """What the links say about a placement; remembered for this very one."""
+        """The links of a placement, cached by the identity of the object."""
         found = self._placement_links.get(id(placement))
         if found is None:
             found = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
         return found
 
     def with_work(self, work: Workload) -> CostModel:
-        """The same devices and links for another way of doing the work."""
+        """A cost model with the same devices and links for another workload."""
         other = CostModel(work, self.links, self.constants, self.profile)
         other._kinds, other._placement_links, other._messages = self._kinds, self._placement_links, self._messages
         return other
 
     def kind(self, unit: TensorParallelGroup) -> UnitKind:
-        """Units of one kind take equally long for everything."""
+        """The kind of a tensor-parallel group; groups of one kind take equally long for everything."""
         if unit not in self._kinds:
             costs = (
                 [self.links.between(a, b) for a, b in ring_hops(unit.device_ids)]
@@ -108,7 +108,7 @@ class CostModel:
         return self._kinds[unit]
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
-        """Times on a unit for micro-batches of that many rows."""
+        """Times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch` sequences."""
         key = (self.kind(unit), micro_batch)
         if key not in self._parts:
             parts = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
@@ -117,7 +117,7 @@ class CostModel:
         return self._parts[key]
 
     def stage(self, unit: TensorParallelGroup, micro_batch: int, share: ModelPart) -> StageTime:
-        """A stage that holds this share of the model."""
+        """Times of a stage that holds this part of the model."""
         key = (self.kind(unit), micro_batch, share)
         if key not in self._stages:
             blocks, _ = self.work.mean_blocks(share)
@@ -128,7 +128,7 @@ class CostModel:
     def send_s(
         self, source: TensorParallelGroup, target: TensorParallelGroup, micro_batch: int, messages: Messages = "none"
     ) -> float:
-        """A boundary activation, or its gradient, from one unit to another; `message_cast_s` comes on top."""
+        """Seconds of a stage message from one tensor-parallel group to another, without `message_cast_s`."""
         if source is target:
             return 0.0
         tp = len(source.devices)
@@ -140,13 +140,15 @@ class CostModel:
         return alpha + beta * size
 
     def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
-        """How messages between a stage on `a` and the next one on `b` travel."""
+        """The codec of messages between a stage on `a` and the next one on `b`."""
         way = self.work.messages_behind(stage)
         return way if way == "none" or crosses_nodes(a, b) else "none"
 
     def message_cast_s(self, unit: TensorParallelGroup, micro_batch: int, messages: Messages) -> float:
-        """What a unit takes to write, or to read, a message between two stages. A number counts as a quarter of what
-        summing one of a gradient takes, which is written, added up, written again and read."""
+        """Seconds to encode or to decode a stage message.
+
+        A number takes a quarter of its time in an all-reduce, where it is encoded, summed, encoded again and decoded.
+        """
         if messages == "none":
             return 0.0
         each = codec_seconds(unit)
@@ -155,7 +157,7 @@ class CostModel:
         return numbers * number_s / 4
 
     def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, micro_batch: int, shards: int = 1) -> float:
-        """Update of a stage's parameters, or of this replica's part of them."""
+        """Seconds to update a stage's parameters, or this replica's shard of them."""
         key = (self.kind(unit), share, micro_batch, shards)
         if key not in self._updates:
             constants, times = self.constants[unit.kind], self._measured(unit, micro_batch)
@@ -175,15 +177,15 @@ class CostModel:
         return self._updates[key]
 
     def step_overhead_s(self, unit: TensorParallelGroup) -> float:
-        """What a step costs however little it computes."""
+        """Seconds that a step costs however little it computes."""
         return self.constants[unit.kind].step_ops * unit.launch_s
 
     def all_reduce_times(
         self, placement: Placement, shares: Sequence[ModelPart], owner: Sequence[int], shards: int = 1
     ) -> list[AllReduceTime]:
-        """Sum of each stage's gradients over its replicas, or over the copies of a state that some of them share.
+        """[stage] -> all-reduce of its gradients over the replicas, or over the shard groups.
 
-        All stages reduce at about the same time, so rings that leave a node together divide its bandwidth.
+        All stages reduce at about the same time, so rings that leave a node together share its bandwidth.
 
         Args:
             shares: what each stage holds.
@@ -211,8 +213,7 @@ class CostModel:
         return sums
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
-        """Seconds to write, in fewer bytes, a number of a gradient that is summed into parts, and to add it up, on a
-        pipeline rank's slowest device."""
+        """Processor seconds of a reduce-scatter for each number of a gradient, on a pipeline rank's slowest device."""
         each = slowest_codec([placement[replica][rank] for replica in placement.representatives])
         match self.work.codec:
             case Bf16():
@@ -222,7 +223,7 @@ class CostModel:
         return 0.0
 
     def tied_all_reduce_s(self, first: TensorParallelGroup, last: TensorParallelGroup) -> float:
-        """Sum of the two gradients of an embedding that is the head too, where they lie on different devices."""
+        """Seconds to sum the two gradients of a tied embedding; 0 if both lie on the same devices."""
         if not self.work.spec.tied or first is last:
             return 0.0
         numbers = self.work.spec.end_parameters(len(first.devices), first=True, last=False)
@@ -232,7 +233,7 @@ class CostModel:
         )
 
     def norm_all_reduce_s(self, placement: Placement) -> float:
-        """The sum over all devices that clipping the gradient's norm needs."""
+        """Seconds of the all-reduce over all devices that clipping by the gradient's norm needs."""
         devices = len(placement) * len(placement[0]) * len(placement[0][0].devices)
         return scalar_all_reduce_s(self.placement_links(placement).slowest_alpha, devices) if devices > 1 else 0.0
 
@@ -243,7 +244,7 @@ class CostModel:
 
 
 def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:
-    """A stage that amounts to that many blocks of mean size."""
+    """Times of a stage whose blocks take as long as `blocks` blocks of mean size."""
     action_s = constants.action_ops * launch_s
     times = [action_s + blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
@@ -258,16 +259,16 @@ def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostC
 
 
 def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
-    """Whether any of the messages between two units leaves a node."""
+    """Whether any message between two tensor-parallel groups leaves a node."""
     return any(node_of(x) != node_of(y) for x, y in zip(a.device_ids, b.device_ids, strict=True))
 
 
 def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:
-    """What compression takes on a unit, measured or usual."""
+    """Seconds per number of each codec on a tensor-parallel group: measured, or the default of its kind."""
     return unit.codec_s or DEFAULT_CODEC_S[unit.kind]
 
 
 def slowest_codec(units: Sequence[TensorParallelGroup]) -> CodecSeconds:
-    """For each codec what it takes on the slowest of these units."""
+    """Seconds per number of each codec on the slowest of these tensor-parallel groups."""
     known = [codec_seconds(unit) for unit in units]
     return CodecSeconds(**{name: max(getattr(each, name) for each in known) for name in CodecSeconds.model_fields})

@@ -1,4 +1,4 @@
-"""How long the parts of a stage take for one micro-batch: a roofline of measured speeds, or measured layer times."""
+"""Seconds of a stage's parts for one micro-batch: a roofline with measured speeds, or measured layer times."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class ModuleTimes:
 
     block: ForwardBackward
     block_tp: ForwardBackward
-    """What all-reduces and dispatch add to a block that is shared by several devices."""
+    """Time that tensor parallelism adds to a block: all-reduces and dispatch."""
     embedding: ForwardBackward
     head: ForwardBackward
     block_split: float
-    """Added to a block's backward where it is cut into inputs and weights."""
+    """Time that splitting a block's backward into I and W adds."""
 
     def whole_model(self, layers: int) -> float:
-        """Forward and backward of everything."""
+        """Seconds of forward and backward of the whole model."""
         return layers * (sum(self.block) + sum(self.block_tp)) + sum(self.embedding) + sum(self.head)
 
 
 @dataclass(frozen=True)
 class PassTime:
-    """What a pass takes on the device, on the host that feeds it, and in messages that both wait for."""
+    """Seconds of a pass on the device, on the host that feeds it, and in messages that both wait for."""
 
     device_s: float = 0.0
     host_s: float = 0.0
@@ -41,12 +41,12 @@ class PassTime:
         return PassTime(self.device_s + other.device_s, self.host_s + other.host_s, self.message_s + other.message_s)
 
     def seconds(self, constants: CostConstants) -> float:
-        """Until all is done; where the host runs ahead, the longer of device and host counts most."""
+        """Seconds until the pass ends; if the host runs ahead, the longer of device and host dominates."""
         power = constants.overlap_power
         if power == 1.0:
             return self.device_s + self.host_s + self.message_s
         longer, shorter = max(self.device_s, self.host_s), min(self.device_s, self.host_s)
-        # The same as (a^p + b^p)^(1/p), without leaving the range of numbers.
+        # The same as (a^p + b^p)^(1/p), without overflow.
         beside = math.pow(1 + math.pow(shorter / longer, power), 1 / power) if longer else 1.0
         return longer * beside + self.message_s
 
@@ -54,10 +54,10 @@ class PassTime:
 def roofline(
     work: Workload, links: Links, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> ModuleTimes:
-    """The parts from counts and the unit's measured speeds.
+    """Estimate the parts' times from operation counts and the measured speeds of a tensor-parallel group.
 
     Args:
-        micro_batch: its rows.
+        micro_batch: sequences of a micro-batch.
     """
     spec, seq_len, tp = work.spec, work.seq_len, len(unit.devices)
     head_tp = work.head_shards(tp)
@@ -90,14 +90,14 @@ def roofline(
 
 
 def measured_module_times(times: LayerTimes, estimate: ModuleTimes) -> ModuleTimes:
-    """The parts as somebody measured them; what was not measured apart stays the roofline's estimate."""
+    """The parts' times from measured layers; what was not measured separately stays the roofline's estimate."""
     return ModuleTimes(times.block, (0.0, 0.0), times.embedding, times.head, estimate.block_split)
 
 
 def _pass_time(
     constants: CostConstants, unit: TensorParallelGroup, flops: float, touched: float, ops: float
 ) -> PassTime:
-    """Products, bytes and calls on a unit."""
+    """The time of matrix products, touched bytes and calls on a tensor-parallel group."""
     device_s = flops / (unit.flops * constants.efficiency) + touched / unit.bytes_per_s
     return PassTime(device_s, ops * unit.launch_s)
 
@@ -105,7 +105,7 @@ def _pass_time(
 def _block(
     work: Workload, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> tuple[PassTime, PassTime]:
-    """A block's passes, with what recomputation and sharding add to them."""
+    """A block's forward and backward, with what recomputation and sharding add."""
     spec, seq_len, tp, memory_options = work.spec, work.seq_len, len(unit.devices), work.memory_options
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
@@ -132,7 +132,7 @@ def _block(
         else:
             flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
             touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
-            if not flops:  # the whole block is gone through again, and only its products are kept
+            if not flops:  # the whole block is computed again except for its products, which are kept
                 touched += weights * constants.weight_passes[0]
         backward += _pass_time(constants, unit, flops, touched, 0.0)
     return forward, backward
@@ -141,10 +141,10 @@ def _block(
 def _tensor_parallel(
     work: Workload, links: Links, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> tuple[PassTime, PassTime]:
-    """Two all-reduces of the residual stream each way and block (Shoeybi et al. 2019), and the dispatch.
+    """Forward and backward time that tensor parallelism adds to a block.
 
-    With sequence parallelism each of them is a reduce-scatter and an all-gather, which send as much. What is
-    computed again sends again.
+    It is two all-reduces of the residual stream in each pass (Shoeybi et al. 2019), and the dispatch. With sequence
+    parallelism each one is a reduce-scatter and an all-gather, which send as much. Recomputation repeats them.
     """
     if len(unit.devices) == 1:
         return PassTime(), PassTime()

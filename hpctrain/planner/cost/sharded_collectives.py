@@ -1,7 +1,7 @@
-"""How long ZeRO's collectives take: weights gathered from their parts, gradients summed into them.
+"""Seconds of ZeRO's collectives: all-gather of weights, reduce-scatter of gradients.
 
-Per stage and replica group: an all-gather or a reduce-scatter is half of a ring all-reduce, (n−1)(alpha + size/n·beta)
-for each block and for what stands outside of blocks. Where several groups hold copies, they add up their parts.
+For each stage and shard group, either one is half of a ring all-reduce, (n−1)(alpha + size/n·beta), for each block and
+for the part outside of blocks. Several shard groups then all-reduce their parts.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
 from hpctrain.records.plan.codec import FULL_BYTES, dense_bytes
 
 COPY_PASSES = 2
-"""What is gathered or summed is copied from or to flat buffers: read and written once."""
+"""Passes over memory of the copy from or to flat buffers: one read and one write."""
 
 
 class ShardCollectiveTimes(NamedTuple):
-    """Seconds of a stage's collectives, by the slowest of its replica groups."""
+    """Seconds of a stage's collectives, by its slowest shard group."""
 
     gather: float
-    """All weights, from their parts."""
+    """All-gather of all weights."""
     scatter: float
-    """All gradients, summed into their parts."""
+    """Reduce-scatter of all gradients."""
     copies: float
-    """The sums between groups that hold copies of the state."""
+    """All-reduce between the shard groups, each of which holds a copy of the state."""
 
     def per_micro_batch(self, zero: int) -> tuple[float, float, float, float]:
-        """What the passes of a micro-batch wait for: forward, backward, and its inputs and weights where it is cut."""
+        """Seconds that the passes of a micro-batch wait: (forward, whole backward, I, W)."""
         gather = self.gather if zero == 3 else 0.0
         scatter = self.scatter if zero >= 2 else 0.0
         return gather, gather + scatter, gather, gather + scatter
 
     def per_step(self, zero: int) -> float:
-        """What is left for the end of the step."""
+        """Seconds of the collectives at the end of the step."""
         return self.copies + (self.gather if zero < 3 else 0.0) + (self.scatter if zero == 1 else 0.0)
 
 
 def shard_collective_times(
     placement_links: PlacementLinks, work: Workload, shares: Sequence[ModelPart], owner: Sequence[int], shards: int
 ) -> list[ShardCollectiveTimes]:
-    """The collectives of every stage; those of all stages run at about the same time and share the network cards.
+    """[stage] -> its collectives; all stages communicate at about the same time and share the network cards.
 
     Args:
         shares: what each stage holds.
@@ -62,7 +62,7 @@ def shard_collective_times(
         ) -> float:
             return pieces * own.all_reduce_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
-        # Rounded numbers travel within the backward pass only where the state has no copies; see decision 45.
+        # Gradients are sent compressed within the backward pass only without copies of the state; see decision 45.
         width = dense_bytes(work.codec) / FULL_BYTES if shards == len(placement) else 1.0
         part = work.framework.gradient_bytes * parameters / shards
         found.append(

@@ -1,4 +1,4 @@
-"""What has to be computed in a step, and what the run file fixes about how."""
+"""The work of a training step, and what the run file fixes about how it is done."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 NO_CODEC = NoCompression()
 USABLE_MEMORY_SHARE = 0.9
-"""Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
+"""Share of a device's memory that a plan may fill (the paper, section 3.4); the allocator needs the rest."""
 
 
 STAGE_ENDS = ((False, False), (True, False), (False, True))
-"""Whether a stage of several has the model's first part, and its last one."""
+"""(holds the embedding, holds the head) of a stage, with several stages."""
 
 
 class ScheduleSpec(NamedTuple):
-    """A schedule and how many stages it has on each pipeline rank."""
+    """A schedule and its number of stages on each pipeline rank."""
 
     name: str
     virtual_stages: int = 1
@@ -42,10 +42,10 @@ SCHEDULE_SPECS = (
     ScheduleSpec("interleaved_zero_bubble", 2),
     ScheduleSpec("zbv", 2),
 )
-"""In order of preference where they are equally fast: the first keeps the fewest activations."""
+"""The schedules of a search, in order of preference if equally fast; the first keeps the fewest activations."""
 FEWEST_ACTIVATIONS = SCHEDULE_SPECS[0]
-"""No rank of another keeps fewer micro-batches in any of its stages at its fullest moment. A V-shaped one may fit where
-this does not, for its first and its last stage share a rank."""
+"""The schedule with the fewest live activations: no other keeps fewer micro-batches in any stage at its fullest moment.
+A V-shaped schedule may still fit where this one does not, because its first and last stage share a rank."""
 
 
 class ModelPart(NamedTuple):
@@ -53,14 +53,14 @@ class ModelPart(NamedTuple):
 
     blocks: int
     first: bool
-    """With the embedding."""
+    """Whether it holds the embedding."""
     last: bool
-    """With the last norm and the head."""
+    """Whether it holds the last norm and the head."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A step of training."""
+    """The work of a training step."""
 
     spec: Spec
     sequences: int
@@ -68,46 +68,49 @@ class Workload:
     seq_len: int
     precision: str
     fixed: FixedParallel | None = None
-    """Degrees given by hand."""
+    """Degrees given by hand, if any."""
     memory_options: MemoryOptions = DEFAULT_MEMORY_OPTIONS
-    """What is done to save memory."""
+    """ZeRO, recomputation and sequence parallelism."""
     compiled: bool = False
     """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
     framework: Framework = HPCTRAIN_FRAMEWORK
-    """Who trains."""
+    """The bytes and waits of the training framework."""
     codec: Codec = NO_CODEC
-    """How gradients are summed over replicas."""
+    """The codec of the gradients."""
     messages: Messages | tuple[Messages, ...] = "none"
-    """How messages to the next stage, and from it, travel between nodes: all in one way, or by stage."""
+    """The codec of stage messages between nodes: one for all, or [stage] -> codec of messages to the next stage."""
     usable: float = USABLE_MEMORY_SHARE
     """Share of a device's memory that a plan may fill."""
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of what matrix products give and take."""
+        """Bytes of an input or output value of a matrix product."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of a weight as sharding gathers it: 2 in bf16 and fp16 where it is cast before, else 4."""
+        """Bytes of a gathered weight with sharding: 2 in bf16 and fp16 if it is cast before the all-gather, else 4."""
         return self.value_bytes if self.spec.gathers_in_compute_dtype else self.framework.weight_bytes
 
     @property
     def may_shard_gradients(self) -> bool:
-        """Whether a search may shard over all replicas: gradients are then summed into parts in the backward pass,
-        by what keeps nothing or, where there is no loss scale, by integers."""
+        """Whether a search may shard over all replicas.
+
+        Gradients are then reduce-scattered in the backward pass. That works with codecs without state, and with
+        integers if there is no loss scale.
+        """
         return not has_state(self.codec) or (isinstance(self.codec, Quantized) and self.precision != "fp16")
 
     def casts_weights(self, sharded: bool) -> bool:
-        """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it was gathered as one."""
+        """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it is gathered already cast."""
         whole_bytes = self.gathered_bytes if sharded else self.framework.weight_bytes
         return self.value_bytes < whole_bytes
 
     def block_bytes(self, micro_batch: int, tp: int) -> float:
-        """What a block keeps for its backward pass when nothing is computed again.
+        """Bytes that a block keeps for its backward pass without recomputation.
 
-        In bf16 and fp16 the matrix products keep 2 bytes a value, while norms, rotary positions and the residual stream
-        stay in fp32: 3 is the mean.
+        In bf16 and fp16 the matrix products keep 2 bytes a value; norms, rotary positions and the residual stream stay
+        in fp32. The mean is 3.
         """
         mean = self._mean_bytes
         whole = float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, mean))
@@ -116,16 +119,16 @@ class Workload:
         return whole
 
     def selective_bytes(self, micro_batch: int, tp: int) -> float:
-        """What selective recomputation makes again of a block."""
+        """Bytes of a block's activations that selective recomputation makes again."""
         return float(self.spec.selective_bytes(micro_batch, self.seq_len, tp, self._mean_bytes))
 
     @property
     def _mean_bytes(self) -> int:
-        """Of an activation's value, between those of matrix products and those of the stream."""
+        """Mean bytes of an activation's value, over matrix products and the residual stream."""
         return (self.value_bytes + self.framework.residual_stream_bytes) // 2
 
     def saved_activation_bytes(self, micro_batch: int, tp: int) -> float:
-        """What a block keeps from its forward to its backward pass: with recomputation, less than `block_bytes`."""
+        """Bytes that a block keeps from its forward to its backward pass; recomputation saves some of `block_bytes`."""
         if self.memory_options.recompute == "none":
             return self.block_bytes(micro_batch, tp)
         kept = self.hidden_bytes(micro_batch, tp)
@@ -134,24 +137,24 @@ class Workload:
         return kept
 
     def stage_boundary_bytes(self, micro_batch: int) -> int:
-        """The residual stream [rows, seq, dim] between two stages; ours is in fp32 at any precision."""
+        """Bytes of the residual stream [sequences, seq_len, dim] between two stages; ours is always in fp32."""
         return self.spec.stage_boundary_bytes(micro_batch, self.seq_len, self.framework.residual_stream_bytes)
 
     def hidden_bytes(self, micro_batch: int, tp: int) -> float:
-        """The part of the residual stream on one of `tp` devices: all of it, or its part of the sequence."""
+        """Bytes of the residual stream on one of `tp` devices: all of it, or with sequence parallelism its part."""
         return self.stage_boundary_bytes(micro_batch) / (tp if self.memory_options.sequence_parallel else 1)
 
     def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
-        """What one of `tp` devices sends to the next stage, or back."""
+        """Bytes that one of `tp` devices sends to the next stage, or back."""
         size = self.hidden_bytes(micro_batch, tp) * message_bytes_per_element(messages) / FULL_BYTES
         return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
     def messages_behind(self, stage: int) -> Messages:
-        """How messages between a stage and the next one travel where they lie on different nodes."""
+        """The codec of messages between a stage and the next one if they lie on different nodes."""
         return self.messages if isinstance(self.messages, str) else self.messages[stage]
 
     def head_shards(self, tp: int) -> int:
-        """Parts that embedding and head are cut into."""
+        """Number of parts that embedding and head are split into."""
         return self.spec.head_shards(tp)
 
     def parameters(self, share: ModelPart, tp: int) -> int:
@@ -159,24 +162,24 @@ class Workload:
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
 
     def least_block_parameters(self, tp: int) -> int:
-        """Parameters that a further block adds to a stage on one of `tp` devices at least."""
+        """The least parameters that a further block adds to a stage on one of `tp` devices."""
         return min(
             self.parameters(ModelPart(1, *ends), tp) - self.parameters(ModelPart(0, *ends), tp) for ends in STAGE_ENDS
         )
 
     def mean_blocks(self, share: ModelPart) -> tuple[float, float]:
-        """How many blocks of mean size a stage amounts to: in time, and in what it keeps for the backward pass."""
+        """The number of blocks of mean size that equals the stage: (in time, in bytes kept for the backward pass)."""
         return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
 
     @cached_property
     def least_blocks(self) -> float:
-        """Blocks of mean size that the model amounts to at least, however it is cut: its ends may have smaller ones."""
+        """The least number of blocks of mean size that takes as long as the model with any cut; ends may be smaller."""
         layers = self.spec.layers
         return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in each) for each in self._ends)
 
     @cached_property
     def least_share(self) -> float:
-        """What one of a stage's blocks counts as at least, in blocks of mean size."""
+        """The least time of a block in any stage, in blocks of mean size."""
         return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for each in self._ends for share in each[1:]))
 
     @cached_property
@@ -188,10 +191,10 @@ class Workload:
         ]
 
     def micro_batch_sizes(self) -> list[int]:
-        """Sizes to try: those that divide the batch, so that every micro-batch is equally long.
+        """Micro-batch sizes to try: those that divide the global batch, so that all micro-batches have one size.
 
         Raises:
-            InputError: the size given by hand does not.
+            InputError: the size given by hand does not divide it.
         """
         sizes = list(_divisors(self.sequences))
         if self.fixed is None or self.fixed.micro_batch is None:
@@ -227,11 +230,11 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
-    """The step that a run file asks for, and notes on what of it does not apply.
+    """Return the workload of a run file, and notes on keys that do not apply.
 
     Raises:
-        InputError: the vocabulary is still open, the micro-batch by hand does not divide the batch, or two keys of
-            `parallel` do not go together.
+        InputError: the vocabulary is not settled, the micro-batch given by hand does not divide the global batch, or
+            two keys of `parallel` cannot be combined.
     """
     if spec.vocab is None:
         raise InputError(

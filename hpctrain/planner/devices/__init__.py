@@ -1,1 +1,1 @@
-"""The devices and links that a plan may use, grouped as tensor parallelism needs them."""
+"""The devices and links that a plan may use, and their tensor-parallel groups."""

@@ -1,8 +1,8 @@
-"""Constants of the time model, by kind of device: how often things are touched and called, never how fast.
+"""Constants of the cost model, by kind of device: counts of operations and bytes, never speeds.
 
 A part of a stage takes  flops / (efficiency · speed) + bytes touched / bandwidth  on the device, and
-operations · launch  on the host. The speeds are those the probe measured on the very device. On a CPU the two add up,
-because an operation is done when its call returns; on CUDA the host runs ahead, so the longer of the two counts most.
+operations · launch  on the host. The probe measures the speeds on each device. On a CPU the two add up, because an
+operation is done when its call returns. On CUDA the host runs ahead, so the longer of the two dominates.
 """
 
 from __future__ import annotations
@@ -17,61 +17,63 @@ ForwardBackward = tuple[float, float]
 
 @dataclass(frozen=True)
 class CostConstants:
-    """Of one kind of device. 'Operations' are tiny ones, each of which costs the device's measured `launch_s`."""
+    """Constants of one kind of device. 'Operations' are tiny; each costs the device's measured `launch_s`."""
 
     overlap_power: float
-    """p in (device^p + host^p)^(1/p), the time of a pass: 1 where a call returns when its operation is done, large
-    where the host runs ahead and only the longer of the two counts."""
+    """p in (device^p + host^p)^(1/p), the time of a pass: 1 if a call returns when its operation is done, large if the
+    host runs ahead and only the longer of the two counts."""
     efficiency: float
-    """Share of the device's FLOP/s that the products of a block reach; what is lost beside them is counted as bytes."""
+    """Share of the device's FLOP/s that a block's matrix products reach; other losses are counted as bytes."""
     half_width: float
-    """Width of a block's part on a device at which its products reach half of that: narrow matrices fill no GPU."""
+    """Width of a block's part on a device at which its products reach half of `efficiency`; narrow matrices do not
+    fill a GPU."""
     block_ops: ForwardBackward
-    """Cost of a block's forward and backward calls (each module call costs several operations)."""
+    """Operations of a block's forward and backward (each module call counts as several)."""
     tensor_parallel_ops: ForwardBackward
-    """Added dispatch of a block's sharded tensors; it is the host's work."""
+    """Operations that the host adds to dispatch a block's tensors that are split over devices."""
     hierarchical_all_reduce: bool
-    """Whether the sums of tensor parallelism may go node by node (see `ring_all_reduce_s`). For those over replicas one
-    ring is assumed anywhere, as the bounds of the search do."""
+    """Whether tensor-parallel all-reduces may go node by node (see `ring_all_reduce_s`). Data-parallel ones always
+    count as one ring, as in the bounds of the search."""
     collective_ops: float
-    """Added to each hop of a tensor-parallel sum: its start on the host, and waiting for the others to start."""
+    """Operations added to each hop of a tensor-parallel all-reduce: its start, and the wait for others to start."""
     activation_passes: ForwardBackward
-    """Times that what a block keeps is read or written beside its products."""
+    """How often a block's kept activations are read or written outside of its matrix products."""
     weight_passes: ForwardBackward
-    """Times that a micro-batch reads or writes the weights: forward; backward with the sum into the gradient."""
+    """How often a micro-batch reads or writes the weights; backward includes the sum into the gradient."""
     logits_passes: ForwardBackward
-    """Times that the logits and what the loss keeps are read or written."""
+    """How often the logits and the loss's kept values are read or written."""
     embedding_passes: ForwardBackward
-    """A row a token is nothing; the backward pass makes a whole gradient of the embedding and adds it up."""
+    """How often the embedding is read or written. Forward reads one row a token, which is negligible; backward makes a
+    whole gradient and adds it up."""
     embedding_ops: ForwardBackward
     head_ops: ForwardBackward
-    """Cost of the last norm, the head and the loss."""
+    """Operations of the last norm, the head and the loss."""
     action_ops: float
-    """Added by the schedule's executor to each forward or backward of a stage."""
+    """Operations that the schedule's executor adds to each forward or backward of a stage."""
     optimizer_bytes: float
     """Bytes touched per parameter by the update: AdamW, the gradient's norm and clipping."""
     optimizer_ops: float
     """Operations per tensor in that update."""
     sharded_optimizer_bytes: float
-    """Bytes touched for parameters that are sharded over replicas, whose AdamW is another."""
+    """Bytes touched per parameter that is sharded over replicas; its AdamW is another implementation."""
     sharded_optimizer_ops: float
     split_optimizer_bytes: float
-    """Bytes touched for parameters that are split over tensor parallelism."""
+    """Bytes touched per parameter that is split by tensor parallelism."""
     split_optimizer_ops: float
     shard_ops: ForwardBackward
-    """Added to a block by `fully_shard`."""
+    """Operations that `fully_shard` adds to a block."""
     recompute_ops: ForwardBackward
-    """Added to a block by checkpointing itself."""
+    """Operations that activation checkpointing itself adds to a block."""
     split_ops: float
-    """Added to a block's backward by cutting it into inputs and weights."""
+    """Operations that splitting a block's backward into I and W adds."""
     split_passes: float
-    """What a block keeps is read or written that many times more then."""
+    """How much more often a block's kept activations are read or written with a split backward."""
     inputs_share: float
-    """Share of the cut backward that its inputs take."""
+    """Share of the split backward that I takes."""
     reducer_bytes: float
     """Bytes touched per parameter by gathering gradients into flat buckets and copying the sums back."""
     step_ops: float
-    """Operations of a step that are there once: zeroing, reading the loss, the scheduler."""
+    """Operations once a step: zeroing gradients, reading the loss, the learning-rate scheduler."""
 
 
 CPU_CONSTANTS = CostConstants(
@@ -81,7 +83,7 @@ CPU_CONSTANTS = CostConstants(
     efficiency=1.0,
     half_width=0.0,
     block_ops=(425.0, 675.0),
-    tensor_parallel_ops=(13200.0, 21200.0),  # DTensor between two workers, at two widths; the sends are not in it
+    tensor_parallel_ops=(13200.0, 21200.0),  # DTensor between two workers, at two widths, without the sends
     hierarchical_all_reduce=False,  # gloo has one ring through all
     collective_ops=0.0,  # in the links' measured alpha
     activation_passes=(6.0, 12.0),
@@ -108,9 +110,9 @@ CPU_CONSTANTS = CostConstants(
 """Measured with torch 2.13 on CPU."""
 
 CUDA_CONSTANTS = CostConstants(
-    # `hpctrain bench plan` fits those marked *, on published runs of Megatron on A100s (vTrain, MICRO 2024), and says
-    # how far they are off elsewhere. The others are those of the CPU, counted as if a kernel launch were 6 to 7 tiny
-    # CPU operations: assumptions, nobody has measured them.
+    # `hpctrain bench plan` fits the values marked * to published runs of Megatron on A100s (vTrain, MICRO 2024), and
+    # reports their error elsewhere. The others are assumptions that were not measured: the CPU's values, with a kernel
+    # launch counted as 6 to 7 tiny CPU operations.
     overlap_power=3.82,  # *
     efficiency=0.81,  # * of a data sheet's peak; of a measured rate it is nearer to 1
     half_width=22.5,  # *
@@ -144,10 +146,10 @@ DEFAULT_CODEC_S = {
     # Whole reductions of four gloo processes on loopback (docs/results/compression.md, single measurements), and the
     # pieces of bf16 and of integers of 4 bits, torch 2.13.
     "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9),
-    # An assumption: as many passes over memory at 50 times the bandwidth; nobody has measured them.
+    # An assumption that was not measured: as many passes over memory at 50 times the bandwidth.
     "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9),
 }
-"""What compression takes on a device of that kind where it was not measured."""
+"""Kind of device -> seconds per number of each codec, for devices on which they were not measured."""
 
 COST_CONSTANTS = {"cpu": CPU_CONSTANTS, "cuda": CUDA_CONSTANTS}
-"""By kind of device."""
+"""Kind of device -> constants."""

@@ -1,4 +1,4 @@
-"""What a training framework keeps and sends: ours, and those whose published runs the model is compared with."""
+"""What a training framework keeps and sends: hpctrain, and those whose published runs the model is compared with."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from hpctrain.records.plan.codec import BUCKET_BYTES
 
 @dataclass(frozen=True)
 class Framework:
-    """Bytes per number, and what waits for what."""
+    """Bytes per number of a training framework, and which of its operations wait."""
 
     weight_bytes: int = 4
-    """Per parameter, in training."""
+    """Bytes per parameter of the weights in training."""
     gradient_bytes: int = 4
-    """Per parameter, kept and summed between replicas."""
+    """Bytes per parameter of the gradients, kept and summed between replicas."""
     state_bytes: int = 8
-    """Per parameter: the two moments of AdamW, and a master copy where weights are kept in half precision."""
+    """Bytes per parameter of AdamW's two moments, and of a master copy if weights are in half precision."""
     checkpoint_bytes: int = 12
-    """Per parameter while a checkpoint is written beside the training: a copy of weight and moments."""
+    """Bytes per parameter of the copy of weights and moments while a checkpoint is written during training."""
     bucket_bytes: float = BUCKET_BYTES
-    """Most of the gradients that are summed at once between replicas."""
+    """Largest bucket of gradients that is summed at once between replicas."""
     residual_stream_bytes: int = 4
-    """Per value of the residual stream, which also travels between stages."""
+    """Bytes per value of the residual stream, which is also the stage message."""
     casts: bool = True
-    """Whether weights in fp32 are cast for the matrix products in bf16 and fp16 (autocast)."""
+    """Whether fp32 weights are cast for matrix products in bf16 and fp16 (autocast)."""
     blocking_sends: bool = False
-    """Whether a rank stands still while it sends between stages; else it computes meanwhile."""
+    """Whether a rank waits while it sends between stages; else sends overlap its computation."""
     split_sends: bool = False
-    """Whether each of a unit's devices sends a part of the activation; else each sends the whole."""
+    """Whether each device of a tensor-parallel group sends a part of the activation; else each sends the whole."""
     split_streams: int = 5
-    """Residual streams that a block keeps more when it is split over tensor parallelism. Seen on CPU with tp 2 at two
-    widths (torch 2.13): copies that DTensor's sums make."""
+    """Further residual streams that a block keeps with tensor parallelism: copies that DTensor's all-reduces make, seen
+    on CPU with tp 2 at two widths (torch 2.13)."""
     process_bytes: float | None = None
-    """Per device beside all tensors that are counted; None: what a worker of ours takes."""
+    """Bytes per device beyond all counted tensors; None: those of hpctrain's worker (`PROCESS_BYTES`)."""
     selective_sends_again: bool = True
-    """Whether selective recomputation repeats the sums of tensor parallelism."""
+    """Whether selective recomputation repeats the tensor-parallel all-reduces."""
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Everything that stays from step to step, and a checkpoint's copy."""
+        """Bytes per parameter that stay from step to step, with a checkpoint's copy."""
         return self.weight_bytes + self.gradient_bytes + self.state_bytes + self.checkpoint_bytes
 
 
 HPCTRAIN_FRAMEWORK = Framework()
-"""fp32 weights and gradients, autocast, sends in the background."""
+"""hpctrain's own runtime: fp32 weights and gradients, autocast, sends in the background."""

@@ -1,4 +1,4 @@
-"""How long messages and sums between devices take, from the alpha and beta of the links they cross."""
+"""Seconds of messages and all-reduces between devices, from the alpha and beta of the links they cross."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.records.topology.link_cost import LinkCost
 
 
 class Links:
-    """Alpha and beta between devices; a missing figure is an error for the person, not a KeyError."""
+    """Alpha and beta between devices; a missing figure raises an InputError, not a KeyError."""
 
     def __init__(self, costs: LinkCost, factor: float = 1.0) -> None:
         self._costs = costs
@@ -38,24 +38,25 @@ class Links:
         return cost
 
     def least(self) -> tuple[float, float]:
-        """(alpha, beta) that no message between two nodes stays below."""
+        """The smallest alpha and the smallest beta between any two nodes."""
         alpha, beta = self._costs.least()
         return alpha * self._factor, beta * self._factor
 
 
 def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:
-    """Every source sends `size_bytes` to its target at once; those that leave a node together share its bandwidth."""
+    """Seconds until every source has sent `size_bytes` to its target; messages that leave a node together share its
+    bandwidth."""
     alpha, beta = message_alpha_beta(links, sources, targets)
     return alpha + beta * size_bytes
 
 
 def message_alpha_beta(links: Links, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
-    """Alpha and beta of such messages."""
+    """Alpha and beta of simultaneous messages from every source to its target, as in `message_s`."""
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
     pairs = list(zip(sources, targets, strict=True))
     if len(ends := {(node_of(source), node_of(target)) for source, target in pairs}) == 1:
-        # As units mostly stand: a link is one between nodes.
+        # The usual case: all sources on one node, all targets on one node.
         ((one, other),) = ends
         alpha, beta = links.between(sources[0], targets[0])
         return alpha, beta * (len(pairs) if one != other else 1)
@@ -68,12 +69,12 @@ def message_alpha_beta(links: Links, sources: Sequence[str], targets: Sequence[s
 def ring_all_reduce_s(
     links: Links, device_ids: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
 ) -> float:
-    """Ring all-reduce, 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
+    """Seconds of a ring all-reduce: 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
 
     Args:
-        hop_s: added to each hop's alpha by whoever starts it.
-        by_node: rings in each node and then between the nodes instead, where these have equally many of the devices and
-            that is faster: what NCCL's trees come to, which cross the network less often.
+        hop_s: seconds added to each hop's alpha.
+        by_node: allow rings within each node and then between nodes, if nodes have equally many of the devices and that
+            is faster. NCCL's trees take about as long; they cross the network less often.
     """
     n = len(device_ids)
     if n == 1:
@@ -96,12 +97,12 @@ def ring_all_reduce_s(
 
 
 def scalar_all_reduce_s(alpha: float, devices: int) -> float:
-    """All-reduce of a single number: 2·log2(n) messages of no size."""
+    """Seconds of the all-reduce of one number: 2·log2(n) messages of size 0."""
     return 2 * math.ceil(math.log2(devices)) * alpha
 
 
 def rings_crossing_nodes(rings: Sequence[Sequence[str]]) -> dict[str, int]:
-    """How many of the rings cross the network card of each node."""
+    """Node -> number of rings that cross its network card."""
     count: dict[str, int] = {}
     for ring in rings:
         for node in {node_of(a) for a, b in ring_hops(ring) if node_of(a) != node_of(b)}:
@@ -110,7 +111,7 @@ def rings_crossing_nodes(rings: Sequence[Sequence[str]]) -> dict[str, int]:
 
 
 def ring_hops(device_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """The hops of a ring."""
+    """The (source, target) pairs of a ring."""
     return list(zip(device_ids, [*device_ids[1:], *device_ids[:1]], strict=True))
 
 

@@ -1,5 +1,4 @@
-"""What a placement of units says about messages and sums, worked out once: nothing here depends on the cut, the
-micro-batches or the schedule."""
+"""The links that a placement's messages and all-reduces cross; independent of cut, micro-batches and schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from hpctrain.planner.devices.links import Links, message_alpha_beta, node_of, r
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 
 MAX_PAIRED_NODES = 64
-"""Nodes of a group whose pairs are all looked at."""
+"""Up to this many nodes in a group, all pairs of nodes are compared."""
 
 HopCost = tuple[tuple[float, float], tuple[float, float]]
 """(alpha, beta) of a message to the next rank and of one back."""
@@ -21,14 +20,14 @@ HopCost = tuple[tuple[float, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class RingGroup:
-    """Rings of `size` devices that sum at the same time."""
+    """Rings of `size` devices that all-reduce at the same time."""
 
     size: int
     costs: tuple[tuple[float, float, float], ...]
-    """The unlike ones: (alpha, beta within nodes, beta between nodes times the rings that share a card)."""
+    """Distinct rings: (alpha, beta within nodes, beta between nodes times the number of rings that share a card)."""
 
     def all_reduce_s(self, size_bytes: float, chunks: int) -> float:
-        """All-reduce by the slowest ring, 2(n−1)(alpha + size/n·beta), while each rank sums `chunks` stages."""
+        """Seconds of the slowest ring, 2(n−1)(alpha + size/n·beta), while each rank sums `chunks` stages."""
         if self.size == 1:
             return 0.0
         part = size_bytes / self.size
@@ -37,7 +36,7 @@ class RingGroup:
 
 
 class PlacementLinks:
-    """The links under a placement."""
+    """The links of one placement; caches its results."""
 
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement
@@ -47,7 +46,7 @@ class PlacementLinks:
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
-        """[replica] -> number of its pattern; replicas of one have the same devices and the same links."""
+        """[replica] -> number of its link pattern; replicas with the same pattern have equal devices and links."""
         numbers: dict[tuple[int, tuple[HopCost, ...]], int] = {}
         return tuple(
             numbers.setdefault((alike, self._hops(replica)), len(numbers))
@@ -56,14 +55,14 @@ class PlacementLinks:
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
-        """[pattern] -> a replica of it."""
+        """[link pattern] -> the first replica that has it."""
         found: dict[int, int] = {}
         for replica, pattern in enumerate(self.link_patterns):
             found.setdefault(pattern, replica)
         return tuple(found.values())
 
     def shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
-        """[pipeline rank] -> the rings of `shards` consecutive replicas, and those across such groups."""
+        """[pipeline rank] -> rings within groups of `shards` replicas, and [pipeline rank] -> rings across them."""
         if shards not in self._shard_rings:
             own = [
                 [device_ids[at : at + shards] for device_ids in column for at in range(0, len(device_ids), shards)]
@@ -73,11 +72,11 @@ class PlacementLinks:
         return self._shard_rings[shards]
 
     def replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
-        """[pipeline rank] -> the rings across groups of `shards` consecutive replicas that share a state, one for each
-        of a unit's devices; with 1, over all replicas.
+        """[pipeline rank] -> rings across shard groups, one for each device of a tensor-parallel group.
 
         Args:
-            pairs: with the links that messages from everyone to everyone cross.
+            shards: consecutive replicas that share a state; with 1 the rings go over all replicas.
+            pairs: use the links of an all-to-all instead of those of a ring.
         """
         if (shards, pairs) not in self._replicate_ring_groups:
             across = [
@@ -88,7 +87,7 @@ class PlacementLinks:
 
     @cached_property
     def slowest_alpha(self) -> float:
-        """Of a ring through all devices."""
+        """The largest alpha of a ring through all devices."""
         device_ids = [device_id for row in self.placement for unit in row for device_id in unit.device_ids]
         return max((self.links.between(a, b)[0] for a, b in ring_hops(device_ids)), default=0.0)
 
@@ -100,7 +99,8 @@ class PlacementLinks:
         ]
 
     def _hops(self, replica: int) -> tuple[HopCost, ...]:
-        """To the next rank and back, with the way from the last rank to the first that interleaved stages take."""
+        """Costs of the hops to the next rank and back, including the wrap from the last rank to the first, which
+        interleaved stages need."""
         row = self.placement[replica]
         return tuple(
             (
@@ -118,7 +118,7 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[str]]], pairs
     found = []
     for rings in by_rank:
         costs = set()
-        # Rings through the same nodes cost the same.
+        # Rings through the same nodes have the same costs.
         for device_ids in {tuple(map(node_of, device_ids)): device_ids for device_ids in rings}.values():
             alpha = within = between = 0.0
             for source, target in _crossed(device_ids) if pairs else ring_hops(device_ids):
@@ -135,7 +135,7 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[str]]], pairs
 
 
 def _crossed(device_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """The links that messages from everyone to everyone cross; of large groups those of a ring."""
+    """The links that an all-to-all crosses; for large groups those of a ring."""
     by_node = {node_of(device_id): device_id for device_id in device_ids}
     if len(by_node) > MAX_PAIRED_NODES:
         return ring_hops(device_ids)
@@ -144,8 +144,10 @@ def _crossed(device_ids: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pairs_leaving(groups: Sequence[Sequence[str]]) -> dict[str, float]:
-    """How many rings' bytes leave each node where groups send from everyone to everyone: of n places, k on a node,
-    k·(n−k)/n of a message's bytes, where a ring has (n−1)/n."""
+    """Node -> bytes that leave it in an all-to-all, as a multiple of those of a ring.
+
+    With k of n ranks on a node, k·(n−k)/n of a message's bytes leave it; in a ring (n−1)/n do.
+    """
     count: dict[str, float] = {}
     for device_ids in groups:
         n = len(device_ids)

@@ -1,4 +1,4 @@
-"""The devices and links a plan may use, out of a topology and the run's wishes."""
+"""The devices and links that a plan may use, selected from a topology by the run file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import CodecSeconds, Device, Node, Topology
 
 DEFAULT_LAUNCH_S = {"cpu": 1e-6, "cuda": 6e-6}
-"""Cost of one tiny operation where it was not measured."""
+"""Kind of device -> launch time in seconds if it was not measured."""
 DEFAULT_BYTES_PER_S = {"cpu": 1e10, "cuda": 5e11}
-"""Memory bandwidth where it was not measured: one core of a server, an older data-centre GPU."""
+"""Kind of device -> memory bandwidth if it was not measured: one core of a server, an older data-centre GPU."""
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A device as the cost model sees it."""
+    """A device with the measured figures that the cost model needs."""
 
     device_id: str
     """'node:device'."""
@@ -33,11 +33,11 @@ class DeviceSpec:
     flops: float
     """Sustained FLOP/s at the run's precision."""
     memory_bytes: float | None
-    """None: not measured."""
+    """Bytes of memory; None if not measured."""
     bytes_per_s: float
     launch_s: float
     codec_s: CodecSeconds | None = None
-    """What compressing gradients takes; None: not measured."""
+    """Seconds per number of each codec; None if not measured."""
 
     @property
     def node(self) -> str:
@@ -46,18 +46,18 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class DevicePool:
-    """What a plan may use."""
+    """The devices and links that a plan may use."""
 
     devices: tuple[DeviceSpec, ...]
-    """In file order, so devices of a node stand together."""
+    """Devices in the topology's order, so those of a node are consecutive."""
     links: Links
     notes: tuple[str, ...] = ()
     profile: CalibrationProfile | None = None
-    """Measured steps; devices and links have its factors in them."""
+    """Factors from measured steps; they are already applied to devices and links."""
 
     @cached_property
     def constants(self) -> Mapping[str, CostConstants]:
-        """By kind of device, those of the package with the profile's factors."""
+        """Kind of device -> the package's constants with the profile's factors."""
         profile = self.profile
         if profile is None:
             return COST_CONSTANTS
@@ -80,12 +80,12 @@ class DevicePool:
 
     @cached_property
     def framework(self) -> Framework:
-        """Our runtime, with what its processes were measured to hold."""
+        """hpctrain's runtime with the process memory that the profile measured."""
         measured = self.profile.process_bytes.get(self.devices[0].kind) if self.profile is not None else None
         return replace(HPCTRAIN_FRAMEWORK, process_bytes=measured)
 
     def by_node(self) -> dict[str, list[DeviceSpec]]:
-        """The devices of each node, in file order."""
+        """Node -> its devices, in the topology's order."""
         nodes: dict[str, list[DeviceSpec]] = {}
         for device in self.devices:
             nodes.setdefault(device.node, []).append(device)
@@ -93,13 +93,13 @@ class DevicePool:
 
 
 def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile | None = None) -> DevicePool:
-    """Devices of the wanted kind on the nodes that are neither excluded nor spare, and reach each other.
+    """Return the devices of the requested kind, on nodes that are not excluded, not spare and reach each other.
 
     Args:
-        profile: measured steps; devices and links are as much slower or faster than probed as it says.
+        profile: factors from measured steps, applied to the probed figures of devices and links.
 
     Raises:
-        RefusedError: no device is left, and why.
+        RefusedError: no device remains, with the reason.
         InputError: a figure that the cost model needs is missing.
     """
     notes: list[str] = []
@@ -177,7 +177,7 @@ def _device_spec(precision: str, topology: Topology, node: Node, device: Device,
 
 
 def _corrected(device: DeviceSpec, factor: float) -> DeviceSpec:
-    """A device on which everything takes that many times as long."""
+    """The device with all its times multiplied by `factor`."""
     return replace(
         device,
         flops=device.flops / factor,
@@ -187,7 +187,7 @@ def _corrected(device: DeviceSpec, factor: float) -> DeviceSpec:
 
 
 def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) -> list[DeviceSpec]:
-    """Leave out the slowest nodes, as many as are to be kept idle."""
+    """Leave out the slowest `spares` nodes, which stay idle."""
     if not spares:
         return devices
     speed: dict[str, float] = {}
@@ -197,7 +197,7 @@ def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) ->
         raise RefusedError(
             f"recovery.spares: found {spares}, but only {len(speed)} nodes are usable; allowed: 0 to {len(speed) - 1}"
         )
-    # Of equal nodes the last one waits, so that the numbering of the others stays whole.
+    # Of equal nodes the last one becomes a spare, so that the others keep consecutive numbers.
     order = sorted(speed, key=lambda node: (speed[node], -list(speed).index(node)))
     idle = order[:spares]
     notes.append(f"Kept idle as spares: {', '.join(sorted(idle))}.")

@@ -1,4 +1,4 @@
-"""Units: the devices that hold one stage together, sharing each of its matrices (one device where tp is 1)."""
+"""Tensor-parallel groups ("units"): the devices that hold a stage together and share its matrices; one if tp is 1."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 from hpctrain.records.topology.topology import CodecSeconds
 
 SPEED_TOLERANCE = 0.15
-"""Devices and links whose figures differ by less count as the same when orders are enumerated."""
+"""Devices and links whose figures differ by at most this share count as equal when orders are enumerated."""
 
 
 class GroupSpec(NamedTuple):
-    """What a unit can do."""
+    """The speeds and memory of a tensor-parallel group."""
 
     kind: str
     type: str
@@ -29,14 +29,14 @@ class GroupSpec(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TensorParallelGroup:
-    """`tp` devices that work in lockstep."""
+    """`tp` devices that hold a stage together and work in lockstep."""
 
     index: int
     devices: tuple[DeviceSpec, ...]
 
     @cached_property
     def flops(self) -> float:
-        """FLOP/s of the slowest of its devices: the others wait for it."""
+        """FLOP/s of the slowest device; the others wait for it."""
         return min(device.flops for device in self.devices)
 
     @cached_property
@@ -49,13 +49,13 @@ class TensorParallelGroup:
 
     @cached_property
     def codec_s(self) -> CodecSeconds | None:
-        """What compression takes on the slowest of its devices; None where one was not measured."""
+        """Seconds per number of each codec on the slowest device; None if a device was not measured."""
         known = [device.codec_s for device in self.devices]
         return max((each for each in known if each), key=lambda each: each.power_sgd) if all(known) else None
 
     @cached_property
     def memory_bytes(self) -> float:
-        """Memory of its smallest device; infinite where none was measured."""
+        """Memory of the smallest device; infinite if none was measured."""
         known = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
         return min(known, default=float("inf"))
 
@@ -65,7 +65,7 @@ class TensorParallelGroup:
 
     @cached_property
     def group_spec(self) -> GroupSpec:
-        """Everything that decides how long it computes and what it holds, but for the links between its devices."""
+        """Everything that decides its times and memory, except the links between its devices."""
         return GroupSpec(
             self.kind, self.devices[0].type, len(self.devices), self.flops, self.bytes_per_s, self.launch_s,
             self.memory_bytes, self.codec_s,
@@ -81,13 +81,13 @@ class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
 
     @cached_property
     def replica_classes(self) -> tuple[int, ...]:
-        """[replica] -> a number; replicas of one have the same devices rank by rank, wherever these stand."""
+        """[replica] -> class; replicas of one class have equal devices rank by rank, on any nodes."""
         numbers: dict[tuple[GroupSpec, ...], int] = {}
         return tuple(numbers.setdefault(tuple(unit.group_spec for unit in row), len(numbers)) for row in self)
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
-        """[number in `replica_classes`] -> a replica of it."""
+        """[class of `replica_classes`] -> its first replica."""
         found: dict[int, int] = {}
         for replica, number in enumerate(self.replica_classes):
             found.setdefault(number, replica)
@@ -95,9 +95,9 @@ class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
 
 
 def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParallelGroup]:
-    """The pool in groups of `tp` devices, each within a node; across nodes where every node has a single device.
+    """Divide the pool into groups of `tp` devices, each within a node, or across nodes if every node has one device.
 
-    Devices of different types are never put together: the faster would wait for the slower in every block.
+    A group never mixes types of devices: the faster would wait for the slower in every block.
     """
     nodes = pool.by_node()
     groups: list[tuple[DeviceSpec, ...]] = []
@@ -112,9 +112,10 @@ def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParalle
 def interchangeable_classes(
     units: list[TensorParallelGroup], links: Links, message_bytes: float, tolerance: float = SPEED_TOLERANCE
 ) -> list[int]:
-    """Class of each unit: exchanging two units of a class changes no figure by a larger part than `tolerance`.
+    """[unit] -> class; exchanging two units of a class changes no figure by a larger share than `tolerance`.
 
-    message_bytes: size of the message that links are compared at.
+    Args:
+        message_bytes: message size at which links are compared.
     """
     times = [
         [0.0 if a is b else message_s(links, a.device_ids, b.device_ids, message_bytes) for b in units] for a in units
@@ -141,7 +142,7 @@ def _groups(devices: list[DeviceSpec], tp: int) -> list[tuple[DeviceSpec, ...]]:
 
 
 def _nearest_device_chain(pool: DevicePool) -> list[DeviceSpec]:
-    """The devices as a chain, each followed by the one that it reaches fastest among those left."""
+    """The devices as a chain; each is followed by the remaining one with the highest bandwidth from it."""
     left = list(pool.devices)
     chain = [left.pop(0)]
     while left:

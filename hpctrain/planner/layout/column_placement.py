@@ -1,4 +1,4 @@
-"""Placements with as many units of each kind in a column as the bound by columns would have."""
+"""Placements made from the mixtures of the knapsack bound: units of each class in the column of a pipeline rank."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 def placements_of_mixtures(
     classes: Sequence[Sequence[TensorParallelGroup]], mixtures: Sequence[Sequence[int]]
 ) -> list[Placement]:
-    """The units column by column, and replica by replica: neighbours sum together, or send to each other.
+    """Return placements that assign units column by column, and replica by replica.
 
-    Every column has its fast units in the same replicas, so that as few replicas as can be wait for slow ones.
+    In the first, neighbouring units sum gradients together; in the second, they send to each other. Every column has
+    its fast units in the same replicas, so that as few replicas as possible wait for slow ones.
 
     Args:
-        classes: units by class, the fastest first.
+        classes: tensor-parallel groups ("units") by class, the fastest class first.
         mixtures: [pipeline rank] -> units of each class.
     """
     pp, dp = len(mixtures), sum(mixtures[0])

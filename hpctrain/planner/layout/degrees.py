@@ -1,4 +1,4 @@
-"""Which degrees are tried."""
+"""The degrees of parallelism that a search tries."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from hpctrain.records.model.imported_spec import Spec
 ParallelDims = tuple[int, int, int]
 """(pp, dp, tp)."""
 EXHAUSTIVE_DEVICES = 64
-"""Up to this many devices, every number of them is tried; beyond, those that leave no or few devices idle."""
+"""Up to this many devices, a plan may use any number of them; beyond, only degrees that leave few or none idle."""
 IDLE_DIVISOR = 8
-"""Beyond, at most one of so many devices is left idle."""
+"""Beyond `EXHAUSTIVE_DEVICES`, at most one in this many devices is left idle."""
 FEW_DEVICES = 8
-"""Up to this many devices, even degrees that cannot be are looked at, and their reasons told."""
+"""Up to this many devices, impossible degrees are listed too, so that the plan can give their reasons."""
 
 
 def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
-    """(pp, dp, tp) with a product of at most `devices`."""
+    """The (pp, dp, tp) to try, with a product of at most `devices`."""
     if devices <= FEW_DEVICES:
         whole = range(1, devices + 1)
         return [(pp, dp, tp) for pp in whole for dp in whole for tp in whole if pp * dp * tp <= devices]
@@ -32,12 +32,12 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
             least = -(-min_devices_used(devices) // (pp * tp))
             if most < least and most < sequences:
                 continue
-            # With all devices, and with as many as share the batch evenly.
+            # The largest number of replicas, and the largest that divides the batch evenly.
             even = next((dp for dp in range(most, max(least, 1) - 1, -1) if sequences % dp == 0), most)
             found += [(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
     return found if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*found, (1, 1, 1)]))
 
 
 def min_devices_used(devices: int) -> int:
-    """The fewest of many devices that a plan uses, unless it uses a single one."""
+    """The fewest devices that a plan uses out of many (more than `EXHAUSTIVE_DEVICES`), unless it uses only one."""
     return devices - devices // IDLE_DIVISOR

@@ -1,4 +1,4 @@
-"""A plan file read back into the layout it states, so that it can be predicted again on other figures."""
+"""Conversion of a plan back into its layout, so that it can be predicted again with other figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpctrain.schedule.generate import make_schedule, why_no_schedule
 
 @dataclass(frozen=True, eq=False)
 class CostedLayout:
-    """A plan on devices: what the cost model needs to say how long it takes."""
+    """A layout with the cost model that predicts it."""
 
     cost: CostModel
     layout: Layout
@@ -30,7 +30,7 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     """The plan's layout on the devices of the topology, with the constants that the plan was predicted with.
 
     Raises:
-        InputError: the plan is of other devices or another run, or says by hand what the cost model does not know.
+        InputError: the plan is for other devices or another run, or has an edit that the cost model cannot predict.
     """
     missing = [device_id for device_id in plan.ranks if device_id not in set(topology.device_ids())]
     if missing:
@@ -44,7 +44,7 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     memory_options = memory_options_of_plan(plan)
     work = replace(work, memory_options=memory_options, fixed=None, codec=plan.codec)
     work = replace(work, messages=tuple(stage.messages for stage in plan.stages))
-    # The plan says which devices it uses; spares, bad nodes and a limit on devices were the planner's concern.
+    # The plan states its devices, so spares, excluded nodes and limits on devices do not apply here.
     free = run.model_copy(
         update={
             "recovery": Recovery(),
@@ -67,7 +67,7 @@ def _kind(plan: Plan, topology: Topology) -> str:
 
 
 def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
-    """What of the plan the cost model has no word for, as one clause."""
+    """Why the cost model cannot predict the plan, as one clause; None if it can."""
     if plan.layers != spec.layers:
         return f"stages: found {plan.layers} blocks, the run's model has {spec.layers}; give the run file with --run"
     if plan.sequences != run.batch.global_:

@@ -1,4 +1,4 @@
-"""A layout: everything that a plan states, before anybody says how long it takes."""
+"""A layout: everything that a plan states, before its time is predicted."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hpctrain.schedule.placement import stage_ranks, stages_by_rank
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which unit computes which blocks of how many micro-batches in what order."""
+    """Which tensor-parallel group computes which blocks of how many micro-batches, in what order."""
 
     placement: Placement
     schedule: str
     micro_batch: int
     micro_batches: tuple[int, ...]
-    """By replica."""
+    """[replica] -> number of micro-batches."""
     blocks: tuple[int, ...]
-    """By stage; the schedule says which pipeline rank holds it."""
+    """[stage] -> number of blocks; the schedule decides which pipeline rank holds a stage."""
     memory_options: MemoryOptions = DEFAULT_MEMORY_OPTIONS
 
     @property
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def schedule_spec(self) -> ScheduleSpec:
-        """The schedule with its stages on each pipeline rank."""
+        """The schedule with its number of stages on each pipeline rank."""
         return ScheduleSpec(self.schedule, len(self.blocks) // self.pp)
 
     @cached_property
@@ -58,7 +58,7 @@ class Layout:
 
     @cached_property
     def shards(self) -> int:
-        """Consecutive replicas that share a state; 1: each holds all of it."""
+        """Number of consecutive replicas that share a state; 1 if each holds all of it."""
         return shard_group_size(self.placement, self.memory_options)
 
     @cached_property
@@ -66,14 +66,14 @@ class Layout:
         return model_parts_of(self.blocks)
 
     def units(self) -> list[TensorParallelGroup]:
-        """All units, replica by replica."""
+        """All tensor-parallel groups, replica by replica."""
         return [unit for replica in self.placement for unit in replica]
 
     def unit(self, replica: int, stage: int) -> TensorParallelGroup:
         return self.placement[replica][self.rank_of_stage[stage]]
 
     def role(self, replica: int, rank: int) -> RankRole:
-        """Where the devices of a replica's pipeline rank stand."""
+        """The role of the devices at a replica's pipeline rank, for the memory model."""
         return RankRole(
             kind=self.placement[replica][rank].kind,
             schedule=self.schedule,
@@ -96,7 +96,7 @@ class Layout:
         return peaks
 
     def memory_shortage(self, model: MemoryModel) -> MemoryShortage | None:
-        """The device that its share fills the most above what a plan may use; None when everything fits."""
+        """The device that exceeds its usable memory by the largest ratio; None if everything fits."""
         usable, worst = model.work.usable, None
         for replica in self.distinct_replicas:
             for rank, unit in enumerate(self.placement[replica]):
@@ -113,7 +113,7 @@ class Layout:
 
     @cached_property
     def distinct_replicas(self) -> tuple[int, ...]:
-        """A replica of every kind that differs in devices or in its number of micro-batches."""
+        """One replica for each combination of devices and number of micro-batches."""
         first: dict[tuple[int, int], int] = {}
         for replica, key in enumerate(zip(self.placement.replica_classes, self.micro_batches, strict=True)):
             first.setdefault(key, replica)
@@ -126,13 +126,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class MemoryShortage:
-    """A device that does not hold what it is given."""
+    """A device whose memory is too small for its part of a layout."""
 
     device_id: str
     need_bytes: float
     memory_bytes: float
     usable: float
-    """Share of it that a plan may fill."""
+    """Share of the memory that a plan may fill."""
 
     @property
     def usable_bytes(self) -> float:
@@ -144,6 +144,6 @@ class MemoryShortage:
 
 
 def model_parts_of(blocks: Sequence[int]) -> tuple[ModelPart, ...]:
-    """What each stage holds, from its number of blocks."""
+    """The part of the model that each stage holds, from its number of blocks."""
     last = len(blocks) - 1
     return tuple(ModelPart(count, index == 0, index == last) for index, count in enumerate(blocks))

@@ -1,4 +1,4 @@
-"""Sharing out blocks and micro-batches over given devices."""
+"""Partition of blocks and micro-batches over given devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.schedule.runnable import WHY_NOT_PER_MICRO_BATCH, reduces_each_mic
 
 
 def why_no_layout(cost: CostModel, pp: int, dp: int, schedule_spec: ScheduleSpec, micro_batch: int) -> str | None:
-    """None when there is a layout of these numbers, whatever its memory, else the reason why not."""
+    """Why no layout has these numbers, apart from memory; None if one has."""
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
     if total < dp:
         made = f"{total} micro-batch{'es' * (total > 1)} of {micro_batch}"
@@ -43,11 +43,11 @@ def why_no_layout(cost: CostModel, pp: int, dp: int, schedule_spec: ScheduleSpec
 
 
 def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpec, micro_batch: int) -> Layout:
-    """Blocks and micro-batches shared out by speed, within each device's memory where there is a way.
+    """Return the layout with blocks and micro-batches distributed by speed, within each device's memory if possible.
 
-    Blocks are cut to make the slowest pipeline rank as fast as possible, given the micro-batches of each replica;
-    these go to replicas by the speed of their slowest rank. The two are settled in turn. A layout that exceeds some
-    memory (see `Layout.memory_shortage`) means that no cut fits. `why_no_layout` is None.
+    The cut makes the slowest pipeline rank as fast as possible for the given micro-batches of each replica.
+    Micro-batches go to replicas by the speed of their slowest rank. The two are computed in turn. If the layout exceeds
+    a memory (see `Layout.memory_shortage`), no cut fits. `why_no_layout` has to be None for the arguments.
     """
     pp, dp, memory_options = len(placement[0]), len(placement), cost.work.memory_options
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
@@ -74,7 +74,7 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
 
 
 def _by_replica(placement: Placement, value: Callable[[tuple[TensorParallelGroup, ...]], float]) -> list[float]:
-    """[replica] -> a value that depends on its devices only, worked out once for those that are alike."""
+    """[replica] -> a value that depends on its devices only, computed once for equal replicas."""
     values = [value(placement[replica]) for replica in placement.representatives]
     return [values[number] for number in placement.replica_classes]
 
@@ -90,7 +90,7 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
 
 
 def _cut(cost: CostModel, layout: Layout) -> Layout:
-    """The layout with its blocks shared out over the pipeline ranks."""
+    """The layout with its blocks distributed over the pipeline ranks."""
     layers, pp, chunks = cost.work.spec.layers, layout.pp, layout.schedule_spec.virtual_stages
     times = [_rank_seconds(cost, layout, rank) for rank in range(pp)]
 
@@ -121,8 +121,8 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
 
 
 def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
-    """The most blocks that every replica's unit at this pipeline rank can hold; -1 when not even none."""
-    # What decides it is the same in many of them.
+    """The most blocks that the pipeline rank can hold in every replica; -1 if not even a rank without blocks fits."""
+    # Many replicas share what decides this.
     unlike: dict[tuple[str, float, int], int] = {}
     for replica in layout.distinct_replicas:
         unit = layout.placement[replica][rank]

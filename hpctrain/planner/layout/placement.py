@@ -1,4 +1,4 @@
-"""Which unit takes which place (replica, pipeline rank): every order for few units, a few good ones for many."""
+"""Placements to try: every order of few tensor-parallel groups ("units"), a few good orders of many."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from math import factorial, inf, perm
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 
 MAX_ORDERS = 360
-"""Orders that are tried one by one; beyond, only the likely ones."""
+"""The most orders that are all tried; if there are more, only the likely ones are."""
 FEW_UNITS = 8
-"""With more units than that, a tenth as many."""
+"""With more units than this, only a tenth of `MAX_ORDERS` orders are all tried."""
 MAX_ORDERED_NODES = 64
-"""Nodes that are put in order by their links."""
+"""The most nodes that are sorted by their links."""
 MAX_COUNTED_SEQUENCE = 150
-"""Longest sequences whose number is worked out: there are too many of longer ones, and theirs exceeds a float."""
+"""Length of the longest sequences that are counted; the number of longer ones exceeds a float, and is too large."""
 MAX_DISTINCT_UNITS = 20
-"""Of units that are all unlike; more of them make no fewer sequences."""
+"""The most units that are counted if all are unlike; more only make more sequences."""
 MAX_SEQUENCES_PER_ORDER = 100
-"""Sequences walked through at most for an order that is kept; the others are the same with replicas exchanged."""
+"""The most sequences that are enumerated for each distinct order; the others only exchange replicas."""
 
 
 def placements(
@@ -30,9 +30,9 @@ def placements(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> tuple[list[Placement], bool]:
-    """Ways to put pp × dp of the units into place, and whether these are all that differ.
+    """Return placements of pp × dp units, and whether these are all distinct ones.
 
-    Units of one class are interchangeable, and so are replicas; neither is counted twice.
+    Units of one class are interchangeable, and so are replicas. No placement comes twice in this sense.
 
     Args:
         classes: class of each unit (`interchangeable_classes`).
@@ -49,18 +49,20 @@ def placements(
 def all_placements(
     units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
 ) -> Iterator[Placement]:
-    """All ways to put pp × dp of the units into place that differ."""
+    """Yield all distinct placements of pp × dp units."""
     return _every_order(units, classes, pp, dp)
 
 
 def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
-    """The first units as the topology lists them, replica by replica."""
+    """The placement of the first units in the topology's order, replica by replica."""
     return _by_replica(list(units)[: pp * dp], pp)
 
 
 def rank_permutations(placement: Placement) -> Iterator[Placement]:
-    """The same replicas with their pipeline ranks in another order: the other way round, or two unlike ranks
-    exchanged. The ends of a pipeline do more than their blocks, so it matters which devices stand there."""
+    """Yield the same replicas with pipeline ranks reversed, or with two unlike ranks exchanged.
+
+    The ends of a pipeline do more than their blocks, so it matters which devices are there.
+    """
     pp = len(placement[0])
     figures = [tuple(row[rank].group_spec for row in placement) for rank in range(pp)]
     orders = [list(range(pp))[::-1]] if figures != figures[::-1] else []
@@ -72,7 +74,7 @@ def rank_permutations(placement: Placement) -> Iterator[Placement]:
 
 
 def _sequences(classes: Sequence[int], size: int) -> float:
-    """How many sequences of classes there are; without regard to replicas, which may be exchanged."""
+    """The number of sequences of classes; sequences that only exchange replicas count separately."""
     unlike = len(set(classes))
     if unlike == 1:
         return 1.0
@@ -114,13 +116,13 @@ def _every_order(units: Sequence[TensorParallelGroup], classes: Sequence[int], p
 
 
 def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
-    """Replicas may be exchanged, so only the order in which their classes do not fall is looked at."""
+    """Whether the replicas' classes are in ascending order; other orders only exchange replicas."""
     start = (len(chosen) - 1) // pp * pp
     return start == 0 or list(chosen[start:]) >= list(chosen[start - pp : start][: len(chosen) - start])
 
 
 def _with_members(chosen: Sequence[int], members: dict[int, list[TensorParallelGroup]], pp: int) -> Placement:
-    """Units in place of their classes, in file order within a class."""
+    """The placement with units in place of their classes, in file order within a class."""
     waiting = {number: iter(group) for number, group in members.items()}
     return _by_replica([next(waiting[number]) for number in chosen], pp)
 
@@ -131,7 +133,7 @@ def _likely_orders(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> list[Placement]:
-    """Runs of a chain of near nodes, in tiles of every width; the units are the fastest, or the best connected."""
+    """Placements of the fastest or best connected units: several orders, each in tiles of every width."""
     size = pp * dp
     by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
     chosen = [by_speed[:size]]
@@ -153,8 +155,10 @@ def _likely_orders(
 
 
 def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
-    """Divisors of dp; of many units the likely ones: whole pipelines or whole stages side by side, and stages as wide
-    as a node or as the part of a node that lets a pipeline end in it."""
+    """The widths of tiles to try: all divisors of dp, or for many units only the likely ones.
+
+    These are whole pipelines or whole stages side by side, stages as wide as a node, and pipelines within a node.
+    """
     every = [width for width in range(1, dp + 1) if dp % width == 0]
     if len(units) <= MAX_ORDERED_NODES:
         return every
@@ -166,7 +170,7 @@ def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]
 def _between_nodes(
     units: Sequence[TensorParallelGroup], message: Callable[[TensorParallelGroup, TensorParallelGroup], float]
 ) -> dict[str, dict[str, float]]:
-    """Seconds of a message from node to node; nothing where all are equal, or too many to be compared."""
+    """[node][other node] -> seconds of a message; empty if all are equal, or the nodes are too many to compare."""
     first: dict[str, TensorParallelGroup] = {}
     for unit in units:
         first.setdefault(_node(unit), unit)
@@ -179,7 +183,7 @@ def _between_nodes(
 
 
 def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, float]]) -> list[TensorParallelGroup]:
-    """From the first unit's node on, always the node reached fastest among those left; units of a node together."""
+    """The units node by node; from the first unit's node on, each time the remaining node that is reached fastest."""
     if not times:
         return list(units)
     members: dict[str, list[TensorParallelGroup]] = {}
@@ -203,9 +207,9 @@ def _by_replica(order: Sequence[TensorParallelGroup], pp: int) -> Placement:
 
 
 def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int) -> Placement:
-    """Replicas in groups of `width`: each group is a run of the order, each stage of it a run of `width` units.
+    """The placement with replicas in groups of `width`: each stage of a group is a run of `width` units of the order.
 
-    Width 1 puts a whole pipeline beside each other, width dp the whole of a stage.
+    Width 1 makes each pipeline a run, width dp each stage.
     """
     return Placement(
         tuple(order[start + rank * width + column] for rank in range(pp))

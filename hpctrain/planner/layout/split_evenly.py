@@ -1,4 +1,4 @@
-"""Sharing out equal pieces (blocks over stages, micro-batches over replicas), the slowest being done soonest."""
+"""Distribution of equal pieces (blocks over stages, micro-batches over replicas) with the smallest maximum time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 def split_evenly(
     total: int, seconds: Callable[[int, int], float], least: Sequence[int], most: Sequence[int]
 ) -> list[int] | None:
-    """How many of `total` equal pieces each one gets, with the smallest possible largest time.
+    """Distribute `total` equal pieces over receivers so that the largest time is as small as possible.
 
-    Each piece in turn goes to the one that would then be done first. With times that grow with the count this is
-    exact: whoever holds more than in an optimal sharing got its last piece when that made nobody slower than the
-    optimum allows (exchange argument).
+    Each piece goes to the receiver that would then have the smallest time. This is exact if times grow with the count:
+    a receiver with more pieces than in an optimal distribution got its last one when that kept its time within the
+    optimum (exchange argument).
 
     Args:
-        seconds: seconds(i, n), the time of number i with n pieces; must not fall with n.
-        least: pieces that each one has at least.
-        most: pieces that each one can hold.
+        seconds: seconds(i, n), the time of receiver i with n pieces; must not fall as n grows.
+        least: the fewest pieces of each receiver.
+        most: the most pieces of each receiver.
 
     Returns:
-        The counts, or None when the limits leave no way.
+        The pieces of each receiver, or None if the limits cannot be met.
     """
     counts = list(least)
     if sum(least) > total or sum(most) < total or any(a > b for a, b in zip(least, most, strict=True)):

@@ -1,1 +1,1 @@
-"""Plans for a run that exists: without lost nodes, by its own measured steps, or under other figures."""
+"""Plans for an existing run: without lost nodes, calibrated by measured steps, or with changed figures."""

@@ -1,7 +1,7 @@
-"""From the steps that a run really made to factors on the planner's constants: pure, with few parameters.
+"""Fit of factors on the planner's constants to a run's measured steps; pure, with few parameters.
 
-A step gives one equation for each thing that was timed apart: every stage's passes, the whole step, the largest memory.
-What these do not tell apart either shares a factor or stays unknown, and the profile says which.
+A step gives one equation for each separate measurement: every stage's passes, the whole step, the largest memory. Terms
+that these do not separate share a factor or stay unknown, and the profile says which.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 WARMUP_STEPS = 5
-"""First steps of a generation, in which memory is touched for the first time and caches fill."""
+"""First steps of a generation, which are ignored: memory is touched for the first time and caches fill."""
 MIN_STEPS = 10
-"""Steps after them without which a median says nothing."""
+"""The fewest further steps for a meaningful median."""
 WINDOW = 100
-"""Of more steps the last ones count: how the cluster is now."""
+"""Largest number of steps that count, the last ones, because they show the cluster as it is now."""
 MIN_TERM_SHARE = 0.05
-"""Part of what is fitted together below which a term has no say, and stays unknown."""
+"""Share of the terms that are fitted together; a smaller term gets no factor and stays unknown."""
 TOLERANCE = 1e-6
-"""Relative error of a factor that is solved for."""
+"""Relative error of a factor that is found by root finding."""
 
 
 def fit_profile(
     plan: Plan, run: Run, spec: Spec, topology: Topology, rows: Sequence[MetricRow], source: str = ""
 ) -> CalibrationProfile:
-    """What the steps of one generation say of the planner's constants.
+    """Return the factors on the planner's constants that fit the steps of one generation.
 
     Args:
-        plan: the one that the generation ran.
-        topology: the one that the plan was made for.
-        rows: those of this generation, its first one included, in order of steps.
-        source: whose steps they are.
+        plan: the plan that the generation ran.
+        topology: the topology that the plan was made for.
+        rows: the generation's rows of metrics.jsonl in order of steps, beginning with its first.
+        source: name of the run, for messages.
 
     Raises:
-        InputError: there are too few steps, or they are not of this plan, or the cost model does not know the plan.
+        InputError: there are too few steps, they are not of this plan, or the cost model cannot predict the plan.
     """
     timed = [row for row in rows[WARMUP_STEPS:] if not row.skipped][-WINDOW:]
     if len(timed) < MIN_STEPS:
@@ -61,7 +61,7 @@ def fit_profile(
 
 
 def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
-    """Several profiles of one cluster as one: of each factor the median of those that know it, of memory the largest.
+    """Merge profiles of one cluster: for each factor the median of the known values, for memory the largest.
 
     Args:
         profiles: at least one.
@@ -108,7 +108,7 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
 def _with_compute(
     profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
 ) -> CalibrationProfile:
-    """Measured against predicted time of stages, by type of device: the median over the stages of each type."""
+    """Add a factor for each device type: the median ratio of measured to predicted time over its stages."""
     if plan.tp > 1 or plan.zero >= 2:
         what = "sharded tensors" if plan.tp > 1 else "ZeRO's messages"
         return _remarked(profile, compute=f"a stage's time holds {what} too")
@@ -131,7 +131,7 @@ def _with_compute(
 def _with_tensor_parallel(
     profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
 ) -> CalibrationProfile:
-    """Dispatch of sharded tensors: what stages took beyond their computing and messages as predicted."""
+    """Add the factor of tensor-parallel dispatch: what stages took beyond predicted computation and messages."""
     if plan.tp == 1:
         return _remarked(profile, tensor_parallel="no matrix was shared by several devices")
     if plan.zero >= 2:
@@ -141,7 +141,7 @@ def _with_tensor_parallel(
         changed = plan.model_copy(update={"profile": profile.model_copy(update={"tensor_parallel": factor})})
         return sum(_predicted(layout_of_plan(run, spec, changed, topology)))
 
-    # Where the host runs ahead the time is not linear in the factor, but it never falls with it.
+    # If the host runs ahead, the time is not linear in the factor, but it never falls as the factor grows.
     factor, remark = _solve(predicted, sum(_measured(timed)))
     profile = profile.model_copy(update={"tensor_parallel": factor})
     return _remarked(profile, tensor_parallel=remark) if remark else profile
@@ -150,8 +150,10 @@ def _with_tensor_parallel(
 def _with_rest(
     profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
 ) -> CalibrationProfile:
-    """One factor for messages, sums and the update, from the whole step: none of them is timed apart. Of those that
-    have no part in the step to speak of, and of compressed sums, nothing is learnt."""
+    """Add one factor for communication and update, fitted to the whole step, because neither is timed separately.
+
+    A term that takes too little of the step, or is compressed, stays unknown.
+    """
 
     def scene(factor: float, names: Sequence[str]) -> CostedLayout:
         factors = profile.model_copy(update=dict.fromkeys(names, factor))
@@ -179,7 +181,7 @@ def _with_rest(
 
 
 def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequence[MetricRow]) -> CalibrationProfile:
-    """What a worker holds beside its tensors: the measured base, and what the peak holds beyond base and tensors."""
+    """Add the bytes that a worker holds beyond its tensors: the larger of the measured base and the peak's rest."""
     kind = scene.layout.placement[0][0].kind
     if kind != "cpu":
         return _remarked(profile, process_bytes="a CUDA device's allocations are counted, not what the process takes")
@@ -197,7 +199,7 @@ def _measured(timed: Sequence[MetricRow]) -> list[float]:
 
 
 def _predicted(scene: CostedLayout) -> list[float]:
-    """The same as predicted, by the slowest replica."""
+    """Predicted seconds of each stage's passes in a step, for the slowest replica."""
     layout = scene.layout
     split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
 
@@ -210,7 +212,12 @@ def _predicted(scene: CostedLayout) -> list[float]:
 
 
 def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float, str]:
-    """The factor at which a prediction that never falls with it is as measured, and a remark where there is none."""
+    """Return the factor at which the prediction equals the measurement, and a remark if it was limited.
+
+    Args:
+        predicted: seconds as a function of the factor that never falls.
+        measured: seconds.
+    """
     low, high = LEAST_FACTOR, LARGEST_FACTOR
     for end, missed in ((low, predicted(low) >= measured), (high, predicted(high) <= measured)):
         if missed:

@@ -1,4 +1,4 @@
-"""The plan for the nodes that a run has left."""
+"""A new plan for the remaining nodes of a run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def replan(
     previous: Plan | None = None,
     profile: CalibrationProfile | None = None,
 ) -> tuple[Plan, str]:
-    """The plan that goes on after a loss, and a remark on it.
+    """Return the plan for a run after nodes were lost, and a remark on it.
 
-    Degrees by hand are dropped where they cannot be kept: they were chosen for the nodes that were asked for, and going
-    on matters more than keeping them.
+    Degrees given by hand are dropped if they cannot be kept. They were chosen for the requested nodes, and going on
+    matters more than keeping them.
 
     Args:
-        left: the nodes that are left.
-        lost: how many are gone.
-        previous: the plan that ran on all of them, of which as much state as can be stays where it is.
-        profile: what steps that were really made say of the constants.
+        left: the topology of the remaining nodes.
+        lost: number of lost nodes.
+        previous: the plan that ran on all nodes; as much of its state as possible stays on its device.
+        profile: factors on the cost model's constants from measured steps.
 
     Raises:
-        RefusedError: the model does not fit on them.
+        RefusedError: the model does not fit on the remaining nodes.
         InputError: the run file or the topology cannot be planned for.
     """
     run = with_fewer_spares(run, lost)
-    # A run stands still meanwhile: its neighbours are for those who ask `hpctrain plan --previous`.
+    # The run stands still meanwhile, so neighbours are left to `hpctrain plan --previous`.
     make = partial(make_plan, spec=spec, topology=left, previous=previous, profile=profile, neighbours=False)
     try:
         return make(run), ""
@@ -49,6 +49,6 @@ def replan(
 
 
 def with_fewer_spares(run: Run, lost: int) -> Run:
-    """The run with a spare less for each node that is gone: they were kept for this."""
+    """The run with one spare fewer for each lost node, because spares replace lost nodes."""
     recovery = run.recovery.model_copy(update={"spares": max(0, run.recovery.spares - lost)})
     return run.model_copy(update={"recovery": recovery})

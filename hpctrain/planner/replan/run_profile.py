@@ -1,5 +1,4 @@
-"""The profile of a run, read from its folder: the newest generations that made enough steps by a plan of its
-topology."""
+"""The calibration profile of a run, fitted to the newest generations in its folder that made enough steps."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 
 MIN_GENERATION_STEPS = 50
-"""Steps of a generation from which something is learnt."""
+"""The fewest steps of a generation that is used."""
 MAX_GENERATIONS = 3
-"""Of more the newest ones count: a run waits for its new plan."""
+"""Largest number of generations that are used, the newest ones, because a run waits for its new plan."""
 
 
 def learned_profile(folder: Path, run: Run, spec: Spec) -> CalibrationProfile:
-    """What the steps in a run folder say of the planner's constants.
+    """Return the factors on the planner's constants that fit the steps in a run folder.
 
     Args:
         folder: a run folder.
@@ -33,7 +32,7 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> CalibrationProfile:
         spec: the run's model.
 
     Raises:
-        InputError: no generation made enough steps, or none by a plan that the cost model knows, and why.
+        InputError: no generation made enough steps with a plan that the cost model can predict, with reasons.
         FileError: a file in the folder is damaged.
     """
     topology = Topology.read(folder / "topology.json", owned=True)
@@ -67,7 +66,7 @@ def _profile_of_generation(
     members = topology.only([member.node for member in record.members])
     if plan.topology_sha256 not in (None, topology.sha256(), members.sha256()):
         raise InputError("its plan was made for another topology than the one in the folder")
-    # The first rows say what each rank runs; of a long run the others need not be read.
+    # The first rows say what each rank runs. Of a long run only the last rows are needed beside them.
     wanted = [*lines[:WARMUP_STEPS], *lines[WARMUP_STEPS:][-WINDOW:]]
     rows = [MetricRow.from_json(line, str(folder / "metrics.jsonl")) for line in wanted]
     return fit_profile(plan, run, spec, topology, rows, folder.name)

@@ -1,4 +1,4 @@
-"""The same plan on other figures: a slower node, a slower link, or nodes lost."""
+"""What-if: the same plan with a slower node, a slower link, or lost nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hpctrain.records.topology.topology import CodecSeconds, Device, Fabric, Nod
 
 @dataclass(frozen=True)
 class TopologyChanges:
-    """What would be different."""
+    """Changes to a topology."""
 
     slow: Mapping[str, float] = field(default_factory=dict)
-    """Speed of nodes relative to now: 0.5 takes twice as long for everything."""
+    """Node -> speed relative to now: with 0.5 everything takes twice as long."""
     links: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Bandwidth of links between two nodes relative to now, in both directions."""
+    """Pair of nodes -> bandwidth of their link relative to now, in both directions."""
     lost: tuple[str, ...] = ()
-    """Nodes that are gone."""
+    """Nodes that are lost."""
 
 
 def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
@@ -49,10 +49,10 @@ def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
 def plan_without(
     run: Run, spec: Spec, topology: Topology, lost: tuple[str, ...], previous: Plan | None = None
 ) -> tuple[Plan, str]:
-    """The plan that the agents would make for the nodes that are left (`replan`), and a remark on it.
+    """Return the plan that the agents would make for the remaining nodes (`replan`), and a remark on it.
 
     Args:
-        previous: the plan that the nodes are lost to.
+        previous: the plan that runs before the loss.
 
     Raises:
         RefusedError: too few nodes are left, or the model does not fit on them.
@@ -84,8 +84,10 @@ def _check(topology: Topology, changes: TopologyChanges) -> None:
 
 
 def _with_intra(topology: Topology) -> Topology:
-    """Bandwidths within nodes written out: where they were not measured they follow the slowest device of all nodes,
-    and one that is slowed must not slow the others down."""
+    """The topology with every node's internal bandwidth filled in.
+
+    Without a measurement it follows the slowest device of all nodes, and a slowed node must not change the others.
+    """
     speeds = [device.memory_bytes_per_s for node in topology.nodes for device in node.devices]
     measured = [speed for speed in speeds if speed]
     if not measured:
@@ -98,7 +100,7 @@ def _with_intra(topology: Topology) -> Topology:
 
 
 def _slowed(topology: Topology, node: Node, factor: float) -> Node:
-    """The node with everything on its devices slower; figures that nobody measured are slower than the usual ones."""
+    """The node with all its devices slower; figures that were not measured are taken from the defaults."""
 
     def slower(device: Device) -> Device:
         kind = topology.device_types[device.type].kind

@@ -1,4 +1,4 @@
-"""The search over everything: degrees, micro-batch, schedule, and what saves memory, best first by their bounds."""
+"""Best-first search over degrees, micro-batch size, schedule and memory options."""
 
 from __future__ import annotations
 
@@ -21,57 +21,57 @@ from hpctrain.planner.search.within_nodes import pack_within_nodes
 from hpctrain.planner.simulate.predict import Prediction, predict
 
 PATIENCE_BY_DEVICES = ((512, 3), (2048, 5))
-"""(devices, options without a better plan) after which a search on more devices than `EXHAUSTIVE_DEVICES` leaves a pair
-of pp and tp: bounds of unlike pairs are not equally near to what there is behind them."""
+"""(largest number of devices, patience) on more than `EXHAUSTIVE_DEVICES` devices. The search leaves a pair of pp and
+tp after that many options without a better plan: bounds are not equally tight for all pairs."""
 MIN_PATIENCE = 2
-"""The same for still more devices."""
+"""The patience on still more devices."""
 WARM_START_PATIENCE = 1
-"""The same where the search begins with a plan to beat."""
+"""The patience with a warm start."""
 MISFIT_FACTOR = 3
-"""Times as many options that do not fit count the same."""
+"""An option that does not fit uses up this many times less patience than one that fits."""
 SAMPLED_PLACEMENTS = 2
-"""Placements of an option that are compared on very many devices; all are of the best one."""
+"""Placements in a sampled evaluation; the best option gets all of its placements evaluated in the end."""
 NEAR_BEST_FACTOR = 1.1
-"""Times as slow as the best an option with several stages a rank may be and still have its blocks shifted."""
+"""An option is near the best if it takes at most this many times as long; local changes may then help."""
 MAX_BLOCK_SHIFTS = 100
-"""Changes that are tried on it."""
+"""Changes of single blocks that are tried on an option near the best."""
 FULL_PATIENCE = 64
-"""Close looks without a better plan after which a search on up to `EXHAUSTIVE_DEVICES` devices leaves the rest."""
+"""Full evaluations without a better plan after which a search on up to `EXHAUSTIVE_DEVICES` devices skips the rest."""
 FIRST_FULL_EVALUATIONS = 10
-"""Options that are looked at closely as soon as they come up: where devices are unlike, the likely placements make no
-plan that it is worth to compare with."""
+"""The first options are evaluated fully at once: on unlike devices a sampled evaluation gives no plan that is good
+enough for pruning."""
 UNLIMITED_DEVICES = 8
-"""Devices up to which a search only ends when nothing can win."""
+"""Up to this many devices, the search ends only when no option can win."""
 MAX_PACKED_LAYOUTS = 16
-"""Options that are compared with stages and pipelines within nodes, in the end."""
+"""Layouts near the best that are tried with stages or pipelines packed within nodes, at the end of the search."""
 
 
 class SearchResult(NamedTuple):
-    """The end of a search."""
+    """The best plan of a search and the lower bound of its space."""
 
     search: Search
-    """Of the best plan's way of saving memory."""
+    """The search with the best plan's memory options."""
     best: Prediction | None
     bound_s: float
-    """No plan of the whole space is faster."""
+    """Seconds that no plan of the whole space beats."""
     ended: bool
-    """False where patience ended it."""
+    """False if options were skipped because patience ran out."""
 
 
 class _PendingEvaluation(NamedTuple):
-    """An option that a few placements were tried of."""
+    """An option after its sampled evaluation; a full evaluation may follow."""
 
     priority_s: float
     number: int
     candidate: Candidate
     layout: Layout | None
-    """One of them whose time is not known yet."""
+    """A layout whose time is not predicted yet; None if `priority_s` is a prediction or nothing fitted."""
 
 
 def best_first_search(plain: Search, candidate_dims: list[ParallelDims]) -> SearchResult:
-    """The fastest plan by the cost model, and a bound for all that were to be compared.
+    """Return the fastest plan by the cost model, and a lower bound for all plans of the space.
 
-    What saves memory is compared only where no plan fits without (see `CandidateQueue.may_save_memory`).
+    Memory options are searched only if no plan fits without them (see `CandidateQueue.may_save_memory`).
     """
     auto, start = _BestFirstSearch(plain), plain.warm_start
     if start is not None and start.search is plain:
@@ -92,15 +92,15 @@ class _BestFirstSearch:
         self.candidates = CandidateQueue(plain)
         self.numbers = itertools.count()
         self.evaluated: list[tuple[Candidate, KnapsackBound]] = []
-        """Whose bounds by columns are worked out in the end, as far as they matter then."""
+        """Fully evaluated options; their knapsack bounds are tightened at the end where that matters."""
         self.near_best: list[tuple[float, int, Search, Layout]] = []
-        """Bound and layout of what was looked at closely and fits."""
+        """(bound, number, search, layout) of fully evaluated options that fit."""
         self.pending: list[_PendingEvaluation] = []
-        """For a close look."""
+        """Heap of the options that wait for a full evaluation."""
         self.evaluations_since_best = 0
-        """Close looks since the last better plan."""
+        """Full evaluations since the last better plan."""
         self.skipped: list[Candidate] = []
-        """When patience ended."""
+        """Options that were not evaluated because patience had run out."""
         self.best: Prediction | None = None
         self.winner = plain
 
@@ -117,7 +117,7 @@ class _BestFirstSearch:
         )
 
     def _search_all(self) -> None:
-        """Until nothing can win, or patience ends and nothing that is near to the best is better."""
+        """Search until no option can win, or until patience runs out and no skipped option near the best is better."""
         family = None
         while self.candidates.queue or self.pending or (self.skipped and family != self._family()):
             if self.candidates.queue:
@@ -137,7 +137,7 @@ class _BestFirstSearch:
         return None if layout is None else (layout.dims, layout.schedule_spec, layout.micro_batch)
 
     def _is_near(self, candidate: Candidate) -> bool:
-        """Whether an option differs from the best in its pipeline ranks or in its schedule only."""
+        """Whether an option differs from the best only in its pipeline ranks, or only in its schedule."""
         family = self._family()
         if family is None or candidate.memory_options != self.winner.work.memory_options:
             return False
@@ -148,7 +148,7 @@ class _BestFirstSearch:
         ) == (dims, size)
 
     def _search_by_pp_tp(self) -> SearchResult:
-        """On many devices: by their bounds, with patience for each pair of pp and tp."""
+        """Search many devices in order of bounds, with separate patience for each pair of pp and tp."""
         devices = len(self.plain.pool.devices)
         patience = next((options for limit, options in PATIENCE_BY_DEVICES if devices <= limit), MIN_PATIENCE)
         if self.best is not None:
@@ -184,8 +184,10 @@ class _BestFirstSearch:
         return SearchResult(self.winner, self.best, overall_bound(self.plain, self.best, lowest), ended)
 
     def _evaluate_sampled(self, candidate: Candidate) -> None:
-        """Open an option, drop it where it cannot win, or try a few placements and leave the rest for later: the
-        sooner there is a good plan to compare with, the fewer options have to be looked at closely."""
+        """Open an option, drop it if it cannot win, or evaluate a few placements and leave the rest for later.
+
+        The sooner there is a good plan to compare with, the fewer options need a full evaluation.
+        """
         if self.best is not None and candidate.bound_s >= self.best.total:
             return
         if candidate.schedule_spec is None:
@@ -208,7 +210,11 @@ class _BestFirstSearch:
         heapq.heappush(self.pending, _PendingEvaluation(priority_s, next(self.numbers), candidate, found.nearest))
 
     def _try_variants_of_best(self, most: int | None) -> None:
-        """Compare the best option with its other schedules and savings, then all placements of what won."""
+        """Compare the best option with other schedules and memory options, then evaluate all placements of the winner.
+
+        Args:
+            most: placements of each variant; None for all, and then the winner needs no second evaluation.
+        """
         if self.best is None:
             return
         dims, size = self.best.layout.dims, self.best.layout.micro_batch
@@ -221,9 +227,9 @@ class _BestFirstSearch:
             self._evaluate(self.winner, dims, layout.schedule_spec, size, None)
 
     def _pack_within_nodes(self) -> None:
-        """Whether what is near to the best beats it where stages or pipelines stand within nodes.
+        """Try the layouts near the best with stages or pipelines packed within nodes.
 
-        In the end, so that no other option is left for it.
+        This comes last, so that a packed layout does not prune options that could be packed as well.
         """
         if self.best is None:
             return
@@ -246,14 +252,14 @@ class _BestFirstSearch:
         most: int | None,
         placement: list[Placement] | None = None,
     ) -> Evaluation:
-        """Whether an option beats the best, with these placements or the likely ones."""
+        """Evaluate an option, with these placements or the likely ones, and take it if it beats the best."""
         found = search.evaluate(dims, schedule_spec, size, self.best, most, placement=placement)
         if found.best is not self.best:
             self.best, self.winner = found.best, search
         return found
 
     def _feasible_within(self, search: Search, candidate: Candidate) -> bool:
-        """Whether an option could beat the best if memory did not matter."""
+        """Whether an option could beat the best if memory were unlimited."""
         assert candidate.schedule_spec is not None, "only options with a schedule are looked at"
         if self.best is None or why_no_layout(
             search.cost, *candidate.dims[:2], candidate.schedule_spec, candidate.size
@@ -264,7 +270,7 @@ class _BestFirstSearch:
         )
 
     def _evaluate_or_requeue(self, pending: _PendingEvaluation) -> None:
-        """Look closely at the option whose layout takes the least time, which is worked out when its bound comes up."""
+        """Evaluate a pending option fully, or predict its layout first and requeue it by the predicted time."""
         candidate, layout = pending.candidate, pending.layout
         if layout is None:
             self._evaluate_fully(candidate)
@@ -273,7 +279,7 @@ class _BestFirstSearch:
         heapq.heappush(self.pending, _PendingEvaluation(priority_s, next(self.numbers), candidate, None))
 
     def _evaluate_fully(self, candidate: Candidate) -> None:
-        """Whether an option beats the best, with placements made for it, too."""
+        """Evaluate an option with all likely placements and those of its knapsack bound, unless it cannot win."""
         if self.best is not None and candidate.bound_s >= self.best.total:
             return
         if self.evaluations_since_best >= FULL_PATIENCE and len(self.plain.pool.devices) > UNLIMITED_DEVICES:
@@ -286,7 +292,7 @@ class _BestFirstSearch:
             self.candidates.push_leaner_options(candidate)
             return
         knapsack_bound = search.knapsack_bound(dims, schedule_spec, size)
-        # The cheapest question first; it was asked before, but not with the best of now.
+        # The cheapest check first. It was made before, but against an earlier best plan.
         if before is not None and not (
             knapsack_bound.feasible_within(before.total) and knapsack_bound.may_finish_within(before.total)
         ):
@@ -311,9 +317,9 @@ class _BestFirstSearch:
             self.candidates.push_leaner_options(candidate)
 
     def _shift_blocks(self, search: Search, found: Evaluation) -> None:
-        """Whether an option with several stages a rank beats the best when these hold unlike numbers of blocks.
+        """Try unequal numbers of blocks on the stages of a rank.
 
-        Layouts are made with equal ones. Where ranks are unlike, that can be a tenth slower.
+        Layouts begin with equal numbers. On unlike ranks that can be a tenth slower.
         """
         if found.nearest is None or self.best is None or found.bound_s > NEAR_BEST_FACTOR * self.best.total:
             return

@@ -1,4 +1,4 @@
-"""A plan by another objective than its time: the fastest plans of several searches, ordered anew."""
+"""Choice of a plan by an objective other than step time, among the fastest plans of several searches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.topology import Topology
 
 MAX_REJECTED = 12
-"""Other candidates that are told."""
+"""Rejected candidates that the plan lists."""
 
 
 class ChosenPlan(NamedTuple):
-    """What a search came to."""
+    """The chosen plan of a search, with rejected candidates and notes for the person."""
 
     search: Search
     best: Prediction
     rejected: list[Rejected]
     notes: list[str]
     bound_s: float
-    """None of the plans that were searched is faster."""
+    """Seconds that none of the plans in the search space beats."""
 
 
 PlanSearch = Callable[[Search, list[ParallelDims]], ChosenPlan]
@@ -39,17 +39,17 @@ PlanSearch = Callable[[Search, list[ParallelDims]], ChosenPlan]
 
 @dataclass(frozen=True, eq=False)
 class ScoredPlan:
-    """A plan that might be chosen."""
+    """A candidate with its value by the objective."""
 
     prediction: Prediction
     score: Score
 
 
 def other_searches(objective: Objective, run: Run, topology: Topology, whole: Search) -> list[Search]:
-    """Searches whose winners may be better by the objective than those of the search for the fastest plan.
+    """Further searches whose winners may be better by the objective than the fastest plan.
 
-    robust: with messages as late as 5 of 100 are. energy, cost, and a least goodput: on fewer nodes, those that give
-    the most for what they take first.
+    robust: with every message as late as its 95th percentile. energy, cost or a least goodput: on fewer nodes, the most
+    efficient ones first.
     """
     late = _with_late_messages(topology) if objective.goal == "robust" else None
     searches = [] if late is None else [_search(run, late, whole)]
@@ -63,10 +63,10 @@ def other_searches(objective: Objective, run: Run, topology: Topology, whole: Se
 
 
 def choose(objective: Objective, topology: Topology, searches: Sequence[Search], fastest: PlanSearch) -> ChosenPlan:
-    """The best of all candidates by the objective, the others with what they lack, and notes.
+    """Choose the best of all candidates by the objective; list the others with the reason why they lost.
 
     Args:
-        searches: the one of all nodes first; what it raises is raised, the others may find nothing.
+        searches: the search over all nodes first. Its errors are raised; errors of the others are ignored.
 
     Raises:
         RefusedError: nothing fits, or no candidate keeps the least goodput.
@@ -99,8 +99,10 @@ def choose(objective: Objective, topology: Topology, searches: Sequence[Search],
 def _predictions(
     objective: Objective, searches: Sequence[Search], fastest: PlanSearch
 ) -> tuple[list[Prediction], ChosenPlan]:
-    """Candidates of all searches, predicted on the figures as they are, each layout once; and what the first search
-    came to."""
+    """The candidates of all searches and the result of the first search.
+
+    Each layout comes once, and is predicted with the measured topology, without late messages.
+    """
     predictions: dict[object, Prediction] = {}
     first: ChosenPlan | None = None
     for number, search in enumerate(searches):
@@ -127,7 +129,7 @@ def _predictions(
 
 
 def _others(found: ChosenPlan, candidate_dims: list[ParallelDims]) -> list[Prediction]:
-    """The best of other degrees, and of the winner's with micro-batches of other sizes."""
+    """The best plans of other degrees, and of the winner's degrees with other micro-batch sizes."""
     search, best = found.search, found.best.layout
     sizes = search.work.micro_batch_sizes()
     others = [
@@ -147,7 +149,7 @@ def _search(run: Run, topology: Topology, whole: Search) -> Search:
 
 
 def _with_late_messages(topology: Topology) -> Topology | None:
-    """The links with the start-up time that 5 of 100 messages exceed; None where no spread was measured."""
+    """The topology with each link's 95th percentile as its start-up time; None if no spread was measured."""
 
     def late(figures: LinkFigures) -> LinkFigures:
         if figures.latency_s is None:
@@ -166,7 +168,7 @@ def _with_late_messages(topology: Topology) -> Topology | None:
 
 
 def _by_yield(objective: Objective, whole: Search) -> list[str]:
-    """Nodes of the search, the most FLOP/s for a watt or for the money first; by FLOP/s alone without such figures."""
+    """The search's nodes, sorted by FLOP/s per watt or per price, highest first; without such figures by FLOP/s."""
     known = {"energy": objective.watts, "cost": objective.prices}.get(objective.goal, {})
 
     def taken(node: str) -> float:
@@ -178,7 +180,7 @@ def _by_yield(objective: Objective, whole: Search) -> list[str]:
 
 
 def _edges(nodes: Sequence[str], whole: Search) -> list[int]:
-    """How many nodes there are before another kind begins."""
+    """The counts of leading nodes after which another kind of node begins."""
     by_node = whole.pool.by_node()
     kinds = [tuple(device.type for device in by_node[node]) for node in nodes]
     return [count for count in range(1, len(nodes)) if kinds[count] != kinds[count - 1]]

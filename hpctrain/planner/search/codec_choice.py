@@ -1,5 +1,4 @@
-"""What compression a plan carries: what the run file asks for, or with mode auto the most exact way of summing
-gradients that no other one is worth leaving for."""
+"""Choice of a plan's gradient codec with mode auto: the most exact one, unless another is faster by a threshold."""
 
 from __future__ import annotations
 
@@ -18,26 +17,26 @@ from hpctrain.records.plan.compression import Bf16, Codec, NoCompression, PowerS
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
 MIN_GAIN = 0.03
-"""Share of a step that a way of summing must save to be taken, where losses are those of exact sums: no more is lost
-beside the fastest of them."""
+"""Share of a step that a codec must save to be taken if the training loss stays that of exact sums. The choice is
+slower than the fastest such codec by no more than that."""
 MIN_LOSSY_GAIN = 0.1
-"""The same for a way that leaves out most of each gradient: predicted times have errors, and the loss may fall more
+"""The share for a codec that leaves out most of each gradient: predicted times have errors, and the loss may fall more
 slowly."""
 WARMUP_SHARE = 0.1
-"""Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
+"""Share of a run's steps that are warm-up steps of low-rank and sparse codecs; at most the default of PowerSGD."""
 TOPK_DENSITY = 0.07
-"""Share of the numbers that a sparse sum sends; what devices are measured at."""
+"""Share of the numbers that top-k sends; the probe measures devices at this density."""
 
 
 @dataclass(frozen=True, eq=False)
 class CodecDecision:
-    """How a layout sums its gradients."""
+    """The codec that a layout's gradients are summed with, and the predicted step."""
 
     spec: CodecSpec
     prediction: Prediction
-    """Of a step once the warm-up steps are done."""
+    """The prediction of a step after the warm-up steps."""
     mean_step_s: float
-    """Over the run, warm-up steps included."""
+    """Mean seconds of a step over the run, warm-up steps included."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +44,17 @@ class _CodecTrial:
     codec: Codec
     prediction: Prediction
     sum: AllReduceTime | None
-    """Of the pipeline rank that sums the longest; None where sums are taken within the backward pass."""
+    """The all-reduce of the slowest pipeline rank; None if ZeRO over all replicas sums within the backward pass."""
     overlapped_s: float
     mean_step_s: float
 
 
 def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
-    """What mode auto chooses from, the most exact first.
+    """The codecs that mode auto chooses from, the most exact first.
 
     Args:
-        steps: of the run.
-        lossy: with those that leave out most of each gradient.
+        steps: steps of the run.
+        lossy: whether codecs that leave out most of each gradient are allowed.
     """
     dense: list[Codec] = [NoCompression(), Bf16(mode="bf16"), Quantized(mode="int8"), Quantized(mode="int4")]
     if not lossy:
@@ -69,8 +68,10 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
 
 
 def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
-    """The ways of summing that placements are searched for beside exact sums, and the share of a step that each must
-    save: of those that keep the loss and of those that `lossy` allows the one with the fewest bytes, or nearly so."""
+    """Return the codecs that get a search of their own beside exact sums, and the share of a step that each must save.
+
+    These are int4, the smallest one that keeps the loss, and if `lossy` PowerSGD, which sends about the fewest bytes.
+    """
     found: list[tuple[Codec, float]] = []
     for codec in candidate_codecs(steps, lossy):
         if isinstance(codec, Quantized) and codec.mode == "int4":
@@ -81,21 +82,21 @@ def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
 
 
 def compression_may_gain(prediction: Prediction) -> bool:
-    """Whether messages and waiting take so much of a step that gradients in fewer bytes could be worth it."""
+    """Whether messages and waiting take so large a share of a step that fewer gradient bytes could pay off."""
     terms = prediction.terms
     waits = ("data_parallel", "pipeline_send", "pipeline_bubble", "tensor_parallel")
     return sum(terms[name] for name in waits) >= MIN_LOSSY_GAIN * terms["total"]
 
 
 def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
-    """The most exact way to sum a layout's gradients that no less exact one beats by enough.
+    """Choose the most exact codec for a layout, unless a less exact one is faster by the threshold.
 
-    Each candidate in turn is taken if a step is by `MIN_GAIN` or `MIN_LOSSY_GAIN` shorter than with the one taken
-    before, so that by the same model no step is longer than with exact sums.
+    Candidates are tried from the most exact one on. Each is taken if it shortens the step by `MIN_GAIN` or
+    `MIN_LOSSY_GAIN` against the one taken before. By the cost model no step is longer than with exact sums.
 
     Args:
-        cost: with the layout's way of saving memory; its codec does not matter.
-        steps: of the run.
+        cost: with the layout's memory options; its codec does not matter.
+        steps: steps of the run.
         lossy: as for `candidate_codecs`.
     """
     if layout.dp == 1:
@@ -135,9 +136,10 @@ def _predicted(cost: CostModel, layout: Layout, codec: Codec) -> Prediction:
 
 
 def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _CodecTrial | None) -> _CodecTrial:
-    """
+    """Predict a layout with a codec.
+
     Args:
-        exact: the candidate of exact sums; None for itself.
+        exact: the trial of exact sums; None if this is that trial.
     """
     own = cost.with_work(replace(cost.work, codec=codec))
     prediction = predict(own, layout, whole=True)
@@ -155,7 +157,7 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
 
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
-    """Why a codec cannot be taken for this layout."""
+    """Why a codec cannot be used with this layout; None if it can."""
     if not has_state(codec):
         return None
     if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec)):
@@ -169,7 +171,7 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
 
 
 def _why_not_sharded(precision: str, codec: Codec) -> str | None:
-    """Why a codec that keeps something cannot sum gradients into the parts of all replicas."""
+    """Why a codec with state cannot sum gradients that are sharded over all replicas; None if it can."""
     if isinstance(codec, PowerSgd):
         return WHY_NOT_SHARDED
     if isinstance(codec, TopK):

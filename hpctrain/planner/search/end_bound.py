@@ -1,4 +1,4 @@
-"""What no plan beats, from what a search looked at and what it left."""
+"""The final lower bound of a search, from the options that it evaluated and those that it skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.planner.search.space import Candidate, CandidateQueue
 from hpctrain.planner.simulate.predict import Prediction
 
 BOUND_TOLERANCE = 1e-3
-"""Relative width at which the search for the bound of what was left ends."""
+"""Relative width at which the bisection for the bound of a skipped option ends."""
 
 
 def min_bound_s(
@@ -23,7 +23,11 @@ def min_bound_s(
     left: Sequence[Candidate],
     best: Prediction | None,
 ) -> float:
-    """The smallest bound by columns, in seconds, of what was looked at closely or left."""
+    """The smallest knapsack bound in seconds of the options that were evaluated fully or skipped.
+
+    Args:
+        left: the skipped options.
+    """
     if best is None:
         return min((candidate.bound_s for candidate, _ in evaluated), default=math.inf)
     lowest = best.total
@@ -34,7 +38,7 @@ def min_bound_s(
         knapsack_bound = candidates.search(candidate.memory_options).knapsack_bound(
             candidate.dims, candidate.schedule_spec, candidate.size
         )
-        # Without a look at memory, which would take most of the time that is saved.
+        # Memory is not checked: that would take most of the time that skipping saves.
         low, high = candidate.bound_s, lowest
         if low >= high or not knapsack_bound.feasible_within(high):
             continue
@@ -46,10 +50,10 @@ def min_bound_s(
 
 
 def overall_bound(plain: Search, best: Prediction | None, lowest: float) -> float:
-    """With the plans that leave more devices idle than those that are tried.
+    """Return a lower bound in seconds for all plans, also those that leave more devices idle than the search tries.
 
     Args:
-        lowest: seconds that nothing of what is tried beats.
+        lowest: seconds that none of the tried options beats.
     """
     pool, work = plain.pool, plain.work
     if work.fixed is None and len(pool.devices) > EXHAUSTIVE_DEVICES:
@@ -57,7 +61,7 @@ def overall_bound(plain: Search, best: Prediction | None, lowest: float) -> floa
         fastest = max(pool.devices, key=lambda device: device.bytes_per_s).bytes_per_s
         same = tuple(replace(device, bytes_per_s=fastest) for device in used)
         lowest = min(lowest, ideal_step_s(replace(pool, devices=same), work))
-        # Nor are all numbers of replicas tried that leave few idle.
+        # Numbers of replicas that leave few devices idle are not all tried either.
         lowest = min(lowest, ideal_step_s(pool, work))
     bound = max(lowest if math.isfinite(lowest) else 0.0, ideal_step_s(pool, work))
     return bound if best is None else min(bound, best.total)

@@ -1,4 +1,4 @@
-"""Every plan on a few devices: each order of them, each cut, each share of the batch, each schedule, each saving."""
+"""Exhaustive search on a few devices: every order of them, cut, split of the batch, schedule and memory options."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from hpctrain.records.plan.plan import Recompute, ZeroLevel
 
 MAX_DEVICES = 8
 MAX_CUTS = 20_000
-"""Cuts and shares of the batch of one order of devices."""
+"""Largest number of cuts times splits of the batch for one order of devices."""
 
 
 def exhaustive_search(plain: Search, candidate_dims: list[ParallelDims]) -> SearchResult:
-    """The fastest of every plan, by the cost model; of those that save memory where no other fits. Its bound is its
-    own time.
+    """Return the fastest of all plans by the cost model; its bound is its own time.
+
+    Plans with memory options are tried only if no other fits.
 
     Raises:
-        InputError: there are too many plans to look at each.
+        InputError: there are too many plans to try all.
     """
     devices = len(plain.pool.devices)
     if devices > MAX_DEVICES:
         raise InputError(f"--solver exact: found {devices} devices, allowed: up to {MAX_DEVICES}; use --solver auto")
     start = best_first_search(plain, candidate_dims)
-    # What `auto` found by saving memory is nothing to beat for a plan that need not.
+    # A start that saves memory is no limit for plans that do without: these are preferred even if slower.
     found = _fastest([plain], start if start.search is plain else SearchResult(plain, None, math.inf, ended=True))
     if found.best is None and plain.work.fixed is None:
         found = _fastest([plain.with_memory_options(memory_options) for memory_options in _all_memory_options()], start)
@@ -44,7 +45,7 @@ def exhaustive_search(plain: Search, candidate_dims: list[ParallelDims]) -> Sear
 
 
 def _fastest(searches: Iterable[Search], found: SearchResult) -> SearchResult:
-    """The fastest plan of all searches that is faster than what was found."""
+    """The fastest plan of all searches, or `found` if none is faster."""
     best, winner = found.best, found.search
     for search in searches:
         for dims, schedule_spec, size in search.options(search.candidate_dims()):
@@ -63,7 +64,7 @@ def _fastest(searches: Iterable[Search], found: SearchResult) -> SearchResult:
 
 
 def _all_memory_options() -> Iterator[MemoryOptions]:
-    """All but the one that saves nothing."""
+    """All memory options but the default, which saves nothing."""
     levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)
     kinds: tuple[Recompute, ...] = get_args(Recompute)
     for zero, recompute, sequence in itertools.product(levels, kinds, (False, True)):
@@ -95,7 +96,7 @@ def _layouts(search: Search, dims: ParallelDims, schedule_spec: ScheduleSpec, si
 
 
 def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write a number as a sum of that many, each of at least `least`."""
+    """Yield all ways to write `total` as an ordered sum of `parts` numbers, each at least `least`."""
     if parts == 1:
         if total >= least:
             yield (total,)

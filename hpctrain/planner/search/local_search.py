@@ -1,4 +1,4 @@
-"""Small changes of the winner: other devices at other ranks, single blocks, single micro-batches."""
+"""Local search on the best layout: exchanged pipeline ranks, single blocks, single micro-batches."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from hpctrain.planner.layout.placement import rank_permutations
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
 MAX_RANK_PERMUTATIONS = 60
-"""Orders of the winner's pipeline ranks that are tried."""
+"""Permutations of the best layout's pipeline ranks that are tried."""
 MAX_PERMUTED_UNITS = 50_000
-"""Units in all of them together: on very many devices each order takes a while."""
+"""Tensor-parallel groups in all these permutations together: on very many devices each one takes long."""
 MAX_REFINEMENTS = 400
-"""Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
+"""Changes of one block or micro-batch after which no further round of changes is begun."""
 
 
 def refine(cost: CostModel, best: Prediction, allowed: Callable[[Placement], bool]) -> Prediction:
-    """Exchange pipeline ranks, then move single blocks between neighbours and single micro-batches between
-    replicas, while that helps.
+    """Exchange pipeline ranks, then move single blocks and micro-batches, as long as that helps.
 
     Args:
-        allowed: whether the devices may stand like that.
+        allowed: whether a placement may be used.
     """
     return shift_counts(cost, _permute_ranks(cost, best, allowed), MAX_REFINEMENTS)
 
 
 def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
-    """Move single blocks and micro-batches while that helps.
+    """Move single blocks between stages and single micro-batches between replicas, as long as that helps.
 
     Args:
-        most: changes after which no further round of them is begun.
+        most: changes after which no further round of changes is begun.
     """
     tried = 0
     while tried < most:
@@ -68,7 +67,7 @@ def _permute_ranks(cost: CostModel, best: Prediction, allowed: Callable[[Placeme
 
 
 def faster_of(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
-    """The layout's prediction where it fits and is faster by more than rounding, else `best`."""
+    """The layout's prediction if it fits and is faster than `best` by more than rounding, else `best`."""
     limit = best.total * (1 - 1e-6)
     if layout.memory_shortage(cost.memory) or lower_bound(cost, layout) >= limit:
         return best
@@ -77,8 +76,8 @@ def faster_of(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
 
 
 def _changes(layout: Layout) -> Iterator[Layout]:
-    """Layouts that differ by one block between neighbouring stages, or stages of one rank, or by one micro-batch
-    between unlike replicas."""
+    """Yield layouts with one change: a block moved between neighbouring stages or stages of one rank, or a micro-batch
+    moved between unlike replicas."""
     last = len(layout.blocks) - 1
     for giver, taker in dict.fromkeys([*_neighbours(len(layout.blocks)), *_of_one_rank(layout)]):
         may_be_empty = giver in (0, last)
@@ -86,7 +85,7 @@ def _changes(layout: Layout) -> Iterator[Layout]:
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
     if layout.memory_options.equal_micro_batches:
         return
-    # Replicas with the same devices and as many micro-batches are one and the same, wherever they stand.
+    # Replicas with equal devices and equally many micro-batches are interchangeable.
     for giver in layout.distinct_replicas:
         for taker in layout.distinct_replicas:
             if giver != taker and layout.micro_batches[giver] > 1:
@@ -98,7 +97,7 @@ def _neighbours(count: int) -> list[tuple[int, int]]:
 
 
 def _of_one_rank(layout: Layout) -> Iterator[tuple[int, int]]:
-    """What a rank computes stays the same, but not how long the others wait for it."""
+    """Pairs of stages of one rank. A move between them leaves the rank's work alone, but changes who waits for it."""
     for stages in layout.stages_by_rank:
         yield from permutations(stages, 2)
 

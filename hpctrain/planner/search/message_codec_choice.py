@@ -1,4 +1,4 @@
-"""How messages between pipeline stages travel where the planner chooses it: as exact as the gain allows."""
+"""Choice of the stage messages' codecs: the most exact one, unless a less exact one is faster by a threshold."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hpctrain.records.plan.compression import Messages
 
 @dataclass(frozen=True, eq=False)
 class MessageCodecChoice:
-    """Of a layout."""
+    """The codecs of a layout's stage messages, and the predicted step."""
 
     messages: tuple[Messages, ...]
-    """By stage, behind it."""
+    """[stage] -> codec of the messages to the next stage."""
     prediction: Prediction
     reason: str | None
-    """Why this one, as a sentence; None where no message leaves a node."""
+    """Why this choice, as a sentence; None if no message leaves a node."""
 
 
 def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> MessageCodecChoice:
-    """The most exact messages that no less exact ones beat by enough, as gradients are summed.
+    """Choose the codec of each stage boundary by the same thresholds as for gradients.
 
-    Each way in turn is allowed on top of the more exact ones, and every boundary takes the allowed way that brings its
-    messages the soonest. That is taken if a step is by `MIN_GAIN` or `MIN_LOSSY_GAIN` shorter than before.
+    Each codec in turn is allowed in addition to the more exact ones, and every boundary takes the allowed one that
+    delivers its messages the soonest. The result is taken if it shortens the step by `MIN_GAIN` or `MIN_LOSSY_GAIN`.
 
     Args:
-        cost: with the layout's way of saving memory and of summing gradients; its messages do not matter.
-        lossy: with integers of 8 bits.
+        cost: with the layout's memory options and gradient codec; its message codecs do not matter.
+        lossy: whether int8 is allowed.
     """
     full: Messages = "none"
     exact = (full,) * len(layout.blocks)
@@ -67,7 +67,7 @@ def _predicted(cost: CostModel, layout: Layout, messages: tuple[Messages, ...]) 
 
 
 def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Messages]) -> Messages:
-    """The way in which the slowest replica's messages behind a stage, there and back, arrive the soonest."""
+    """The codec with which the slowest replica's messages to the next stage and back arrive the soonest."""
     if stage == len(layout.blocks) - 1:
         return "none"
     pairs = [_hops(layout, replica)[stage] for replica in layout.placement.representatives]
@@ -86,5 +86,5 @@ def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Mess
 
 
 def _hops(layout: Layout, replica: int) -> list[tuple[TensorParallelGroup, TensorParallelGroup]]:
-    """Where each stage and the next one lie."""
+    """[stage] -> (its tensor-parallel group, the next stage's)."""
     return list(pairwise(layout.unit(replica, stage) for stage in range(len(layout.blocks))))

@@ -16,15 +16,15 @@ from hpctrain.planner.simulate.predict import Prediction, largest_increase, pred
 from hpctrain.records.plan.plan import Rejected
 
 MAX_OTHER_DIMS = 6
-"""Other degrees that are looked at, nearest by their bound first."""
+"""Other degrees that are tried, the smallest bound first."""
 MAX_IMPOSSIBLE = 3
-"""Other degrees that cannot be at all."""
+"""Impossible degrees that are listed."""
 OTHER_DIMS_PATIENCE = 2
-"""Micro-batch sizes tried for other degrees after their best so far."""
+"""Options tried for other degrees after their best so far."""
 
 
 def rejected_neighbours(search: Search, best: Prediction, candidate_dims: list[ParallelDims]) -> list[Rejected]:
-    """Other degrees, other micro-batches, other schedules and the devices in file order, each at its best."""
+    """Plans with other degrees, micro-batch sizes, schedules or devices in file order, each with why it lost."""
     found = _other_dims(search, best, candidate_dims) + _impossible(search)
     layout, work = best.layout, search.work
     schedule_spec = layout.schedule_spec
@@ -48,7 +48,7 @@ def describe_dims(dims: ParallelDims) -> str:
 
 
 def describe_memory_shortage(excess: MemoryShortage) -> str:
-    """One clause with the numbers of a device that is too small."""
+    """One clause with the bytes that a device needs, has and may use."""
     return (
         f"{excess.device_id} would need {format_bytes(excess.need_bytes)} and has {format_bytes(excess.memory_bytes)}, "
         f"of which {excess.usable * 100:g} % ({format_bytes(excess.usable_bytes)}) may be used"
@@ -56,12 +56,12 @@ def describe_memory_shortage(excess: MemoryShortage) -> str:
 
 
 def describe_lack(lack: MemoryShortage | str) -> str:
-    """Why a shape does not run, in one clause."""
+    """Why the degrees have no layout, in one clause."""
     return lack if isinstance(lack, str) else describe_memory_shortage(lack)
 
 
 def nearest_dims(search: Search, candidate_dims: list[ParallelDims]) -> list[ParallelDims]:
-    """The shapes, the one with the smallest bound first."""
+    """The degrees sorted by their lower bound, smallest first."""
     sizes = search.work.micro_batch_sizes()
 
     def bound(dims: ParallelDims) -> float:
@@ -89,7 +89,7 @@ def _other_dims(search: Search, best: Prediction, candidate_dims: list[ParallelD
 
 
 def _impossible(search: Search) -> list[Rejected]:
-    """One entry for each reason, from the smallest degrees that meet it."""
+    """One entry for each reason, with the smallest degrees that have it."""
     first: dict[str, ParallelDims] = {}
     for dims in sorted(search.impossible, key=lambda dims: (dims[2], dims)):
         first.setdefault(search.impossible[dims], dims)

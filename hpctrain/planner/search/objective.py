@@ -1,4 +1,4 @@
-"""What a plan is chosen by (step time, that time when things go wrong, energy, cost), and its constraints."""
+"""Objectives that a plan is chosen by (step time, step time under disturbance, energy, cost) and constraints."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from hpctrain.records.topology.topology import Topology
 Goal = Literal["time", "robust", "energy", "cost"]
 
 SLOW_NODE_SPEED = 0.5
-"""Speed of the slow node that robust plans for: a GPU that throttles, a CPU that is shared."""
+"""Relative speed of the slow node that `robust` plans for: a GPU that throttles, a CPU that is shared."""
 JITTER_DRAWS = 100
 """Steps that are drawn to find the 95th percentile."""
 SEED = 0
-"""Every plan meets the same noise."""
+"""Seed of the random numbers; every plan gets the same noise."""
 QUANTILE = 0.95
 
 
 @dataclass(frozen=True)
 class GoodputConstraint:
-    """A least goodput under failures, and what decides it."""
+    """A least goodput under failures, and the figures that goodput depends on."""
 
     least: float
-    """Share of the time that must become training that lasts."""
+    """Smallest share of the time that must become lasting training."""
     node_mtbf_s: float
     """Mean time between failures of one node, seconds."""
     recover_s: float
-    """From a failure until training goes on, seconds."""
+    """Seconds from a failure until training goes on."""
     checkpoint_every: int
     """Steps between two checkpoints."""
 
@@ -50,16 +50,16 @@ class Objective:
 
     goal: Goal = "time"
     watts: Mapping[str, float] = field(default_factory=dict)
-    """Power of a device that works, by device type."""
+    """Power of a busy device in watts, by device type."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of a device for an hour, by device type, in any currency."""
     usable: float | None = None
-    """Largest share of a device's memory that a plan may fill; None: what the planner always leaves free."""
+    """Largest share of a device's memory that a plan may fill; None: the planner's default."""
     goodput_constraint: GoodputConstraint | None = None
 
     @property
     def only_time(self) -> bool:
-        """Whether the search's own winner is the plan."""
+        """Whether step time alone decides, so that the search's winner is the plan."""
         return self.goal == "time" and self.goodput_constraint is None
 
     @property
@@ -68,10 +68,10 @@ class Objective:
         return self.goal in ("energy", "cost") or self.goodput_constraint is not None
 
     def rate(self, layout: Layout) -> float:
-        """What the layout's devices take in a second: joules, or currency.
+        """What the layout's devices use in a second: joules, or currency.
 
         Raises:
-            InputError: it is not known of a device type.
+            InputError: the power or price of a device type is not known.
         """
         known = self.watts if self.goal == "energy" else self.prices
         types = [device.type for unit in layout.units() for device in unit.devices]
@@ -84,7 +84,7 @@ class Objective:
 
 
 FASTEST_STEP = Objective()
-"""The planner's own: the time of a step, and nothing else."""
+"""The default objective: step time alone."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ Scorer = Callable[[CostModel, Prediction], Score]
 
 
 def scorer(objective: Objective, topology: Topology) -> Scorer:
-    """What gives a plan its value by the objective.
+    """Return the function that gives a plan its value by the objective.
 
     time: seconds of a step. robust: the 95th percentile of these. energy: joules a token. cost: price of a million
-    tokens. Energy and cost count the devices of the plan, and those as if they worked throughout the step.
+    tokens. Energy and cost count the plan's devices as if they were busy throughout the step.
     """
     jitter = LinkJitter(topology)
 
@@ -123,10 +123,10 @@ def scorer(objective: Objective, topology: Topology) -> Scorer:
 
 
 def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) -> float:
-    """95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
+    """The 95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
 
-    The slow node is any of the `nodes` with the same probability; one that the plan does not use does no harm. Layout
-    and shares stay as they are: this is the step before anybody plans again.
+    Each of the `nodes` is the slow one with the same probability; a node that the plan does not use does no harm. The
+    layout does not change: this is the step before the run is planned again.
     """
     used = sorted({device.node for unit in layout.units() for device in unit.devices})
     rng = np.random.default_rng(SEED)
@@ -151,7 +151,7 @@ def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) 
 
 
 def goodput_shortfall(goodput_constraint: GoodputConstraint, found: Prediction) -> float | None:
-    """The plan's expected goodput where it is below what is asked; None where it keeps it."""
+    """The plan's expected goodput if it is below the constraint; None if the constraint is met."""
     nodes = len({device.node for unit in found.layout.units() for device in unit.devices})
     cluster = FailureModel(
         nodes=nodes,
@@ -165,7 +165,7 @@ def goodput_shortfall(goodput_constraint: GoodputConstraint, found: Prediction) 
 
 
 def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
-    """Without jitter a step with a given slow node is always the same."""
+    """Draws for each slow node; one without jitter, because the step is then always the same."""
     return max(4, math.ceil(JITTER_DRAWS / slow_nodes)) if jitter else 1
 
 

@@ -1,4 +1,4 @@
-"""Options of one way of saving memory: what can be, what it costs at best, and the best of what it has."""
+"""Evaluation of options with given memory options: which are possible, their bounds, and their best layouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hpctrain.records.plan.compression import Codec
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 MAX_COMPARED_UNITS = 64
-"""Units whose links are compared pair by pair."""
+"""Up to this many tensor-parallel groups, links are compared pair by pair."""
 WHY_NO_SHARDING = (
     "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
     "use shard all, or other degrees"
@@ -40,13 +40,13 @@ WHY_NO_SHARDING = (
 
 
 class Evaluation(NamedTuple):
-    """What was found for one shape, schedule and micro-batch size."""
+    """The result for given degrees, schedule and micro-batch size."""
 
     best: Prediction | None
     nearest: Layout | None
     """The layout that fits with the smallest bound; None where none fits."""
     bound_s: float
-    """Of this one."""
+    """Lower bound of `nearest` in seconds; infinite if none fits."""
 
     @property
     def fits(self) -> bool:
@@ -55,46 +55,46 @@ class Evaluation(NamedTuple):
 
 
 class WarmStart(NamedTuple):
-    """A plan that is known before a search begins."""
+    """A plan to beat that is known before a search begins."""
 
     search: Search
-    """Of its way of saving memory."""
+    """The search with the plan's memory options."""
     best: Prediction
     reused_layouts: tuple[Layout, ...]
-    """Its likes for which little state moves, the least first."""
+    """Similar layouts that move little state, the least first."""
 
 
 @dataclass(eq=False)
 class Search:
-    """What is known while searching."""
+    """A search over one pool of devices with one workload; caches what it works out."""
 
     work: Workload
     pool: DevicePool
     cost: CostModel
     impossible: dict[ParallelDims, str] = field(default_factory=dict)
-    """Shapes that cannot run at all, with the reason."""
+    """Degrees that cannot run at all, with the reason."""
     complete: bool = True
-    """False when some orders of devices were left out."""
+    """False if some orders of devices were left out."""
     warm_start: WarmStart | None = None
-    """A plan to beat, where this search follows another."""
+    """The plan to beat when the new plan replaces another."""
     _units: dict[int, tuple[list[TensorParallelGroup], list[int]]] = field(default_factory=dict)
     _unit_counts: dict[int, UnitCounts] = field(default_factory=dict)
     _orders: dict[ParallelDims, list[Placement]] = field(default_factory=dict)
     _knapsack_bounds: dict[tuple[ParallelDims, ScheduleSpec, int], KnapsackBound] = field(default_factory=dict)
 
     def with_memory_options(self, memory_options: MemoryOptions) -> Search:
-        """A search of the same pool for plans that save memory in another way."""
+        """A search of the same pool with other memory options."""
         return self._with(replace(self.work, memory_options=memory_options))
 
     def with_codec(self, codec: Codec) -> Search:
-        """A search of the same pool for plans whose gradients are summed in another way."""
+        """A search of the same pool with another gradient codec."""
         other = self._with(replace(self.work, codec=codec))
         other.impossible = self.impossible
         return other
 
     def _with(self, work: Workload) -> Search:
         other = Search(work, self.pool, self.cost.with_work(work))
-        # Units, and the orders they can stand in, do not depend on it.
+        # Tensor-parallel groups and their orders do not depend on the workload.
         other._units, other._orders, other.complete = self._units, self._orders, self.complete
         return other
 
@@ -107,7 +107,7 @@ class Search:
         return MemoryFeasibility(self.cost)
 
     def knapsack_bound(self, dims: ParallelDims, schedule_spec: ScheduleSpec, size: int) -> KnapsackBound:
-        """The bound by columns of these degrees, this schedule and this micro-batch."""
+        """The cached knapsack bound of these degrees, this schedule and this micro-batch size."""
         key = (dims, schedule_spec, size)
         if key not in self._knapsack_bounds:
             shards = self._most_shards(dims)
@@ -117,7 +117,7 @@ class Search:
         return self._knapsack_bounds[key]
 
     def units(self, tp: int) -> tuple[list[TensorParallelGroup], list[int]]:
-        """The units of that size, and which of them are alike."""
+        """The tensor-parallel groups of that size, and the number of each one's class of interchangeable groups."""
         if tp not in self._units:
             units = make_tensor_parallel_groups(self.pool, tp)
             few = len(units) <= MAX_COMPARED_UNITS
@@ -127,7 +127,7 @@ class Search:
         return self._units[tp]
 
     def candidate_dims(self) -> list[ParallelDims]:
-        """The degrees to try; what is impossible goes to `impossible`."""
+        """The degrees to try; those that cannot run are put into `impossible`."""
         if self.work.fixed is not None:
             given = self.work.fixed
             candidates = [(given.pp, given.dp, given.tp)]
@@ -149,12 +149,11 @@ class Search:
         patience: int | None = None,
         best: Prediction | None = None,
     ) -> Prediction | None:
-        """The fastest layout of these shapes and micro-batch sizes that fits; None when none fits.
+        """The fastest layout that fits, of these degrees and micro-batch sizes; None if none fits.
 
         Args:
-            best: the layout to beat, of another search.
-            patience: give up after so many options in a row without a better one. Default: look at all that could
-                still win.
+            best: the plan to beat, from another search.
+            patience: stop after this many options in a row without a better one. Default: try all that could still win.
         """
         queue = [
             (
@@ -178,14 +177,14 @@ class Search:
     def options(
         self, candidate_dims: list[ParallelDims], sizes: list[int] | None = None
     ) -> Iterator[tuple[ParallelDims, ScheduleSpec, int]]:
-        """Shapes, schedules and micro-batch sizes, those that divide the batch unless they are given."""
+        """All combinations of degrees, schedules and micro-batch sizes; by default the sizes that divide the batch."""
         for dims in candidate_dims:
             for size in self.work.micro_batch_sizes() if sizes is None else sizes:
                 if self.work.sequences // size >= dims[1]:
                     yield from ((dims, schedule_spec, size) for schedule_spec in self.work.schedule_specs(dims[0]))
 
     def unit_counts(self, tp: int) -> UnitCounts:
-        """The units of that size, counted by kind."""
+        """The tensor-parallel groups of that size, counted by kind."""
         if tp not in self._unit_counts:
             self._unit_counts[tp] = UnitCounts(self.cost, self.units(tp)[0])
         return self._unit_counts[tp]
@@ -200,11 +199,11 @@ class Search:
         *,
         placement: Sequence[Placement] | None = None,
     ) -> Evaluation:
-        """The better of `best` and what this shape has with this schedule at this micro-batch size.
+        """Evaluate the layouts of these degrees with this schedule and micro-batch size, and compare them with `best`.
 
         Args:
-            most: placements that are looked at; default: all.
-            placement: placements to look at. Default: the likely ones.
+            most: the largest number of placements to evaluate; default: all.
+            placement: placements to evaluate; default: the likely ones.
         """
         pp, dp, _ = dims
         if why_no_layout(self.cost, pp, dp, schedule_spec, size):
@@ -240,17 +239,17 @@ class Search:
         return [placement for placement in self._orders[dims] if self.can_shard(placement)]
 
     def can_shard(self, placement: Placement) -> bool:
-        """Whether there is something to shard over where sharding is asked for."""
+        """Whether the placement has replicas to shard over, or no sharding is asked for."""
         if self.work.memory_options.zero == 0:
             return True
         shards = shard_group_size(placement, self.work.memory_options)
-        # Degrees by hand are refused by name where the codec cannot go with them.
+        # With degrees given by hand, `check_runnable` refuses a codec that cannot be sharded, and says why.
         return shards > 1 and (shards < len(placement) or self.work.fixed is not None or self.work.may_shard_gradients)
 
     def shortage(self, dims: ParallelDims) -> MemoryShortage | str | None:
-        """Why nothing of this shape runs: the device that lacks memory with the smallest micro-batches, or a sentence.
+        """Why no layout of these degrees runs: the device short of memory with the smallest micro-batch, or a sentence.
 
-        None where a layout fits.
+        None if the layout fits.
         """
         pp, dp, _ = dims
         reason: str | None = None
@@ -266,28 +265,28 @@ class Search:
         return reason
 
     def shortage_at(self, placement: Placement, schedule_spec: ScheduleSpec, size: int) -> MemoryShortage | None:
-        """The device that lacks memory on these very devices; None where the layout fits."""
+        """The device that is short of memory with this placement; None if the layout fits."""
         return fit_layout(self.cost, placement, schedule_spec, size).memory_shortage(self.cost.memory)
 
     def may_fit(self, dims: ParallelDims, schedule_spec: ScheduleSpec, size: int) -> bool:
-        """False when no placement of the shape has room for the model."""
+        """False if no placement of these degrees has room for the model."""
         return self.memory_feasibility.can_hold(
             self.unit_counts(dims[2]), dims, self._most_shards(dims), schedule_spec, size
         )
 
     def is_too_large(self, dims: ParallelDims, schedule_spec: ScheduleSpec, size: int) -> bool:
-        """Whether `may_fit` is already known to say no."""
+        """Whether `may_fit` is already known to be False."""
         return self.memory_feasibility.is_too_large(dims, self._most_shards(dims), schedule_spec, size)
 
     def any_may_fit(self, dims: ParallelDims, size: int) -> bool:
-        """False when no schedule but a V-shaped one has room for the model, as `FEWEST_ACTIVATIONS` tells."""
+        """False if only V-shaped schedules could have room for the model, judged by `FEWEST_ACTIVATIONS`."""
         memory_options = self.work.memory_options
         if memory_options.zero or memory_options.recompute != "none":
-            return True  # a stage of several is gathered, or made again, in smaller pieces
+            return True  # with several stages a rank, less is gathered or recomputed at once
         return self.may_fit(dims, FEWEST_ACTIVATIONS, size)
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
-        """Placements that the bound by columns says may be done in the time."""
+        """Placements that may finish within `limit_s` seconds by the knapsack bound."""
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:
             return []
@@ -296,14 +295,14 @@ class Search:
         return [placement for placement in placements_of_mixtures(classes, mixtures) if self.can_shard(placement)]
 
     def any_feasible_within(self, dims: ParallelDims, size: int, limit_s: float) -> bool:
-        """False when no schedule but a V-shaped one is done in the time, even with memory without end."""
+        """False if only V-shaped schedules could finish within `limit_s` seconds, even with unlimited memory."""
         unit_counts, shards = self.unit_counts(dims[2]), self._most_shards(dims)
         return KnapsackBound(
             self.cost, unit_counts, dims, ScheduleSpec("1f1b"), size, shards, waits=False
         ).feasible_within(limit_s)
 
     def _most_shards(self, dims: ParallelDims) -> int:
-        """Replicas that share a state at most."""
+        """The largest number of replicas that share one state."""
         if self.work.memory_options.zero and self.work.memory_options.shard == "node":
             return max(
                 (shard_group_size(placement, self.work.memory_options) for placement in self._placements(dims)),

@@ -1,7 +1,7 @@
-"""The paper's own rules by name: equation (1) by greedy co-location, equation (7) by a grid over M.
+"""The solver `paper`: equation (1) by greedy co-location, equation (7) by a grid over M.
 
-Kept for reproduction. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M;
-`auto` is the default.
+It exists for reproduction. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the
+smallest M; `auto` is the default.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ GRID = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class PaperChoice:
-    """The layout by the paper's rules, and the sentences that say how it came about."""
+    """The layout by the paper's rules, and sentences that explain it."""
 
     prediction: Prediction
     notes: tuple[str, ...]
 
 
 def solve_as_paper(cost: CostModel, pool: DevicePool, work: Workload) -> PaperChoice:
-    """P = G·R: tensor parallelism within nodes, replicas on what a node has left, pipeline stages across nodes.
+    """Plan with P = G·R: tensor parallelism within nodes, then replicas within nodes, pipeline stages across nodes.
 
     Raises:
         InputError: the batch cannot be cut into any M of the grid.
@@ -57,7 +57,7 @@ def solve_as_paper(cost: CostModel, pool: DevicePool, work: Workload) -> PaperCh
 
 
 def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: float) -> tuple[list[int], float]:
-    """Equation (1): an order of `count` places with a small sum of c·d(place, next place), greedily from each start.
+    """Solve equation (1): order `count` places for a small sum of c·d(place, next place), greedily from each start.
 
     Args:
         distance: [places, places], shortest-path distances in seconds per byte.
@@ -80,7 +80,7 @@ def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: 
 
 
 def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send_s: float) -> float:
-    """G/L · M·T_step + (M − 1)·T_comm, as printed."""
+    """Equation (7) as printed: G/L · M·T_step + (M − 1)·T_comm."""
     return stages / layers * micro_batches * step_s + (micro_batches - 1) * send_s
 
 
@@ -96,7 +96,7 @@ def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
 
 
 def _stage_units(pool: DevicePool, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
-    """Groups of `dp` units that can be a stage: of one node where it has that many, else of consecutive nodes."""
+    """Candidates for a stage, each of `dp` tensor-parallel groups: within a node if enough fit, else across nodes."""
     units = make_tensor_parallel_groups(pool, tp)
     by_node: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
@@ -113,7 +113,7 @@ def _stage_units(pool: DevicePool, pp: int, dp: int, tp: int) -> list[list[Tenso
 
 
 def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray[np.float64]:
-    """Shortest-path distances between units, edges weighted 1/b (seconds per byte)."""
+    """[group, group] shortest-path distances between tensor-parallel groups, edges weighted 1/b (seconds per byte)."""
     from scipy.sparse.csgraph import shortest_path  # scipy is a third of an agent's start, and only this mode needs it
 
     weights = np.array([[cost.links.between(a.device_ids[0], b.device_ids[0])[1] for b in units] for a in units])
@@ -128,14 +128,14 @@ def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray
 def _between_stages(
     distance: NDArray[np.float64], stages: Sequence[Sequence[TensorParallelGroup]]
 ) -> NDArray[np.float64]:
-    """Distance between groups: that of the replica which is worst off."""
+    """[stage, stage] distances: the largest of any replica."""
     dp = len(stages[0])
     starts = [sum(len(row) for row in stages[:index]) for index in range(len(stages))]
     return np.array([[max(distance[a + r, b + r] for r in range(dp)) for b in starts] for a in starts])
 
 
 def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[int, ...]) -> tuple[Layout, str]:
-    """Equation (7) over the grid, among the M that divide the batch and fit 90 % of every memory."""
+    """Minimise equation (7) over the M of the grid that divide the batch and fit; return the layout and a note."""
     work, pp, dp = cost.work, len(placement[0]), len(placement)
     values: dict[int, float] = {}
     layouts: dict[int, Layout] = {}

@@ -1,4 +1,4 @@
-"""A pipeline cut where the model itself has a seam."""
+"""Pipeline cut at the model's preferred place ("seam"), as between encoder and decoder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.simulate.predict import Prediction, predict
 
 MAX_SEAM_SLOWDOWN = 1.02
-"""What the step may take longer for it: less than a prediction is off by."""
+"""Factor by which the step may be slower for a cut at the seam; less than the error of a prediction."""
 
 
 def cut_at_seam(cost: CostModel, best: Prediction) -> Prediction:
-    """The plan with its nearest cut moved onto the seam, where that fits and costs next to nothing; else the plan.
+    """Return the plan with its nearest cut moved to the seam if that fits and costs next to nothing, else the plan.
 
-    The cost model has one size for the message of every cut, that of the largest, so it does not see what a cut at the
-    seam saves.
+    The cost model gives the messages of all cuts the size of the largest, so it does not see what a cut at the seam
+    saves.
     """
     seam, blocks = cost.work.spec.preferred_cut, best.layout.blocks
     if seam is None or len(blocks) == 1:

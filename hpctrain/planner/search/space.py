@@ -1,5 +1,4 @@
-"""The options of a search, in the order in which they come up: degrees and micro-batch first, then schedules, then what
-saves memory."""
+"""The queue of options of a search: degrees and micro-batch size first, then schedules, then memory options."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ NEXT_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": 
 
 
 class Candidate(NamedTuple):
-    """In the queue; `schedule_spec` is open until degrees and micro-batch come up."""
+    """An option in the queue; `schedule_spec` is None until its degrees and micro-batch size are opened."""
 
     priority_s: float
-    """Those with the least come up first."""
+    """The option with the smallest value is taken first."""
     number: int
     bound_s: float
-    """Seconds that no plan of it beats."""
+    """Seconds that no plan of this option beats."""
     dims: ParallelDims
     size: int
     schedule_spec: ScheduleSpec | None
@@ -36,23 +35,23 @@ class Candidate(NamedTuple):
 
 
 class CandidateQueue:
-    """Those that are still to be looked at.
+    """The options that are still to be evaluated.
 
     Args:
-        plain: the search of plans that save memory as the run file says.
+        plain: the search with the memory options of the run file.
     """
 
     def __init__(self, plain: Search) -> None:
         self.plain = plain
         self.may_save_memory = False
-        """Whether ZeRO, sequence parallelism and recomputation may be chosen. By the model, sharding is sometimes a
-        little faster, too; but no measurement has confirmed what it costs, so speed alone is no reason for it."""
+        """Whether ZeRO, sequence parallelism and recomputation may be chosen. By the cost model, sharding is sometimes
+        a little faster. No measurement has confirmed that, so speed alone is no reason for it."""
         self.searches = {plain.work.memory_options: plain}
         self.queue: list[Candidate] = []
         self._numbers = itertools.count()
 
     def fill(self, candidate_dims: list[ParallelDims]) -> None:
-        """Put all degrees with all micro-batches into the queue, their schedules open."""
+        """Put all degrees with all micro-batch sizes into the queue, without schedules."""
         for dims, size in itertools.product(candidate_dims, self.plain.work.micro_batch_sizes()):
             if self.plain.work.sequences // size >= dims[1]:
                 bound = min(
@@ -61,22 +60,22 @@ class CandidateQueue:
                 self._push(bound, dims, size, None, self.plain.work.memory_options)
 
     def pop(self) -> Candidate:
-        """The next one."""
+        """Remove and return the option with the smallest priority."""
         return heapq.heappop(self.queue)
 
     def open(self, candidate: Candidate, best: Prediction | None) -> None:
-        """Put the schedules of these degrees and this micro-batch into the queue."""
+        """Put the schedules of these degrees and this micro-batch size into the queue."""
         for memory_options in self.first_memory_options(candidate.dims):
             search = self.search(memory_options)
             specs = search.work.schedule_specs(candidate.dims[0])
-            # What saves memory goes on from schedules that are too slow as well as from those that do not fit.
+            # Leaner memory options are derived from schedules that are too slow as well as from those that do not fit.
             if not self.may_save_memory and not self._any_can_win(search, candidate, best):
                 specs = [schedule_spec for schedule_spec in specs if schedule_spec.name in V_SHAPED_SCHEDULES]
             for schedule_spec in specs:
                 self._put(candidate, schedule_spec, memory_options)
 
     def _any_can_win(self, search: Search, candidate: Candidate, best: Prediction | None) -> bool:
-        """False when of these degrees and this micro-batch no schedule but a V-shaped one fits and beats the best."""
+        """False if only V-shaped schedules of these degrees and this micro-batch size could fit and beat the best."""
         if not search.any_may_fit(candidate.dims, candidate.size):
             return False
         if best is None or len(self.plain.pool.devices) > EXHAUSTIVE_DEVICES:
@@ -84,14 +83,14 @@ class CandidateQueue:
         return search.any_feasible_within(candidate.dims, candidate.size, best.total)
 
     def first_memory_options(self, dims: ParallelDims) -> Iterator[MemoryOptions]:
-        """Those to begin with; `push_leaner_options` goes on from those that do not fit."""
+        """The memory options to begin with; `push_leaner_options` adds more where these do not fit."""
         work = self.plain.work
         yield work.memory_options
         if not self.may_save_memory:
             return
         _, dp, tp = dims
         split = tp > 1 and work.spec.supports_sequence_parallel and work.seq_len % tp == 0
-        # Sums within nodes are exact, so all codecs go with them.
+        # Gradients are summed exactly within nodes, so sharding there works with every codec.
         shard: Literal["all", "node"] = "all" if work.may_shard_gradients else "node"
         if dp > 1:
             yield MemoryOptions(zero=1, shard=shard)
@@ -101,7 +100,7 @@ class CandidateQueue:
             yield MemoryOptions(zero=1, shard=shard, sequence_parallel=True)
 
     def push_leaner_options(self, candidate: Candidate) -> None:
-        """What to try where nothing fits."""
+        """Queue the same option with more recomputation or a higher ZeRO level, because it does not fit."""
         if not self.may_save_memory or candidate.schedule_spec is None:
             return
         memory_options = candidate.memory_options
@@ -144,15 +143,15 @@ class CandidateQueue:
         )
 
     def search(self, memory_options: MemoryOptions) -> Search:
-        """For plans that save memory in this way."""
+        """The search with these memory options, made once."""
         if memory_options not in self.searches:
             self.searches[memory_options] = self.plain.with_memory_options(memory_options)
         return self.searches[memory_options]
 
 
 def _bubble(micro_batches: int, dims: ParallelDims, schedule_spec: ScheduleSpec | None) -> float:
-    """Part of the work that a pipeline of equal stages waits for its first and last micro-batches (Narayanan et al.
-    2021, section 2.2; Qi et al. 2024, table 2); of an open schedule, as if it were the best."""
+    """Bubble of a pipeline of equal stages, as a share of its work (Narayanan et al. 2021, section 2.2; Qi et al. 2024,
+    table 2). Without a schedule, the smallest that any schedule has."""
     pp, dp, _ = dims
     chunks = 2 if schedule_spec is None else schedule_spec.virtual_stages
     cut = schedule_spec is None or schedule_spec.name in SPLIT_BACKWARD_SCHEDULES

@@ -1,4 +1,4 @@
-"""What state changes its device when a plan replaces another, and how to keep that little."""
+"""State that changes its device when a plan replaces another, and ways to move less of it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.plan import Move, Plan
 
 MAX_SLOWDOWN = 0.01
-"""Part of a step's time that keeping state in place may cost."""
+"""Share of a step's time that keeping state in place may cost."""
 
 HeldState = dict[str, tuple[int, frozenset[int]]]
-"""Device -> its position within tp, and the blocks whose state it holds."""
+"""Device -> (its position in the tensor-parallel group, the blocks whose state it holds)."""
 
 
 def minimise_moves(cost: CostModel, best: Prediction, previous: Plan, kept: Sequence[Layout] = ()) -> Prediction:
-    """What is left of the previous plan where that is about as fast as the best; else the best with equal nodes
-    exchanged so that devices keep the blocks they hold, where it stays about as fast.
+    """Return a plan about as fast as the best that moves less state.
+
+    That is the first of `kept` that is fast enough. Else it is the best with equal nodes exchanged, so that devices
+    keep the blocks they hold, if it stays about as fast. Else it is the best itself.
 
     Args:
-        kept: layouts of what is left, for which the least moves first.
+        kept: layouts that reuse the surviving devices of the previous plan, the one with the fewest moves first.
     """
     limit = best.total * (1 + MAX_SLOWDOWN)
     for layout in kept:
@@ -43,7 +45,7 @@ def minimise_moves(cost: CostModel, best: Prediction, previous: Plan, kept: Sequ
 
 
 def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | None:
-    """The layout with equal nodes exchanged so that the fewest blocks are sent; None where it is that already."""
+    """The layout with equal nodes exchanged so that the fewest blocks move; None if no exchange helps or fits."""
     slots = _by_node(layout)
     free = _exchange(cost, slots, _missing(slots, held))
     if all(a == b for a, b in free.items()):
@@ -61,9 +63,10 @@ def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | Non
 
 
 def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
-    """State that changes its device, and the blocks that no device of the new plan holds: they come from a checkpoint.
+    """Return the moves of state, and the blocks that have to come from a checkpoint.
 
-    Where tp changes, every block is cut anew and counts as moved.
+    The latter are those whose state no device of the new plan holds. If tp changes, every block is split anew and
+    counts as moved.
     """
     held, wanted = _held(previous), _held(plan)
     same_cut = previous.tp == plan.tp
@@ -84,7 +87,7 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
             if not sources:
                 lost.add(block)
                 continue
-            # From the same node where it has the block, else from whoever has sent the least.
+            # Prefer a source on the same node, then the one that has sent the least.
             source_of[block] = min(
                 sources, key=lambda source: (node_of(source) != node_of(device_id), sent.get(source, 0), source)
             )
@@ -94,7 +97,7 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
 
 
 def _runs(source_of: dict[int, str], target: str) -> list[Move]:
-    """Consecutive blocks from one device in one move."""
+    """Join consecutive blocks from one device into one move; drop moves of a device to itself."""
     found: list[Move] = []
     for block, source in source_of.items():
         if found and found[-1].source == source and found[-1].layers[1] == block:
@@ -114,11 +117,11 @@ def _held(plan: Plan) -> HeldState:
 
 
 UnitsByNode = dict[str, list[tuple[TensorParallelGroup, frozenset[int]]]]
-"""Node -> its units and the blocks that they are to hold."""
+"""Node -> its tensor-parallel groups, each with the blocks that it is to hold."""
 
 
 def _by_node(layout: Layout) -> UnitsByNode:
-    """The units in the order in which the topology lists them."""
+    """The layout's tensor-parallel groups by node, in the order of the topology."""
     blocks: list[range] = []
     for count in layout.blocks:
         start = blocks[-1].stop if blocks else 0
@@ -132,7 +135,7 @@ def _by_node(layout: Layout) -> UnitsByNode:
 
 
 def _missing(slots: UnitsByNode, held: HeldState) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """[node, other] -> blocks that the other's units would have to be sent in the place of the node's."""
+    """[node, other] -> blocks that would have to be sent to the other node if it took the node's place."""
     none: frozenset[int] = frozenset()
     own = [[held.get(unit.device_ids[0], (0, none))[1] for unit, _ in units] for units in slots.values()]
     wanted = [[blocks for _, blocks in units] for units in slots.values()]
@@ -148,7 +151,7 @@ def _lacking(wanted: Sequence[frozenset[int]], own: Sequence[frozenset[int]]) ->
 def _exchange(
     cost: CostModel, slots: UnitsByNode, missing: np.ndarray[tuple[int, int], np.dtype[np.int64]]
 ) -> dict[str, str]:
-    """Node -> the equal node that takes its place, with the fewest blocks to be sent."""
+    """Node -> the equal node that takes its place, chosen so that the fewest blocks are sent."""
     from scipy.optimize import linear_sum_assignment  # a third of an agent's start, and few agents plan again
 
     names = list(slots)

@@ -1,4 +1,4 @@
-"""The plan that ran, on the devices that are left of it: what a new plan has to beat."""
+"""Warm start: the previous plan on its surviving devices, which a new plan has to beat."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 
 MAX_REPLICA_COUNTS = 2
-"""Numbers of replicas that are tried, the largest first."""
+"""How many numbers of replicas are tried, the largest first."""
 
 
 def warm_started(previous: Plan, plain: Search, candidate_dims: Sequence[ParallelDims], run: Run | None) -> Search:
-    """The search for the plan that replaces this one; its start is the best with what is left.
+    """Return the search for the plan that replaces `previous`, with a warm start on the surviving devices.
 
     Args:
-        run: where the search may go by the way of summing that mode auto chose for the previous plan: what is left of
-            it was placed for that.
+        run: if given, the search may use the codec that mode auto chose for the previous plan, for which the surviving
+            devices were placed.
     """
     if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
         codec = previous.compression[0].codec
@@ -43,16 +43,17 @@ def warm_started(previous: Plan, plain: Search, candidate_dims: Sequence[Paralle
 
 
 def uses_one_codec(search: Search) -> bool:
-    """Whether a plan that replaces another is searched for by one way of summing: on many devices a search stays near
-    to what is left, and a run stands still meanwhile."""
+    """Whether a search with a warm start tries one codec only.
+
+    That is so on many devices: the search stays near the previous plan, and the run stands still meanwhile.
+    """
     return len(search.pool.devices) > EXHAUSTIVE_DEVICES
 
 
 def make_warm_start(plain: Search, candidate_dims: Sequence[ParallelDims], previous: Plan) -> WarmStart | None:
-    """The best with the previous plan's pipeline ranks, tensor parallelism and way of saving memory on what is left;
-    None where nothing of it fits.
+    """Return the best plan with the previous pp, tp and memory options on the surviving devices; None if none fits.
 
-    Devices keep their rank as far as they can; those of replicas that are not whole any more fill the holes.
+    Devices keep their pipeline rank where possible. Devices of incomplete replicas fill the gaps.
     """
     memory_options = memory_options_of_plan(previous)
     search = plain if memory_options == plain.work.memory_options else plain.with_memory_options(memory_options)
@@ -76,7 +77,7 @@ def make_warm_start(plain: Search, candidate_dims: Sequence[ParallelDims], previ
 
 
 def _same_cut(search: Search, previous: Plan, placement: Placement) -> Layout | None:
-    """The previous schedule, micro-batch and blocks on these devices, where they fit."""
+    """The layout with the previous schedule, micro-batch size and blocks on this placement; None if it does not fit."""
     stages, size = previous.stages, previous.replicas[0].micro_batch
     schedule_spec = ScheduleSpec(previous.schedule, len(stages) // previous.pp)
     pp, dp = len(placement[0]), len(placement)
@@ -96,8 +97,14 @@ def _same_cut(search: Search, previous: Plan, placement: Placement) -> Layout | 
 
 
 def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp: int) -> Placement:
-    """So many replicas of the previous plan's pipeline ranks on these units, which are enough of them: whole replicas
-    stay, then units keep their rank, and the others go where one like them was."""
+    """Return a placement of `dp` replicas that keeps as much as possible of the previous plan's.
+
+    Whole replicas stay. Then tensor-parallel groups keep their pipeline rank. Free groups go to a rank where one like
+    them was.
+
+    Args:
+        units: the tensor-parallel groups to choose from; there are enough.
+    """
     rows, loose, kinds = _surviving_units(units, previous)
     rows, given_up = rows[:dp], rows[dp:]
     for row in given_up:
@@ -119,7 +126,7 @@ def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp
 def _surviving_units(
     units: Sequence[TensorParallelGroup], previous: Plan
 ) -> tuple[list[tuple[TensorParallelGroup, ...]], list[list[TensorParallelGroup]], list[object | None]]:
-    """Whole replicas, [pipeline rank] -> units of the others, and [pipeline rank] -> what units there can do."""
+    """Whole replicas, [pipeline rank] -> groups of incomplete replicas, and [pipeline rank] -> `group_spec` there."""
     known = {unit.device_ids: unit for unit in units}
     rows, loose = [], [list[TensorParallelGroup]() for _ in range(previous.pp)]
     kinds: list[object | None] = [None] * previous.pp
@@ -137,5 +144,5 @@ def _surviving_units(
 
 
 def _device_ids(previous: Plan) -> list[list[tuple[str, ...]]]:
-    """By replica the devices of each pipeline rank."""
+    """[replica][pipeline rank] -> device ids."""
     return [previous.pipeline_rank_devices(replica) for replica in range(previous.dp)]

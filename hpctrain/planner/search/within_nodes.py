@@ -1,4 +1,4 @@
-"""Layouts whose stages, or whose pipelines, stand in as few nodes as can be, so that little leaves these."""
+"""Layouts that pack stages, or pipelines, into as few nodes as possible, so that little traffic leaves a node."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpctrain.planner.simulate.predict import Prediction
 
 
 def pack_within_nodes(search: Search, layout: Layout, best: Prediction) -> Prediction:
-    """The better of `best` and of layouts with the same degrees, schedule and micro-batch.
+    """Return the fastest of `best` and the packed layouts with the same degrees, schedule and micro-batch size.
 
     Args:
-        layout: of the search; its blocks and shares of the batch stay where its kinds of devices do.
+        layout: a layout of the search; its blocks and micro-batches stay where the kinds of devices stay.
     """
     if 1 in (layout.pp, layout.dp):
         return best
@@ -35,10 +35,10 @@ def pack_within_nodes(search: Search, layout: Layout, best: Prediction) -> Predi
 
 
 def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> Iterator[Placement]:
-    """With stages, then with pipelines within nodes, and devices that can do the same in the same places.
+    """Yield the placement with stages, then with pipelines within nodes; each place keeps its kind of device.
 
     Args:
-        units: to choose from, those of the placement among them.
+        units: the tensor-parallel groups to choose from, including those of the placement.
     """
     kinds = list(dict.fromkeys(unit.group_spec for unit in units))
     classes = [[unit for unit in units if unit.group_spec == kind] for kind in kinds]
@@ -51,7 +51,7 @@ def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> It
 
 
 def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
-    """The fastest units, whatever their kind; the fast ones of each stage in the same replicas."""
+    """The fastest groups of any kind, with stages within nodes; the fast groups of all stages share replicas."""
     fastest = sorted(units, key=lambda unit: (-unit.flops, unit.index))[: pp * dp]
     stages = groups_within_nodes([fastest], [[dp]] * pp)
     return Placement(zip(*(sorted(stage, key=lambda unit: -unit.flops) for stage in stages), strict=True))
@@ -60,16 +60,16 @@ def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) 
 def groups_within_nodes(
     classes: Sequence[Sequence[TensorParallelGroup]], needs: Sequence[Sequence[int]]
 ) -> list[list[TensorParallelGroup]]:
-    """Groups of units, each in the node that it fills the best, or across those nodes that have most of it.
+    """Assign tensor-parallel groups ("units") to sets, each within the node that it fills best, or across few nodes.
 
-    Groups that a node has all units of come before the others, and of these the first ones first.
+    Sets that fit into one node are assigned first. The others take the nodes that have most of what they need.
 
     Args:
         classes: units by class; there are enough of each.
-        needs: [group] -> units of each class.
+        needs: [set] -> units of each class.
 
     Returns:
-        [group] -> its units, class by class.
+        [set] -> its units, class by class.
     """
     left: dict[str, list[list[TensorParallelGroup]]] = {}
     for number, units in enumerate(classes):
@@ -105,16 +105,16 @@ def groups_within_nodes(
 def _placed(
     classes: Sequence[Sequence[TensorParallelGroup]], kinds: Sequence[Sequence[int]]
 ) -> list[tuple[TensorParallelGroup, ...]]:
-    """Groups with a unit of the asked class in each place.
+    """Sets of units packed within nodes, with a unit of the given class in each place.
 
     Args:
-        kinds: [group][place] -> class.
+        kinds: [set][place] -> class.
     """
     counts = [Counter(group) for group in kinds]
     groups = groups_within_nodes(classes, [[count[number] for number in range(len(classes))] for count in counts])
     placed = []
     for group, wanted in zip(groups, kinds, strict=True):
-        # A group comes class by class.
+        # A set lists its units class by class.
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
         by_place = dict(zip(order, group, strict=True))
         placed.append(tuple(by_place[place] for place in range(len(wanted))))

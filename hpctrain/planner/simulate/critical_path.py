@@ -1,4 +1,4 @@
-"""Which actions and messages a step's pipeline really waits for, one after the other."""
+"""The critical path of a step's pipeline: the actions and messages that it waits for, one after the other."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class PathSegment:
     """Seconds from the start of the step."""
     end: float
     waited: float
-    """Seconds between the end of the leg before this one and its start: the message, or nothing on the first one."""
+    """Seconds between the end of the previous segment and the start of this one (the message); 0 for the first."""
 
 
 def critical_path(line: Timeline, durations: StageDurations) -> list[PathSegment]:
-    """The legs from the start of the step to the last action; what is not on it may be slower without harm.
+    """Return the segments from the start of the step to the last action.
 
-    An action starts when its rank is free or when its message has arrived, whichever is later; going back from the
-    last action along that one finds the path.
+    An action starts when its rank is free and its message has arrived. The path goes back from the last action, each
+    time to the later of these two. Actions that are not on it may be somewhat slower without harm.
     """
     where = {action: (rank, index) for rank, row in enumerate(line.spans) for index, (action, _, _) in enumerate(row)}
     rank = max(range(len(line.spans)), key=line.rank_end)
@@ -52,7 +52,7 @@ def critical_path(line: Timeline, durations: StageDurations) -> list[PathSegment
 def _sender(
     action: Action, where: dict[Action, tuple[int, int]], line: Timeline, durations: StageDurations
 ) -> tuple[int, int] | None:
-    """(rank, place in its row) of the action whose message this one needs; None where it needs none."""
+    """(rank, index in its row) of the action whose message this one needs; None if it needs none."""
     stage, kind, micro_batch = action
     last = len(durations.forward) - 1
     if kind == "F" and stage > 0:

@@ -1,4 +1,4 @@
-"""A pipeline step, action by action, on the very table that the job will run. Pure arithmetic."""
+"""Simulation of a pipeline step, action by action, on the table that the job will run. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hpctrain.records.plan.schedule import Action, Schedule
 
 @dataclass(frozen=True)
 class StageDurations:
-    """Seconds that things take for one micro-batch, by stage."""
+    """Seconds of actions and messages for one micro-batch, by stage."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     send: tuple[float, ...]
-    """send[s]: activation from stage s to stage s+1; 0 where both lie on one rank."""
+    """send[s]: activation from stage s to stage s+1; 0 if both lie on one rank."""
     send_back: tuple[float, ...]
     """send_back[s]: gradient from stage s+1 to stage s."""
     inputs: tuple[float, ...] = ()
-    """The backward for inputs (I) alone; left out: half of the whole."""
+    """The backward for inputs (I) alone; if empty, half of the whole backward."""
     weights: tuple[float, ...] = ()
-    """The backward for weights (W) alone; left out: half of the whole."""
+    """The backward for weights (W) alone; if empty, half of the whole backward."""
     blocking: bool = False
-    """Whether a rank stands still while it sends; else it computes meanwhile."""
+    """Whether a rank waits while it sends; else sends overlap its computation."""
 
     def without_sends(self) -> StageDurations:
-        """The same, if messages took no time."""
+        """The same durations with messages that take no time."""
         nothing = (0.0,) * len(self.send)
         return replace(self, send=nothing, send_back=nothing)
 
@@ -42,7 +42,7 @@ class Timeline:
         return max((row[-1][2] for row in self.spans if row), default=0.0)
 
     def rank_end(self, rank: int) -> float:
-        """When a pipeline rank has done its last action, so that its gradients can be summed."""
+        """When a pipeline rank ends its last action and its gradients can be summed, in seconds."""
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
     def busy(self, rank: int) -> float:
@@ -55,9 +55,9 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
-    """Run the table: an action starts when its rank is free and what it needs has arrived.
+    """Simulate the table: an action starts when its rank is free and its inputs have arrived.
 
-    Sends overlap the sender's compute, unless the pace says that they block it.
+    Sends overlap the sender's computation unless `durations.blocking` is set.
 
     Raises:
         ValueError: the table cannot be executed (see `hpctrain.schedule.check_schedule`).
@@ -89,7 +89,7 @@ def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
 def _ready(
     action: Action, durations: StageDurations, stages: int, done: dict[tuple[int, str, int], float]
 ) -> float | None:
-    """When what the action needs has arrived; None while that is not known."""
+    """When the action's inputs have arrived, in seconds; None while that is not known."""
     stage, kind, micro_batch = action
     if kind == "F":
         if stage == 0:
@@ -104,7 +104,7 @@ def _ready(
 
 
 def _send(action: Action, durations: StageDurations) -> float:
-    """Seconds that the result of an action takes to whoever waits for it."""
+    """Seconds of the message that carries an action's result to the next or previous stage."""
     if action.kind == "F":
         return durations.send[action.stage] if action.stage < len(durations.send) else 0.0
     return durations.send_back[action.stage - 1] if action.kind in ("B", "I") and action.stage > 0 else 0.0

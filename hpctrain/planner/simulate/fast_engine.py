@@ -1,7 +1,7 @@
-"""When the ranks of a replica are done, fast: the same arithmetic as `simulate`, without a record of every action.
+"""Fast simulation of a replica: the same arithmetic as `simulate`, without a record of every action.
 
-Long tables repeat themselves. Beyond a few rounds each two further rounds take as long as the two before, so the search
-looks at two short tables and goes on along the line through them; the plan that is written is worked out whole.
+Long tables repeat themselves: after a few rounds, every two further rounds take equally long. The search therefore
+simulates two short tables and extrapolates linearly. The plan that is written is simulated whole.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from hpctrain.planner.simulate.engine import StageDurations
 from hpctrain.schedule.generate import make_schedule
 
 SIMULATED_ROUNDS = 3
-"""Rounds of `pp` micro-batches after which a table is taken to repeat itself."""
+"""Rounds of `pp` micro-batches after which a table is assumed to repeat itself."""
 ROUND_BASED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
-"""Schedules whose first rounds are longer where the numbers do not divide."""
+"""Schedules whose first rounds are longer if `pp` does not divide the micro-batches."""
 PERIOD_ROUNDS = 2
-"""Rounds after which what repeats itself every second micro-batch does so, be `pp` even or odd."""
+"""Rounds of one period: some patterns repeat every second micro-batch, and two rounds hold an even number of them."""
 
 
 class TimedAction(NamedTuple):
-    """An action, ready to be timed. What its own rank did before needs no waiting for."""
+    """An action with what it waits for; earlier actions of its own rank are implied."""
 
     rank: int
     duration: int
-    """Index into the durations: F, B, I, W of stage 0, 1, …"""
+    """Index into the durations: F of all stages, then B, I and W."""
     needs: int
-    """Index of the step of another rank that it waits for, or -1."""
+    """Index of the action of another rank that it waits for, or -1."""
     lag: int
-    """Index into the sends, then the sends back."""
+    """Index of the message that it waits for, into the sends, then the sends back."""
     sends: int
-    """Index of what it sends itself, or -1."""
+    """Index of the message that it sends itself, or -1."""
 
 
 def fast_simulate(
     schedule: str, pp: int, stages: int, micro_batches: int, durations: StageDurations, whole: bool = False
 ) -> tuple[float, ...]:
-    """Seconds from the start of the step until each pipeline rank has done its last action.
+    """Return the seconds from the start of the step until each pipeline rank ends its last action.
 
     Args:
-        whole: time every action, however many micro-batches there are.
+        whole: simulate every action instead of extrapolating long tables.
     """
     rest = micro_batches % pp if schedule in ROUND_BASED_SCHEDULES else 0
     short = pp * (SIMULATED_ROUNDS + rest) + (rest if schedule in ROUND_BASED_SCHEDULES else micro_batches % pp)
-    # Whole periods are left over, so that the line meets the table where they begin.
+    # What remains after the short table has to be a whole number of periods.
     short += (micro_batches - short) // pp % PERIOD_ROUNDS * pp
     if whole or pp == 1 or micro_batches <= short + PERIOD_ROUNDS * pp:
         if pp == 1:
@@ -57,7 +57,7 @@ def fast_simulate(
 
 
 def _single_rank_s(schedule: str, stages: int, micro_batches: int, durations: StageDurations) -> float:
-    """One rank waits for nobody."""
+    """Seconds of a step with one pipeline rank, which never waits."""
     kinds = {action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0]}
     by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
     return micro_batches * sum(sum(by_kind[kind]) for kind in kinds)
@@ -82,7 +82,7 @@ def _run_program(program: tuple[TimedAction, ...], pp: int, durations: StageDura
 
 @lru_cache(maxsize=1024)
 def _program(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[TimedAction, ...]:
-    """The table's actions in an order in which each comes after what it waits for."""
+    """The table's actions, sorted so that each comes after the actions that it waits for."""
     rows = make_schedule(schedule, pp, stages, micro_batches).ranks
     place: dict[tuple[int, str, int], int] = {}
     program: list[TimedAction] = []

@@ -1,7 +1,7 @@
-"""How much of a long job's time is training that lasts, when nodes fail: by checkpoint interval and way of recovery.
+"""Goodput of a long job whose nodes fail, by checkpoint interval and recovery mode.
 
-Goodput: training that was not lost again, in seconds of the whole cluster at work, divided by the time that passed.
-Failures of a node come at a constant rate, independently of each other and also while the job recovers.
+Goodput is training that was not lost again, in seconds of the whole cluster, divided by the elapsed time. Nodes fail
+at a constant rate, independently of each other and also while the job recovers.
 """
 
 from __future__ import annotations
@@ -15,55 +15,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEFAULT_RECOVERY_S = 7.0
-"""From a failure to the next step, in place: a node that falls silent is missed after 5 s (heartbeat_timeout_s), and
-four local nodes trained on 1.6 s after the loss of one was seen (docs/results/runtime.md)."""
+"""Seconds from a failure to the next step with recovery in place. A silent node is missed after 5 s
+(heartbeat_timeout_s); four local nodes went on 1.6 s after the loss of one was seen (docs/results/runtime.md)."""
 
 RecoveryMode = Literal["requeue", "in_place", "spares"]
 RECOVERY_MODES: tuple[RecoveryMode, ...] = ("requeue", "in_place", "spares")
-"""requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the nodes that
-are left. spares: idle nodes of the allocation step in, and it goes on with fewer only when they are used up. A node
-that is back joins at the next failure, when there is a new generation anyway."""
+"""requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the remaining
+nodes. spares: idle nodes of the allocation step in; the job goes on with fewer nodes only when they are used up. A
+repaired node joins at the next failure, when there is a new generation anyway."""
 
 
 @dataclass(frozen=True)
 class FailureModel:
-    """The job and what happens to it. Times in seconds."""
+    """A job's nodes, failures and recovery times in seconds."""
 
     nodes: int
     """Nodes that train, spares not counted."""
     node_mtbf_s: float
     """Mean time between failures of one node."""
     stall_s: float
-    """How long training stands still for a checkpoint."""
+    """How long a checkpoint stops training."""
     save_s: float
-    """How long it takes from the start of a checkpoint until it can be used; training goes on meanwhile."""
+    """From the start of a checkpoint until it can be used; training goes on meanwhile."""
     recover_s: float
     """From a failure until training goes on from a checkpoint, in place."""
     queue_s: float = 0.0
-    """Wait in the queue and start of the job, which requeueing adds to that."""
+    """Wait in the queue and start of the job; requeueing adds it to `recover_s`."""
     repair_s: float = math.inf
-    """From the failure of a node until it, or another one, is there again."""
+    """From the failure of a node until it or a replacement is available."""
     spares: int = 0
-    """Idle nodes."""
+    """Idle nodes of the allocation."""
     min_nodes: int = 1
     """With fewer nodes a job that recovers in place is requeued; with an infinite queue_s it ends for good."""
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Shares of the time, over many simulated months."""
+    """Goodput over many simulated trials, as shares of the time."""
 
     interval_s: float
     mode: RecoveryMode
     mean: float
     p05: float
-    """95 of 100 months are better."""
+    """5th percentile: 95 of 100 trials are better."""
     failures: float
-    """Of nodes that trained, in a month, on average."""
+    """Mean number of failures of training nodes in a trial."""
 
 
 def daly_interval(cluster: FailureModel) -> float:
-    """Seconds of training between two checkpoints that lose the least, to first order: √(2·stall·MTBF).
+    """The best seconds of training between two checkpoints, to first order: √(2·stall·MTBF).
 
     Young 1974 (CACM 17/9); Daly 2006 (FGCS 22/3), equation (8), subtracts the stall.
     """
@@ -72,7 +72,7 @@ def daly_interval(cluster: FailureModel) -> float:
 
 
 def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
-    """Expected goodput where every failure costs the same and leaves as many nodes as before.
+    """Expected goodput if every failure costs the same and the number of nodes stays.
 
     Daly 2006, section 3: wall time M·e^(R/M)·(e^((τ + δ)/M) − 1) for τ of training, with δ the checkpoint, after which
     it can be used at once, R the recovery and M the mean time between failures.
@@ -88,7 +88,7 @@ def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
 def simulate_goodput(
     cluster: FailureModel, mode: RecoveryMode, intervals_s: Sequence[float], wall_s: float, trials: int, seed: int
 ) -> list[Goodput]:
-    """Simulated months for each checkpoint interval; every interval and mode meets the same random numbers.
+    """Simulate trials for each checkpoint interval; all intervals and modes use the same random numbers.
 
     Args:
         intervals_s: seconds of training between two checkpoints.
@@ -106,7 +106,7 @@ def simulate_goodput(
 
 
 class _Trial:
-    """One trial: from failure to failure."""
+    """One trial, simulated from failure to failure."""
 
     def __init__(self, cluster: FailureModel, mode: RecoveryMode, interval_s: float, rng: np.random.Generator) -> None:
         self.cluster = cluster
@@ -115,10 +115,10 @@ class _Trial:
         self.rng = rng
         self.failures = 0
         self.away: list[float] = []
-        """When each lost node will be there again."""
+        """When each lost node will be available again, in seconds."""
 
     def run(self, wall_s: float) -> float:
-        """Seconds of training of the whole cluster that were kept."""
+        """Seconds of lasting training of the whole cluster."""
         now = kept = down_until = 0.0
         while now < wall_s and down_until < math.inf:
             # A failure may come while the job recovers; then it starts to recover again.
@@ -137,17 +137,19 @@ class _Trial:
         return float(self.rng.exponential(self.cluster.node_mtbf_s / max(1, working)))
 
     def _short(self) -> int:
-        """Nodes that the training lacks."""
+        """Nodes that are missing from training."""
         return max(0, len(self.away) - self.cluster.spares)
 
     def _speed(self) -> float:
         return 1 - self._short() / self.cluster.nodes
 
     def _checkpointed_seconds(self, seconds: float, whole: bool) -> float:
-        """What is left of undisturbed seconds after a failure: the intervals whose checkpoint could be used.
+        """Seconds of training that last, out of undisturbed seconds that end with a failure.
+
+        These are the intervals whose checkpoint could be used.
 
         Args:
-            whole: nothing failed at the end, so what came after the last checkpoint counts as well.
+            whole: no failure at the end, so the training after the last checkpoint counts as well.
         """
         cycle = self.interval_s + self.cluster.stall_s
         if whole:
@@ -156,7 +158,7 @@ class _Trial:
         return self.interval_s * math.floor(usable / cycle)
 
     def _fail(self, now: float) -> float:
-        """A node fails; seconds until training goes on."""
+        """Record the failure of a node; return the seconds until training goes on."""
         self.failures += 1
         self.away = [back for back in self.away if back > now]
         if self.mode == "requeue":

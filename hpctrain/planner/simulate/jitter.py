@@ -1,4 +1,4 @@
-"""A step with noise, many times at once: every draw is a column of an array."""
+"""Simulation of a step with noise; every array holds one value for each draw."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hpctrain.schedule.generate import make_schedule
 FloatArray = NDArray[np.float64]
 
 P95_OVER_MEAN = math.log(20)
-"""95 of 100 draws of an exponential distribution are below this many times its mean."""
+"""95th percentile of an exponential distribution, divided by its mean."""
 P50_TO_P95_OVER_MEAN = P95_OVER_MEAN - math.log(2)
-"""Means between its p50 and its p95."""
+"""Difference between its p95 and p50, divided by its mean."""
 
 
 class LinkJitter:
-    """What messages take longer than their median: exponential, with the p50 and p95 that the probe measured."""
+    """The delay of messages beyond their median: exponential, fitted to the probe's p50 and p95."""
 
     def __init__(self, topology: Topology) -> None:
         self._mean: dict[tuple[str, str], float] = {}
@@ -36,7 +36,7 @@ class LinkJitter:
                 if figures.latency_s is not None and figures.latency_s.p95 > figures.latency_s.p50:
                     self._mean[ends] = (figures.latency_s.p95 - figures.latency_s.p50) / P50_TO_P95_OVER_MEAN
         if topology.pairs is not None:
-            # Of large clusters the figures lie in a matrix; NaN where a pair was not measured.
+            # Large clusters have their figures in a matrix, with NaN for pairs that were not measured.
             later = topology.pairs["latency_p95_s"] - topology.pairs["latency_p50_s"]
             nodes = topology.pairs.nodes
             for a, b in np.argwhere(later > 0).tolist():
@@ -46,28 +46,28 @@ class LinkJitter:
         return bool(self._mean)
 
     def mean_s(self, sources: Sequence[str], targets: Sequence[str]) -> float:
-        """Mean extra seconds of messages that are sent at once; 0 within a node and where nothing was measured."""
+        """Mean extra seconds of messages that are sent together; 0 within a node and for pairs not measured."""
         pairs = zip(sources, targets, strict=True)
         return max((self._mean.get((node_of(a), node_of(b)), 0.0) for a, b in pairs), default=0.0)
 
 
 class ReplicaJitter(NamedTuple):
-    """What of a replica's step comes late."""
+    """The mean delays in a replica's step."""
 
     messages: Mapping[tuple[int, int], float]
     """(from stage, to stage) -> mean extra seconds of a message."""
     turns: Sequence[tuple[int, float]]
-    """By stage: turns of the rings that its devices sum in, in a forward or backward, and mean extra seconds of one."""
+    """[stage] -> (turns of its tensor-parallel rings in a forward or backward, mean extra seconds of a turn)."""
 
 
 def sample_step_times(
     cost: CostModel, layout: Layout, jitter: LinkJitter, draws: int, rng: np.random.Generator, variation: float = 0.0
 ) -> FloatArray:
-    """Seconds of a step in each draw.
+    """Return the seconds of a step in each draw.
 
-    Messages between stages, the hops of tensor parallelism's sums and those of the sums over replicas are late by
-    `jitter`; every action takes longer or shorter by `variation`. The rest, ZeRO's collectives within a micro-batch
-    among it, stays as predicted.
+    `jitter` delays the messages between stages and the hops of tensor-parallel and data-parallel all-reduces.
+    `variation` changes the time of every action. The rest, such as ZeRO's collectives within a micro-batch, stays as
+    predicted.
 
     Args:
         variation: coefficient of variation of an action's time (log-normal, mean 1).
@@ -90,7 +90,7 @@ def _after_all_reduce(
     draws: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """A ring of n waits in each of its 2(n − 1) turns for the latest of its hops."""
+    """Seconds of the step in each draw; a ring of n waits in each of its 2(n − 1) turns for the latest hop."""
     done: FloatArray = np.zeros(draws)
     for rank in range(layout.pp):
         ring = [row[rank].device_ids for row in layout.placement]
@@ -116,13 +116,13 @@ def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> dict[tup
 
 
 def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
-    """Two sums a block each way (Shoeybi et al. 2019), each of 2(tp − 1) turns that wait for the latest hop."""
+    """`ReplicaJitter.turns`: two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) turns each."""
     found = []
     for stage, blocks in enumerate(layout.blocks):
         device_ids = layout.unit(replica, stage).device_ids
         means = [jitter.mean_s([a], [b]) for a, b in ring_hops(device_ids)] if len(device_ids) > 1 else []
         late = [mean for mean in means if mean > 0]
-        # The latest of k exponentials with one mean is late by that times 1 + 1/2 + … + 1/k.
+        # The maximum of k exponentials with one mean is on average that mean times 1 + 1/2 + … + 1/k.
         each = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
         found.append((2 * blocks * 2 * (len(device_ids) - 1), each))
     return found
@@ -132,7 +132,7 @@ def _rank_ends(
     table: Schedule, durations: StageDurations, late: ReplicaJitter, draws: int, rng: np.random.Generator,
     variation: float,
 ) -> list[FloatArray]:  # fmt: skip
-    """When each pipeline rank has done its last action, in every draw; the order of actions is that of the table."""
+    """When each pipeline rank ends its last action, in seconds for every draw; actions keep the table's order."""
     sigma = math.sqrt(math.log1p(variation * variation))
     done: dict[tuple[int, str, int], FloatArray] = {}
     free: list[FloatArray] = [np.zeros(draws) for _ in table.ranks]
@@ -165,7 +165,7 @@ def _arrival(
     action: Action, durations: StageDurations, late: Mapping[tuple[int, int], float],
     done: Mapping[tuple[int, str, int], FloatArray], draws: int, rng: np.random.Generator,
 ) -> FloatArray | None:  # fmt: skip
-    """When what the action needs has arrived; None while that is not known."""
+    """When the action's inputs have arrived, in seconds for every draw; None while that is not known."""
     stage, kind, micro_batch = action
     own = None
     if kind != "F":

@@ -1,4 +1,4 @@
-"""How much of the sums over replicas passes while the backward pass is at work, as the workers' reducers do it."""
+"""Overlap of the data-parallel all-reduce with the backward pass, as the workers' reducers do it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpctrain.records.plan.compression import Bf16, NoCompression, Quantized
 
 
 def overlapped_share(work: Workload, stages: int, tp: int) -> float:
-    """Share of the messages that may leave before the backward pass is over: where any may, all but the embedding's,
-    whose gradient is the last to be ready.
+    """Share of the all-reduce's messages that may be sent before the backward pass ends.
 
-    Of sums that have owners it is the half that hands gradients out; the sums follow a few buckets behind. Integers in
-    fp16 wait until gradients are freed of the loss scale, which is after the backward.
+    If any may, these are all but the embedding's, whose gradient is ready last. With bf16 and integers it is half of
+    that: the reduce-scatter; the all-gather follows a few buckets behind. With fp16, integers wait until the loss scale
+    is removed, after the backward pass.
     """
     if not overlaps_backward(work, stages, tp):
         return 0.0
@@ -31,10 +31,10 @@ def overlapped_share(work: Workload, stages: int, tp: int) -> float:
 
 
 def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:
-    """Of a replica's messages of `wire_s` seconds, those that pass during its last backward.
+    """Seconds of an all-reduce that overlap the replica's last backward; 0 with several stages.
 
     Args:
-        wire_s: of the one stage of a replica; with several none pass.
+        wire_s: seconds of the all-reduce's messages.
     """
     share = overlapped_share(cost.work, len(layout.blocks), layout.tp)
     if share == 0.0:

@@ -1,4 +1,4 @@
-"""What a layout costs: its time by term from the simulated table, and a bound that needs no simulation."""
+"""Prediction of a layout's step time by term, from the simulated table, and a lower bound without simulation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_WAITS = (0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A layout and its time."""
+    """A layout and its predicted step time."""
 
     layout: Layout
     terms: dict[str, float]
@@ -38,31 +38,30 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A step action by action, and what follows it."""
+    """A step simulated action by action, with the all-reduces and the update that follow."""
 
     durations_by_replica: list[StageDurations]
-    """By replica."""
     lines: list[Timeline]
-    """By replica."""
+    """[replica] -> timeline."""
     sums: list[float]
-    """Seconds in which each pipeline rank sums its gradients over the replicas, when its last backward is done."""
+    """[pipeline rank] -> seconds of its gradient all-reduce after its last backward."""
     update: float
-    """Seconds of the norm and the optimizer, when all sums are done."""
+    """Seconds of the gradient norm and the optimizer after all all-reduces."""
     sharded: list[ShardCollectiveTimes]
-    """ZeRO's collectives by stage."""
+    """[stage] -> ZeRO's collectives."""
 
     @property
     def last(self) -> int:
-        """The replica whose pipeline is done last."""
+        """The replica whose pipeline ends last."""
         return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
 
     def all_reduced_at(self, rank: int) -> float:
-        """When the sums of a pipeline rank are done."""
+        """When the all-reduce of a pipeline rank ends, in seconds from the start of the step."""
         return max(line.rank_end(rank) for line in self.lines) + self.sums[rank]
 
 
 def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
-    """Simulate every replica's table, then the sums over replicas, then the update."""
+    """Simulate every replica's table, then the all-reduce over replicas, then the update."""
     sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
     lines = {}
@@ -83,13 +82,13 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
 
 
 def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
-    """Time every replica's table, then the sums over replicas, then the update.
+    """Predict the step time: every replica's table, then the all-reduce over replicas, then the update.
 
-    The terms describe the replica that is done last: what its busiest pipeline rank computes, and what keeps the
-    step from being just that.
+    The terms describe the replica that ends last: the computation of its busiest pipeline rank, and what the step
+    takes beyond that.
 
     Args:
-        whole: time long tables to their end, too (see `fast_simulate`).
+        whole: simulate long tables to their end (see `fast_simulate`).
     """
     sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
@@ -124,7 +123,7 @@ def largest_increase(before: dict[str, float], after: dict[str, float]) -> str:
 
 
 class _ReplicaRun(NamedTuple):
-    """A replica's table, the same for all replicas of its pattern with as many micro-batches."""
+    """The durations of a replica; the same for all replicas with its link pattern and number of micro-batches."""
 
     replica: int
     """One of them."""
@@ -133,12 +132,12 @@ class _ReplicaRun(NamedTuple):
 
 
 def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
-    """[replica] -> (its pattern, its micro-batches)."""
+    """[replica] -> (its link pattern, its micro-batches)."""
     return list(zip(cost.placement_links(layout.placement).link_patterns, layout.micro_batches, strict=True))
 
 
 def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[_ReplicaRun]:
-    """The unlike ones of a layout."""
+    """The distinct runs of a layout's replicas; only one if collectives in every micro-batch keep them in step."""
     examples = cost.placement_links(layout.placement).representatives
     found = [
         _ReplicaRun(examples[pattern], count, _stage_durations(cost, layout, examples[pattern], sharded))
@@ -171,8 +170,11 @@ def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
 
 
 def lower_bound(cost: CostModel, layout: Layout) -> float:
-    """Seconds that no table of this layout beats: each rank's work, what must come before its first forward and after
-    its last backward, the sums over replicas and the update."""
+    """Seconds that no action table of this layout beats.
+
+    They hold each rank's work, what must come before its first forward and after its last backward, the all-reduce over
+    replicas and the update.
+    """
     sharded = _shard_collective_times(cost, layout)
     sums, update, pp = _all_reduce_by_rank_s(cost, layout, sharded), _update(cost, layout), layout.pp
     split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
@@ -183,7 +185,7 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
         way_out = [0.0, *accumulate(durations.backward[s] + durations.send_back[s] for s in range(pp - 1))]
         for rank in range(pp):
             busy = _busy(layout, run, rank)
-            # Where weights' backwards may wait, a rank's last action may be one that nobody waits for.
+            # With split backwards, a rank's last action may be a W, which no other rank waits for.
             tail = sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])
             bound = max(bound, way_in[rank] + busy + tail)
     return bound + update
@@ -211,7 +213,7 @@ def _stage_durations(
     if cost.work.messages != "none":
         ways = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
     if layout.shards > 1 or any(way != "none" for way in ways):
-        # A stage reads what comes from the one before and writes for the one behind, and the other way round.
+        # A stage decodes messages from one neighbour and encodes them for the other, in both directions.
         rounding = [
             sum(cost.message_cast_s(unit, layout.micro_batch, way) for way in pair)
             for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
@@ -234,7 +236,7 @@ def _stage_durations(
 
 
 def _collectives_s(layout: Layout, times: ShardCollectiveTimes) -> float:
-    """Seconds of a stage's collectives in a micro-batch."""
+    """Seconds of a stage's ZeRO collectives in one micro-batch."""
     forward, backward, inputs, weights = times.per_micro_batch(layout.memory_options.zero)
     return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD_SCHEDULES else backward)
 
@@ -247,7 +249,7 @@ def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTim
 
 
 def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollectiveTimes]:
-    """ZeRO's collectives by stage."""
+    """[stage] -> ZeRO's collectives."""
     if layout.shards == 1:
         return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
     placement, work = layout.placement, cost.work
@@ -267,7 +269,7 @@ def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollec
 
 
 def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
-    """Seconds by pipeline rank, from its last backward on, until its gradients are summed over the replicas."""
+    """[pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas."""
     if layout.shards == 1:
         sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
         by_stage = [each.seconds - overlapped_s(cost, layout, each.wire_s) for each in sums]
@@ -281,7 +283,7 @@ def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCo
 
 
 def _update(cost: CostModel, layout: Layout) -> float:
-    """The norm's sum and the slowest unit's optimizer."""
+    """Seconds of the norm's all-reduce and of the slowest device's optimizer."""
     slowest = 0.0
     for replica in layout.placement.representatives:
         for unit, own in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
