@@ -37,8 +37,8 @@ class SparseSettings:
     selector: Selector = "sampled"
     values: ValueCode = ValueCode.BF16
     exchange: ExchangeRoute = "auto"
-    """Who receives a rank's selection. owners: the ranks that sum a part each. all: every rank. auto: all for two ranks,
-    else owners."""
+    """Who receives a rank's selection. owners: the ranks that sum a part each. all: every rank. auto: all if there are
+    two ranks, else owners."""
     seed: int = 0
     """Seed of samples and random positions; the same on all ranks."""
 

@@ -1,5 +1,5 @@
-"""A top-k reduce-scatter: each rank sends each owner the selected numbers of the owner's part, and keeps the rest in its
-residuals. The owner adds them up in fp32 and sends nothing on.
+"""A top-k reduce-scatter: each rank sends each owner the selected numbers of the owner's part, and keeps the rest in
+its residuals. The owner adds them up in fp32 and sends nothing on.
 
 At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is a message's bytes per number.
 
