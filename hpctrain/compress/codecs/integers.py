@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
-"""Numbers that share a scale, whose 4 bytes add 0.016 bytes to each. A message holds a multiple of this many numbers."""
+"""Numbers that share a scale, whose 4 bytes add 0.016 bytes to each. A message holds a multiple of it."""
 SCALE_BYTES = 4
 _PIECE_BLOCKS = 512
 """Blocks that are written or read at a time on a CPU, so that they stay in the L2 cache."""

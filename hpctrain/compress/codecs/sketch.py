@@ -39,7 +39,7 @@ def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
         slots: int64 [k], distinct and sorted: the slots of the numbers.
         numbers: int32 [k].
         count: slots in the index.
-        cells: length of the sketch, at least 3; up to 2 cells per piece stay unused.
+        cells: length of the sketch, at least 3; fewer than 3 cells per piece stay unused.
 
     Returns:
         int32; sketches with the same `count` and `cells` have the same length.

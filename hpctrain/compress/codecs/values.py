@@ -13,7 +13,7 @@ from hpctrain.compress.codecs.indices import pack_bits, unpack_bits
 BLOCK = 256
 """Numbers that share a scale, whose 4 bytes add 0.016 bytes to each."""
 _LARGEST = 15
-"""Exponent to which FP16 scales a block's largest magnitude; fp16 holds magnitudes up to 2^16."""
+"""FP16 scales a block so that its largest magnitude is just below 2^15; fp16 holds magnitudes up to 2^16."""
 _LEAST_EXPONENT = -100
 """Smallest exponent of a block: far below it, 2^(15−exponent) overflows fp32; such gradients count as zero."""
 
