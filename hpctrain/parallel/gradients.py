@@ -68,9 +68,9 @@ def gradient_norm(
 ) -> float:
     """The norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
 
-    All replicas and tp ranks of a stage hold a tensor, or it is split over some of them. So its square is divided by the
-    number of holders before the sum over all ranks. With local SGD, the result is the root mean square of the replicas'
-    norms.
+    All replicas and tp ranks of a stage hold a tensor, or it is split over some of them. So its square is divided by
+    the number of holders before the sum over all ranks. With local SGD, the result is the root mean square of the
+    replicas' norms.
 
     Args:
         tied_holders: number of pipeline ranks that hold a parameter, for parameters with more than one.

@@ -13,8 +13,8 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFunction:
-    """Return the loss: the sum of cross-entropies [nats] over a micro-batch, divided by the targets of the global batch.
-    Positions with target -100 are ignored.
+    """Return the loss function: the sum of cross-entropies [nats] over a micro-batch, divided by the targets of the
+    global batch. Positions with target -100 are ignored.
 
     Args:
         global_targets: positions with a target in the global batch, over all replicas.

@@ -61,8 +61,8 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
 
 
 def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """The mesh for `fully_shard`: [shard], or with hybrid sharding [replicate, shard]. It is only [shard] if a codec sums
-    over the replicate axis, because with both axes torch would do so itself."""
+    """The mesh for `fully_shard`: [shard], or with hybrid sharding [replicate, shard]. It is only [shard] if a codec
+    sums over the replicate axis, because with both axes torch would do so itself."""
     if mesh.mesh_dim_names != HYBRID_AXES:
         return mesh["dp"]
     return mesh["shard"] if plan.codec_reduces_replicate_axis else mesh["replicate", "shard"]
