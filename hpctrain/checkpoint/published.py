@@ -1,7 +1,7 @@
 """Published checkpoints: search, verification, publication, pruning. No torch here: agents choose what workers load.
 
-torch's checkpoint format unpickles its metadata. So no file of a checkpoint is loaded before the owner, the mode and the
-hash of every file are what this user's run wrote.
+torch's checkpoint format unpickles its metadata. So nothing of a checkpoint is loaded before the owner, the mode and
+the hash of every file are what this user's run wrote.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Rename a checkpoint, then delete its files, so that a writer killed in between leaves nothing that looks whole."""
+    """Rename a checkpoint, then delete its files: a writer killed in between leaves nothing that looks whole."""
     going = path.with_name(f".removed-{path.name}")
     shutil.rmtree(going, ignore_errors=True)
     with contextlib.suppress(OSError):  # a folder that cannot be renamed is deleted in place
