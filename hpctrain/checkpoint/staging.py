@@ -21,7 +21,7 @@ class StagingBuffers:
         self._buffers: dict[str, Tensor] = {}
 
     def reserve(self, tensors: dict[str, Tensor]) -> None:
-        """Allocate memory for tensors of these shapes. This is cheap: the kernel maps a page when it is first written."""
+        """Allocate memory for tensors of these shapes. This is cheap: the kernel maps pages when they are written."""
         for name, tensor in tensors.items():
             known = self._buffers.get(name)
             if known is None or not _alike(known, tensor):

@@ -12,7 +12,7 @@ Mark = float | torch.cuda.Event
 
 
 def mark(device: torch.device) -> Mark:
-    """A mark for this point: on a CPU, the time now; on CUDA, when the current stream has done all work queued so far."""
+    """Mark this moment: on a CPU, the time now; on CUDA, when the current stream has done all work queued so far."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

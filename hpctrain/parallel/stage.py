@@ -109,7 +109,7 @@ class InstrumentedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def timed(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss function with its time counted for this stage, because the schedule calls it outside of the stage."""
+        """The loss function, timed for this stage because the schedule calls it outside of the stage."""
 
         def counted(output: Tensor, target: Tensor) -> Tensor:
             with self._clock("forward", "loss"):

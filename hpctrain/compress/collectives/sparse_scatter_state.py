@@ -42,7 +42,7 @@ class SparseScatterState:
         """Squared norm of this rank's compressed gradients."""
 
     def begin(self, device: torch.device) -> int:
-        """Begin to sum a part; return the step, counted from 1. Collective at the first call after a start or a load."""
+        """Begin to sum a part; return the step, counted from 1. Collective in the first call after a start or load."""
         if not self._agreed:
             self._step = self.counts.agree(self._step, device)
             self._agreed = True

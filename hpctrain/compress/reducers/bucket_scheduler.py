@@ -11,7 +11,7 @@ from hpctrain.records.plan.codec import BUCKET_BYTES
 
 
 class BucketScheduler:
-    """Sends the buckets of each step in the same order on every rank, regardless of the order in which they are ready."""
+    """Sends the buckets of each step in the same order on every rank, whichever of them is ready first."""
 
     def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
         """
@@ -68,7 +68,7 @@ def unflatten_like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
-    """The buckets as indices of gradients. The last gradients come first, because a backward pass finishes them first."""
+    """The buckets as indices of gradients, the last gradients first: a backward pass finishes them first."""
     left = list(range(len(gradients)))[::-1]
     groups = group_into_buckets([gradients[index] for index in left], limit_bytes)
     return [[left.pop(0) for _ in group] for group in groups]

@@ -171,7 +171,7 @@ class QuantizedResiduals:
         self._squares[number] = square
 
     def keep_as_it_was(self, left: Tensor) -> None:
-        """Leave the residual of a part unchanged, because its sums are not finite; take back the buffer from `begin`."""
+        """Take back the buffer from `begin` and leave the residual unchanged, because the sums are not finite."""
         self._spare.append(left.view(-1))
 
     def message(self, purpose: str, world: int, length: int, like: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def _kept_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> t
 
 
 def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tuple[list[int], int, int]:
-    """Return (degrees at which the split block is correct, parameters that are split, activation bytes that are split)."""
+    """Return (degrees at which the split block is correct, split parameters, split activation bytes)."""
     if not plan:
         return [], 0, 0
     split_parameters, widths = _split_parameters(block, plan)
