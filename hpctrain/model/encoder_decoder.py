@@ -18,7 +18,7 @@ from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
 class T5Attention(nn.Module):
-    """Attention whose scores are not divided by the root of the head width; T5's initial weights are smaller instead."""
+    """Attention whose scores are not divided by the root of the head width: T5's initial weights are smaller."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__()

@@ -77,8 +77,8 @@ class PipelineInputs:
 
     @property
     def message_timeout(self) -> timedelta | None:
-        """How long to wait for a stage message; None: the process group's own timeout, which on CUDA is watched beside
-        the computation."""
+        """How long to wait for a stage message; None: the process group's timeout, which NCCL's watchdog enforces on
+        CUDA."""
         return self.timeout if self.device.type == "cpu" else None
 
 

@@ -221,7 +221,7 @@ class MatrixBatch:
 
     def project(self, gradients: list[Tensor]) -> None:
         """Compute P = (residual + gradient)·Q. The residual is only read: the step may turn out not to count."""
-        # A direction that the last sum did not have would stay zero for ever if it were not drawn again.
+        # A direction that the last sum did not have is zero, and would stay so if it were not drawn again.
         torch.where(self.q.square().sum(dim=1, keepdim=True) > 0, self.q, self.fresh, out=self.q)
         if self.residual is None:
             self.p.zero_()
