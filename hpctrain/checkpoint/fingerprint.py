@@ -1,4 +1,4 @@
-"""One hash for the weights of a whole model, the same however it is cut."""
+"""One hash for the weights of a whole model, independent of how the model is cut."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpctrain.base.errors import HpctrainError
 
 
 def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
-    """SHA-256 over name, type, shape and bytes of every parameter in the order of their names, as hex.
+    """SHA-256 over name, dtype, shape and bytes of every parameter in the order of their names, as hex.
 
-    Collective over the world. One tensor at a time is whole on a rank, and only digests travel further.
+    Collective over the world. A rank holds one whole tensor at a time and sends only digests.
 
     Raises:
-        HpctrainError: ranks that hold the same parameter differ in it, which copies of one model never may.
+        HpctrainError: copies of the same parameter differ between ranks.
     """
     mine = {name: _digest(name, _whole(parameter.detach())) for name, parameter in parameters}
     everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
@@ -37,7 +37,7 @@ def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The tensor in full. Collective over the mesh of one that is split."""
+    """The whole tensor. Collective over the mesh of a DTensor."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

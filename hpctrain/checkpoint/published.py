@@ -1,6 +1,6 @@
-"""Checkpoints as a reader sees them: found, verified, pruned. No torch here: agents choose what workers load.
+"""Published checkpoints: search, verification, publication, pruning. No torch here: agents choose what workers load.
 
-torch's checkpoint format unpickles its metadata, so nothing of a checkpoint is opened before the owner, the mode and
+torch's checkpoint format unpickles its metadata. So nothing of a checkpoint is loaded before the owner, the mode and
 the hash of every file are what this user's run wrote.
 """
 
@@ -35,25 +35,25 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True)
 class SkippedCheckpoint:
-    """A checkpoint that may not, and why."""
+    """A checkpoint that may not be loaded, and why."""
 
     path: Path
     reason: str
 
 
 def folder_name(step: int) -> str:
-    """Name of the checkpoint of a step: 'step-00000100'."""
+    """The name of a step's checkpoint folder, as 'step-00000100'."""
     return f"step-{step:08d}"
 
 
 def newest(
     checkpoints: Path, model_sha256: str | None = None
 ) -> tuple[VerifiedCheckpoint | None, list[SkippedCheckpoint]]:
-    """The newest checkpoint that verifies, and those passed over on the way to it.
+    """Return the newest checkpoint that verifies, and the newer ones that were skipped.
 
     Args:
-        checkpoints: the run's checkpoints folder; one that is not there has none.
-        model_sha256: when given, a checkpoint of another model is passed over too.
+        checkpoints: the run's checkpoints folder; it need not exist.
+        model_sha256: if given, checkpoints of another model are skipped too.
     """
     skipped: list[SkippedCheckpoint] = []
     for path in reversed(listed(checkpoints)):
@@ -69,19 +69,19 @@ def newest(
 
 
 def listed(checkpoints: Path) -> list[Path]:
-    """Published checkpoint folders, oldest first; unfinished ones have other names."""
+    """The published checkpoint folders, oldest first; unfinished ones have other names."""
     return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
 
 
 def verify(path: Path, hashes: bool = True) -> Manifest:
-    """Check owner, mode, sizes and hashes of every file.
+    """Check owner, mode, size and hash of every file; return the manifest.
 
     Args:
-        hashes: False for a reader of what was verified whole moments ago: reading every byte again on each rank would
-            take as long as loading.
+        hashes: whether to check hashes. A rank passes False for a checkpoint that was just verified in full, because
+            reading every byte again would take as long as loading.
 
     Raises:
-        CheckpointError: says which file and what is wrong with it.
+        CheckpointError: a file is missing or wrong; the message names it.
     """
     try:
         with OwnedFolder(path) as folder:
@@ -93,19 +93,19 @@ def verify(path: Path, hashes: bool = True) -> Manifest:
 
 
 def describe_file(path: Path) -> FileEntry:
-    """Size and hash of a file, for the manifest."""
+    """The manifest's entry for a file: name, size and hash."""
     with path.open("rb") as file:
         return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(file.fileno()))
 
 
 def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
-    """Give a finished checkpoint its name. After return it is durable and `latest` names it.
+    """Rename a finished checkpoint to its final name and return the path. It is then durable, and `latest` names it.
 
-    A generation that begins takes away what the one before has not published (`discard_unfinished`), so a writer that
-    slept since it asked the fence finds nothing to rename.
+    A new generation removes the unpublished checkpoints of the one before (`discard_unfinished`). So a writer that was
+    suspended after it asked the fence finds nothing to rename.
 
     Raises:
-        StorageError: the disk is full or read-only; the checkpoints published before are unchanged.
+        StorageError: the disk is full or read-only; earlier checkpoints are unchanged.
         Superseded: the writer's generation is over, or the same step was published by a later one.
     """
     checkpoints = temporary.parent
@@ -139,9 +139,9 @@ def _check_not_newer(final: Path, generation: int) -> None:
 
 
 def prune(checkpoints: Path, keep: int, current: Path) -> None:
-    """Remove all but `keep` checkpoints: `current`, which was just published, and those before it.
+    """Remove all checkpoints but the just published `current` and the `keep` − 1 before it.
 
-    A checkpoint of a later step is of an earlier life of the run that this one did not start from; it goes too.
+    A checkpoint of a later step was left by an earlier attempt, and the run did not resume from it; it is removed too.
     """
     before = [path for path in listed(checkpoints) if path.name < current.name]
     kept = {current, *before[max(0, len(before) - (keep - 1)) :]}
@@ -151,17 +151,17 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Take a checkpoint's name away before its files: a writer killed on the way leaves nothing that looks whole."""
+    """Rename a checkpoint, then delete its files: a writer killed in between leaves nothing that looks whole."""
     going = path.with_name(f".removed-{path.name}")
     shutil.rmtree(going, ignore_errors=True)
-    with contextlib.suppress(OSError):  # a folder that cannot be renamed goes file by file
+    with contextlib.suppress(OSError):  # a folder that cannot be renamed is deleted in place
         path.rename(going)
     shutil.rmtree(going, ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def quarantine(path: Path) -> str | None:
-    """Rename a checkpoint that cannot be used, for a person to look at; its new name, or None where it has to stay."""
+    """Rename an unusable checkpoint, to be inspected by a person; return the new name, or None if renaming failed."""
     aside = path.with_name(f"skipped-{path.name}")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -172,7 +172,8 @@ def quarantine(path: Path) -> str | None:
 
 
 def discard_unfinished(checkpoints: Path) -> None:
-    """Remove what killed writers left behind; call it only while no worker runs."""
+    """Remove what killed writers left behind, and restore a checkpoint whose replacement was not finished. Call it only
+    while no worker runs."""
     for path in (*checkpoints.glob(".step-*.tmp"), *checkpoints.glob(".removed-*")):
         shutil.rmtree(path, ignore_errors=True)
     for path in checkpoints.glob(".replaced-*"):
@@ -216,7 +217,7 @@ def _verify_file(folder: OwnedFolder, entry: FileEntry, hashes: bool) -> None:
 
 def _sha256(descriptor: int) -> str:
     digest = hashlib.sha256()
-    # One buffer for the whole file: fresh memory for each piece would cost more than hashing it.
+    # One buffer for the whole file: fresh memory for each chunk would cost more than hashing it.
     buffer = memoryview(bytearray(_CHUNK))
     while count := os.readv(descriptor, [buffer]):
         digest.update(buffer[:count])

@@ -1,7 +1,7 @@
-"""Saving beside the training and loading into any plan, with torch.distributed.checkpoint (DCP) for the shards.
+"""Saving in the background and loading into any plan, with torch.distributed.checkpoint (DCP) for the shards.
 
-Save: a copy of the tensors is taken between two steps, into memory that is kept; a thread writes it through a process
-group of its own, hashes what this rank wrote, and rank 0 publishes the folder when every rank is done.
+To save, the tensors are copied between two steps into reused memory. A thread with its own process group writes the
+copy and hashes what this rank wrote. Rank 0 publishes the folder when every rank is done.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import FileEntry, Manifest
 
 SURPLUS_BYTES = 1 << 14
-"""What the format adds for each rank's file and, a sixteenth of it, for each tensor: headers, padding, metadata."""
+"""Bytes that the format adds per rank's file, and a sixteenth of it per tensor: headers, padding, metadata."""
 
 
 @dataclass(frozen=True)
 class SaveResult:
-    """A checkpoint save that ended."""
+    """The result of a checkpoint save."""
 
     step: int
     seconds: float
-    """From the copy to the published folder."""
+    """Time from the copy to the published folder."""
     size_bytes: int = 0
     error: str | None = None
-    """Why nothing was published; the checkpoints before are as they were."""
+    """Why nothing was published; earlier checkpoints are unchanged. None: the checkpoint was published."""
 
 
 class CheckpointSaver:
-    """Writes one checkpoint at a time in the background. Made by every rank; `save` is called by all of them."""
+    """Writes one checkpoint at a time in the background. Every rank creates one, and all ranks call `save`."""
 
     def __init__(self, checkpoints: Path, group: dist.ProcessGroup, keep: int, fence: Fence) -> None:
         self._checkpoints = checkpoints
@@ -59,16 +59,16 @@ class CheckpointSaver:
         self._size_bytes: int | None = None
 
     def prepare(self, tensors: dict[str, Tensor]) -> None:
-        """Take the memory for copies of these tensors beside the first steps, so that the first save need not."""
+        """Allocate the memory for copies of these tensors during the first steps, so that the first save need not."""
         self._staging.reserve(tensors)
         device = next(iter(tensors.values())).device
         self._warming = self._thread.submit(self._staging.warm, device)
 
     def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """Copy the tensors and start writing; after return they may change. Waits for a save still under way.
+        """Copy the tensors and start writing; after return they may change. Waits for an unfinished save first.
 
         Args:
-            manifest: everything but `files`.
+            manifest: the manifest without `files`.
         """
         self.finished(wait=True)
         start = time.perf_counter()
@@ -78,11 +78,11 @@ class CheckpointSaver:
         self._pending = self._thread.submit(self._write, copy, manifest, start)
 
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """Whether a save is running."""
         return self._pending is not None and not self._pending.done()
 
     def finished(self, wait: bool = False) -> SaveResult | None:
-        """The save that ended since the last call, if one did; with `wait`, the one under way."""
+        """The result of a save that ended since the last call, else None. With `wait`, it waits for a running save."""
         if self._pending is None or not (wait or self._pending.done()):
             return None
         pending, self._pending = self._pending, None
@@ -106,7 +106,7 @@ class CheckpointSaver:
         return SaveResult(manifest.step, time.perf_counter() - start, size)
 
     def _check_room(self, tensors: dict[str, Tensor], step: int) -> None:
-        """A checkpoint that cannot fit is not begun, so that it costs the training nothing and leaves no room less."""
+        """Raise StorageError before anything is written, if the checkpoint does not fit on the disk."""
         if self._size_bytes is None:
             self._size_bytes = self._expected_bytes(tensors)
         size_bytes, ranks = self._size_bytes, dist.get_world_size(self._group)
@@ -119,7 +119,7 @@ class CheckpointSaver:
         self._on_rank0(look)
 
     def _expected_bytes(self, tensors: dict[str, Tensor]) -> int:
-        """Bytes of the whole state, each tensor counted once, however many ranks hold it or a part of it."""
+        """Bytes of the whole state. Each tensor counts once, even if several ranks hold it or parts of it."""
         mine = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(self._group))]
         dist.all_gather_object(everyone, mine, group=self._group)
@@ -136,7 +136,7 @@ class CheckpointSaver:
         return self._describe(temporary)
 
     def _describe(self, temporary: Path) -> list[FileEntry]:
-        """Hash the files this rank wrote; the list of all of them is known to every rank after return."""
+        """Hash the files that this rank wrote; return the entries of all ranks' files. Collective."""
         rank = dist.get_rank(self._group)
         mine = [f"__{rank}_"] + ([".metadata"] if rank == 0 else [])
         entries = [
@@ -154,8 +154,8 @@ class CheckpointSaver:
         published.prune(self._checkpoints, self._keep, final)
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
-        """Run `act` on rank 0; that it cannot or may not write is a StorageError on every rank, so that all of them
-        give up together."""
+        """Run `act` on rank 0. If it cannot or may not write, every rank raises StorageError, so that all give up
+        together."""
         message: list[str | None] = [None]
         if dist.get_rank(self._group) == 0:
             try:
@@ -169,7 +169,7 @@ class CheckpointSaver:
 
 
 def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> None:
-    """Fill the tensors in place from a verified checkpoint. Collective; each rank reads only what it needs.
+    """Load a verified checkpoint into the tensors in place. Collective; each rank reads only what it needs.
 
     Raises:
         CheckpointError: a tensor is missing or cannot be read.
@@ -177,7 +177,7 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> No
     try:
         dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group)
     except dcp.api.CheckpointException as error:
-        # Not an Exception in torch: nobody who catches those would see it.
+        # torch's class does not derive from Exception, so `except Exception` would not catch it.
         failure = next(iter(error.failures.values()), None)
         cause = failure[0] if isinstance(failure, tuple) else failure
         lines = str(cause).strip().splitlines()
@@ -185,11 +185,11 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> No
 
 
 def load_with_prefix(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """The tensors of a verified checkpoint whose names begin so, by the rest of their names. Collective; the prefixes
-    of the ranks may differ.
+    """The tensors of a verified checkpoint whose names begin with a prefix, by name without it. Collective; ranks may
+    give different prefixes.
 
     Raises:
-        CheckpointError: one of them cannot be read.
+        CheckpointError: a tensor cannot be read.
     """
     known = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     tensors = {
@@ -210,7 +210,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
-    """One line out of DCP's report: what the file system says, else the first rank's own error."""
+    """The reason for DCP's failure in one line: the file system's error, else that of the first failed rank."""
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"
@@ -223,9 +223,9 @@ def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
 
 
 def _refusal(folder: Path) -> str | None:
-    """Why the file system refuses another megabyte, or None when it takes it.
+    """The file system's error when another MiB is written; None if that works.
 
-    torch's writer reports a full disk as a wrong file position, without the system's own error.
+    torch's writer reports a full disk as a wrong file position, without the system's error.
     """
     probe = folder / ".room"
     try:

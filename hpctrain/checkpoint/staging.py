@@ -1,8 +1,8 @@
-"""The copy of a training state that the writer works from, in host memory that is kept from one save to the next.
+"""The copy of a training state that the writer reads, in host memory that is reused from save to save.
 
-Fresh memory costs more than the copy itself: the kernel hands it out and clears it page by page. So the memory is taken
-once, on the writer's thread while the training computes, and every save only copies into it. Beside a CUDA device it is
-locked in place, so that the device copies into it at the full rate of its link.
+Fresh memory costs more than the copy itself, because the kernel maps and clears it page by page. So the memory is
+allocated once, on the writer's thread while the training computes, and each save only copies into it. With a CUDA
+device it is pinned, so that the device copies at the full rate of its link.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class StagingBuffers:
         self._buffers: dict[str, Tensor] = {}
 
     def reserve(self, tensors: dict[str, Tensor]) -> None:
-        """Ask for memory for tensors of these shapes. Cheap: the kernel gives it when it is first written."""
+        """Allocate memory for tensors of these shapes. This is cheap: the kernel maps pages when they are written."""
         for name, tensor in tensors.items():
             known = self._buffers.get(name)
             if known is None or not _alike(known, tensor):
                 self._buffers[name] = torch.empty_like(tensor.detach(), device="cpu")
 
     def warm(self, device: torch.device) -> None:
-        """Write to all of the memory once, so that it is there; for another thread, before the first `copy`.
+        """Write to all of the memory once, so that it is mapped. Call it on another thread before the first `copy`.
 
         Args:
-            device: where the tensors are.
+            device: device of the tensors.
         """
         memory = [_local(buffer).zero_() for buffer in self._buffers.values()]
         if device.type == "cuda":
             _lock_in_place(memory, device)
 
     def copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors' values now, in the kept memory: good until the next call."""
+        """Copy the tensors' current values; the result is valid until the next call."""
         self.reserve(tensors)
         sources = [_local(tensor.detach()) for tensor in tensors.values()]
         targets = [_local(self._buffers[name]) for name in tensors]
@@ -50,8 +50,8 @@ class StagingBuffers:
 
 
 def _lock_in_place(tensors: list[Tensor], device: torch.device) -> None:
-    """Register memory with CUDA; where the system refuses (a limit on locked memory) copies are slower, not wrong."""
-    # Each thread begins with GPU 0, and whatever it asks of CUDA first opens a context there, which takes memory.
+    """Pin memory with CUDA. If the system refuses (a limit on locked memory), copies are only slower."""
+    # A thread starts on GPU 0, and its first CUDA call would open a context there, which takes memory.
     torch.cuda.set_device(device)
     cuda = torch.cuda.cudart()
     for tensor in tensors:

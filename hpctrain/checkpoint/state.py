@@ -1,7 +1,7 @@
 """The tensors of a training state under names that do not depend on how the model is cut.
 
-model.<parameter> and, for each parameter, exp_avg.<parameter> and exp_avg_sq.<parameter> of AdamW. A tensor that is
-split is a DTensor, so that torch.distributed.checkpoint reads it into any other split.
+The names are model.<parameter> and, for AdamW's moments, exp_avg.<parameter> and exp_avg_sq.<parameter>. A split tensor
+is a DTensor, so that torch.distributed.checkpoint can load it into any other split.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def prepare_moments(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> None:
-    """Make AdamW's state exist before the first step, as zeros, so that there is something to load into."""
+    """Create AdamW's state as zeros before the first step, so that a checkpoint can be loaded into it."""
     for _, parameter in parameters:
         state = optimizer.state[parameter]
         if not state:
@@ -23,7 +23,7 @@ def prepare_moments(parameters: list[tuple[str, nn.Parameter]], optimizer: torch
 
 
 def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of this rank's state by name; they share memory with the model and the optimizer."""
+    """All tensors of this rank's state by name; they share memory with model and optimizer."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()
@@ -33,6 +33,6 @@ def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.O
 
 
 def set_optimizer_step(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Tell AdamW how many steps it has done (its bias correction depends on it)."""
+    """Set AdamW's number of steps done, on which its bias correction depends."""
     for _, parameter in parameters:
         optimizer.state[parameter]["step"].fill_(float(step))

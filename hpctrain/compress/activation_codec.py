@@ -1,6 +1,6 @@
-"""Activations and their gradients as messages of fewer bytes, from one pipeline stage to the next and back.
+"""Compression of stage messages: activations and their gradients.
 
-What rounding takes is lost: the next message is about other samples (decision 78).
+There is no residual: rounding errors are lost, because the next message is about other samples (decision 78).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from hpctrain.records.plan.compression import Messages
 
 
 class ActivationCodec(Protocol):
-    """Writes tensors as messages whose length goes by the tensor's shape alone, and reads them."""
+    """Encodes tensors as messages whose length depends only on the tensor's shape, and decodes them."""
 
     def empty(self, tensor: Tensor) -> Tensor:
-        """Memory for a message about a tensor of this shape, on its device."""
+        """An uninitialised message for a tensor of this shape, on its device."""
         ...
 
     def write(self, tensor: Tensor) -> Tensor:
-        """The message about a tensor of any shape, in memory of its own."""
+        """Encode a tensor of any shape as a newly allocated message."""
         ...
 
     def read(self, message: Tensor, tensor: Tensor) -> None:
-        """Write what a message says into a tensor of the shape that it is about."""
+        """Decode a message into `tensor`, which has the shape of the encoded one."""
         ...
 
 
 class Bf16ActivationCodec:
-    """Each number rounded to 8 bits of mantissa: half the bytes of fp32."""
+    """The codec `bf16`: each number is rounded to 8 bits of mantissa, half the bytes of fp32."""
 
     def empty(self, tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
@@ -44,9 +44,11 @@ class Bf16ActivationCodec:
 
 
 class Int8ActivationCodec:
-    """Integers of 8 bits with a scale in fp32 for each `BLOCK` numbers in the order of their memory, which is less than
-    a token has in most models: a channel with large activations makes only its block coarse. The end is filled up with
-    zeros. A block with a number that is not finite is read as such."""
+    """The codec `int8`: 8-bit integers with an fp32 scale per `BLOCK` consecutive numbers, padded with zeros.
+
+    A block is smaller than a token's activations in most models, so a channel with large activations makes only its own
+    block coarse. A block with a number that is not finite is decoded as not finite.
+    """
 
     def __init__(self) -> None:
         self._code = IntegerCode(8)
@@ -70,7 +72,7 @@ class Int8ActivationCodec:
 
 
 def build_activation_codec(messages: Messages) -> ActivationCodec | None:
-    """What writes and reads messages of that kind; None for those that travel as they are."""
+    """The codec for a kind of messages; None for messages that are not compressed."""
     match messages:
         case "none":
             return None
@@ -81,5 +83,5 @@ def build_activation_codec(messages: Messages) -> ActivationCodec | None:
 
 
 def _padded_numel(tensor: Tensor) -> int:
-    """Its numbers, up to the next multiple of `BLOCK`."""
+    """The count of the tensor's numbers, rounded up to a multiple of `BLOCK`."""
     return -(-tensor.numel() // BLOCK) * BLOCK

@@ -1,4 +1,4 @@
-"""From a plan's codec to the reducer of a rank."""
+"""Builds the reducer of a rank from the plan's codec."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ ReducerCodec = Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd
 def build_reducer(
     group: dist.ProcessGroup, names: Sequence[str], shapes: Sequence[torch.Size], spec: CodecSpec
 ) -> Reducer:
-    """The reducer of gradients with these names and shapes, in this order.
+    """Build the reducer of gradients with these names and shapes, in this order.
 
     Args:
         group: the ranks whose gradients are summed.
-        names: of the parameters, as 'layers.3.attention.wq.weight'.
-        shapes: of what this rank holds of them.
+        names: names of the parameters, as 'layers.3.attention.wq.weight'.
+        shapes: shapes of this rank's parts of the parameters.
     """
     codec = spec.codec
     if isinstance(codec, NoCompression | LocalSteps) or dist.get_world_size(group) == 1:
@@ -103,10 +103,10 @@ def _sparse_settings(codec: TopK | Adaptive) -> SparseSettings:
 def build_reduce_scatters(
     spec: CodecSpec, parts: Sequence[Sequence[ShardedParameter]], group: dist.ProcessGroup, device_type: str
 ) -> list[ReduceScatter | None]:
-    """What sums the gradients of each of these parts of a sharded stage; None: torch's own reduce-scatter.
+    """Build the reduce-scatter of each part of a sharded stage; None: torch's own.
 
     Args:
-        parts: the parameters of each, in the order in which they stand in its flat gradient.
+        parts: by part, the parameters in the order of its flat gradient.
         group: the ranks that share the state.
     """
     match spec.codec:
@@ -120,7 +120,7 @@ def build_reduce_scatters(
 
 
 def _exact_reduce_scatter(device_type: str) -> ReduceScatter | None:
-    # NCCL has a reduce-scatter that sends each number once; gloo has not.
+    # NCCL's reduce-scatter sends each number once; gloo's does not.
     return DenseReduceScatter() if device_type == "cpu" else None
 
 
@@ -153,7 +153,7 @@ def _quantized_reduce_scatters(
 
 
 def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
-    """What the scatters of a stage have not sent, where there are any that keep something back."""
+    """The residuals that a stage's reduce-scatters share; None if the codec has none."""
     for scatter in scatters:
         if isinstance(scatter, SparseReduceScatter):
             return scatter.steps
@@ -167,7 +167,7 @@ def _compressible_indices(pieces: Sequence[ShardedParameter], layers: Layers) ->
 
 
 def is_compressible(shape: Sequence[int], name: str, layers: Layers) -> bool:
-    """Whether a gradient may be compressed: matrices of some size, among the layers that are to be."""
+    """Whether a gradient is compressed: it is a matrix, is large enough, and `layers` includes it."""
     if len(shape) < 2 or math.prod(shape) < MIN_COMPRESSED_ELEMENTS:
         return False
     if layers == "all":

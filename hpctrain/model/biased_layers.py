@@ -1,4 +1,4 @@
-"""Attention and feed-forward layer of GPT-2 and BERT: a bias at every matrix, GELU.
+"""Attention and feed-forward layer of GPT-2 and BERT, with GELU and a bias for every matrix.
 
 Shapes: activations x [batch, seq, dim], queries and keys [batch, heads, seq, head_dim].
 """
@@ -35,7 +35,7 @@ class BiasedAttention(nn.Module):
 
 
 class GeluLayer(nn.Module):
-    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016), exact or in its tanh form."""
+    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016), exact or in the tanh approximation."""
 
     def __init__(self, spec: BiasedSpec, form: Literal["none", "tanh"]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class GeluLayer(nn.Module):
 
 
 class Positions(nn.Embedding):
-    """The learned positions of a sequence."""
+    """Learned position embeddings of a sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] -> [1, seq, dim]."""

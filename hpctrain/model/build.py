@@ -1,4 +1,4 @@
-"""From a spec to initialised modules. The weights depend on the seed and their names alone, not on the cut."""
+"""Builds initialised modules from a spec. The weights depend only on the seed and their names, not on the cut."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 
 def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:
-    """Blocks [start, stop) with embedding when start is 0 and head when stop is the last layer.
+    """Build blocks [start, stop), with the embedding if start is 0 and the head if stop is the number of layers.
 
-    An empty first stage holds the embedding alone; an empty last stage, the head alone.
+    An empty first stage holds only the embedding; an empty last stage, only the head.
     """
     return build_part(spec, start, stop, first=start == 0, last=stop == spec.layers, seed=seed)
 
 
 Fill = Callable[[nn.Module], None]
-"""Gives the parameters of a plain stage their values."""
+"""Sets the values of a plain stage's parameters."""
 
 
 def build_part(
     spec: Spec, start: int, stop: int, *, first: bool, last: bool, seed: int, fill: Fill | None = None
 ) -> nn.Module:
-    """As `build_stage`, with the ends said by the caller (an empty stage at either end looks like the other).
+    """Build a stage as `build_stage` does, but with the ends given by the caller: `start` and `stop` do not show
+    whether an empty stage is the first or the last.
 
     Args:
-        fill: where the weights come from, for a model that the seed does not decide.
+        fill: sets the weights, if they do not come from the seed.
     """
     if isinstance(spec, ImportedSpec):
         return build_imported(spec, start, stop, first=first, last=last, seed=seed)
@@ -56,7 +57,7 @@ def build_part(
 
 
 def build_modules(spec: FamilySpec, start: int, stop: int, first: bool, last: bool) -> TransformerPart:
-    """The stage's modules, before their weights have values."""
+    """The modules of a stage, with uninitialised weights."""
     match spec:
         case DecoderSpec():
             return Decoder(spec, start, stop, first, last)

@@ -30,7 +30,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
         batch, seq, _ = x.shape
-        # The number of heads follows from the width that the projections give, so that a part of the heads works too.
+        # The number of heads follows from the width of the projections, so that a tensor-parallel share works too.
         q, k, v = (w(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         angles = rotary_angles(seq, self.head_dim, self.rope_base, x.device)
         q, k = rotate(q, *angles), rotate(k, *angles)
@@ -53,7 +53,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and SwiGLU, each behind a norm and added to the stream."""
+    """One layer: attention and SwiGLU, each after a norm and added to the residual stream."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class Decoder(TransformerPart):
-    """Blocks [start, stop) of a decoder, with embedding at the front and head at the back where they belong."""
+    """Blocks [start, stop) of a decoder, with the embedding in the first stage and norm and head in the last."""
 
     def __init__(self, spec: DecoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
         super().__init__()
@@ -100,6 +100,6 @@ def rotary_angles(seq: int, head_dim: int, base: float, device: torch.device) ->
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + head_dim/2]) by their angles. x: [batch, heads, seq, head_dim], any dtype."""
+    """Rotate the pairs (x[i], x[i + head_dim/2]) by their angles. x: [batch, heads, seq, head_dim], any dtype."""
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)

@@ -13,7 +13,7 @@ from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 
 
 class EncoderBlock(nn.Module):
-    """One layer: attention and feed-forward layer, each added to the stream, with a norm behind the sum."""
+    """One layer: attention and feed-forward layer, each added to the residual stream, with a norm after the sum."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class EncoderBlock(nn.Module):
 
 
 class FirstSegment(nn.Embedding):
-    """The table of segments, of which a text without pairs of sentences has the first in every place."""
+    """Segment embeddings. A text that is no pair of sentences has the first segment at every position."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] -> [1, seq, dim]."""
@@ -37,12 +37,12 @@ class FirstSegment(nn.Embedding):
 
 
 class Encoder(TransformerPart):
-    """Blocks [start, stop), with embedding, positions and segments at the front and the head at the back."""
+    """Blocks [start, stop), with embedding, positions and segments in the first stage and the head in the last."""
 
     def __init__(self, spec: EncoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
         super().__init__()
         self.tied_here = spec.tied and last
-        self.norm = None  # each block ends with one
+        self.norm = None  # each block ends with a norm
         self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied_here else None
         self.positions = Positions(spec.positions, spec.dim) if first else None
         self.segments = FirstSegment(SEGMENTS, spec.dim) if first else None

@@ -1,8 +1,8 @@
 """An encoder-decoder Transformer in the form of T5 (Raffel et al. 2020; v1.1 with gated GELU).
 
-Shapes: tokens [batch, seq] and decoder tokens [batch, target], encoder's stream [batch, seq, dim], and, from the first
-decoder block on, both streams as one along the sequence [batch, seq + target, dim]: what passes from stage to stage is
-one tensor at every cut.
+Shapes: tokens [batch, seq], decoder tokens [batch, target], encoder stream [batch, seq, dim]. From the first decoder
+block on, both streams are concatenated along the sequence, [batch, seq + target, dim], so that a stage message is one
+tensor at every cut.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
 class T5Attention(nn.Module):
-    """Attention whose scores are not divided by the root of a head's width: T5's initial weights are that much less."""
+    """Attention whose scores are not divided by the root of the head width: T5's initial weights are smaller."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class T5Attention(nn.Module):
 
         Args:
             added: [1, heads, target, seq], added to the scores.
-            memory: [batch, seq, dim], what is looked at; None: x itself.
+            memory: [batch, seq, dim], the input of keys and values; None: x itself.
         """
         memory = x if memory is None else memory
         q, k, v = self._heads(self.wq(x)), self._heads(self.wk(memory)), self._heads(self.wv(memory))
@@ -73,7 +73,7 @@ class T5EncoderBlock(nn.Module):
         self.feed_forward = T5FeedForward(spec)
 
     def forward(self, x: Tensor, added: Tensor) -> Tensor:
-        """x: [batch, seq, dim], added to the scores: [1, heads, seq, seq] -> [batch, seq, dim]."""
+        """x: [batch, seq, dim], added (to the scores): [1, heads, seq, seq] -> [batch, seq, dim]."""
         x = x + self.attention(self.attention_norm(x), added)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -91,7 +91,7 @@ class T5DecoderBlock(nn.Module):
         self.feed_forward = T5FeedForward(spec)
 
     def forward(self, x: Tensor, added: Tensor, memory: Tensor) -> Tensor:
-        """x: [batch, target, dim], added to the scores: [1, heads, target, target], memory: the encoder's output
+        """x: [batch, target, dim], added (to the scores): [1, heads, target, target], memory (the encoder's output):
         [batch, seq, dim] -> [batch, target, dim]."""
         x = x + self.attention(self.attention_norm(x), added)
         x = x + self.cross_attention(self.cross_attention_norm(x), None, memory)
@@ -99,10 +99,10 @@ class T5DecoderBlock(nn.Module):
 
 
 class EncoderDecoder(TransformerPart):
-    """Blocks [start, stop) of encoder and decoder, numbered on.
+    """Blocks [start, stop) of encoder and decoder; the decoder's blocks are numbered after the encoder's.
 
-    Beside the first decoder block lie the encoder's last norm and the embedding of the decoder's tokens, which is a
-    copy of the first stage's where the model is cut.
+    The stage with the first decoder block also holds the encoder's last norm and the embedding of the decoder's tokens,
+    which is a copy of the first stage's if the model is cut.
     """
 
     def __init__(self, spec: EncoderDecoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
@@ -126,7 +126,7 @@ class EncoderDecoder(TransformerPart):
         self.tie()
 
     def forward(self, x: Tensor, decoder_tokens: Tensor) -> Tensor:
-        """Tokens (first), the encoder's stream or both streams in; the encoder's stream, both or logits (last) out.
+        """Tokens (first), encoder stream or both streams in; encoder stream, both streams or logits (last) out.
 
         Args:
             decoder_tokens: [batch, target], the same in every stage.

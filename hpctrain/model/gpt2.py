@@ -11,7 +11,7 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 
 class Gpt2Block(nn.Module):
-    """One layer: attention and feed-forward layer, each behind a norm and added to the stream."""
+    """One layer: attention and feed-forward layer, each after a norm and added to the residual stream."""
 
     def __init__(self, spec: Gpt2Spec) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Gpt2Block(nn.Module):
 
 
 class Gpt2(TransformerPart):
-    """Blocks [start, stop), with embedding and positions at the front and norm and head at the back."""
+    """Blocks [start, stop), with embedding and positions in the first stage and norm and head in the last."""
 
     def __init__(self, spec: Gpt2Spec, start: int, stop: int, first: bool, last: bool) -> None:
         super().__init__()

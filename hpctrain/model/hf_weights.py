@@ -1,4 +1,4 @@
-"""Weights from a Hugging Face folder into a stage, and from parameters into the tensors of such a folder."""
+"""Conversion of weights: from a Hugging Face folder to a stage, and from parameters to the tensors of such a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpctrain.records.model.hf_model import HfModel
 
 
 class HfWeights:
-    """The weights of a folder, of which each stage reads its own."""
+    """The weights of a Hugging Face folder; each stage reads its own."""
 
     def __init__(self, found: HfModel, folder: Path) -> None:
         self._tensors: dict[str, tuple[HfTensor, int]] = {}
@@ -36,9 +36,9 @@ class HfWeights:
 
     @torch.no_grad()
     def fill(self, module: nn.Module) -> None:
-        """Give every parameter of a plain stage its weights, in the type that it has.
+        """Set every parameter of a plain stage to its weights, converted to the parameter's dtype.
 
-        Only the bytes of these parameters are read, one tensor at a time.
+        It reads only the bytes of these parameters, one tensor at a time.
         """
         with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf"):
             files: dict[Path, Any] = {}
@@ -52,7 +52,7 @@ class HfWeights:
 
 
 def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Tensor:
-    """One of our parameters out of a tensor that may hold several."""
+    """One of our parameters from a stored tensor that may hold several."""
     width = tensor.shape[-1] // len(tensor.own)
     where = slice(number * width, (number + 1) * width)
     piece = file.get_slice(stored.name)
@@ -61,6 +61,6 @@ def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Ten
 
 
 def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
-    """A folder's tensor out of our parameters, in their order."""
+    """The tensor of a Hugging Face folder, made of our parameters in the given order."""
     parts = [part.t() if tensor.transposed else part for part in own]
     return torch.cat(parts, dim=-1).contiguous()

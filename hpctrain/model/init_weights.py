@@ -1,4 +1,4 @@
-"""The initial weights, by family. They depend on the seed and their names alone, not on the cut."""
+"""The initial weights, by family. They depend only on the seed and their names, not on the cut."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hpctrain.records.model.families import FamilySpec
 
 @torch.no_grad()
 def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
-    """Fill every parameter: biases with zeros, norms with ones, the rest from a normal distribution, with a generator
-    of its own, seeded by (seed, name)."""
+    """Initialise every parameter: biases with zeros, norms with ones, the rest from a normal distribution. Each of the
+    latter has its own generator, seeded by (seed, name)."""
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
@@ -26,11 +26,11 @@ def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
 
 
 def standard_deviation(spec: FamilySpec, name: str) -> float:
-    """Of a matrix by its name.
+    """The standard deviation of a matrix's initial weights, by its name.
 
-    `init_std`; with a norm in front of each layer, the two projections that write to the stream are scaled by
-    1/√(2·layers) (Radford et al. 2019). T5: 1/√(width that comes in), queries less by the root of a head's width,
-    which its scores are not divided by.
+    It is `init_std`. In models with pre-norm, the two projections that write to the residual stream are scaled by
+    1/√(2·layers) (Radford et al. 2019). T5 has 1/√(input width); its query weights are also divided by the root of the
+    head width, because its scores are not.
     """
     if isinstance(spec, EncoderDecoderSpec):
         return _of_t5(spec, name)

@@ -1,4 +1,4 @@
-"""Norms over the width of the stream, computed in fp32 whatever comes in."""
+"""Norms over the last dimension, computed in fp32 for any input dtype."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Times of what a device does, taken without waiting for it: a send or a sum over replicas goes on beside computation
-only as long as nobody stops for the device between two actions."""
+"""Timing of a device without waiting for it. A wait between two actions would end the overlap of computation with sends
+and with sums over replicas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 import torch
 
 Mark = float | torch.cuda.Event
-"""A point in time: on CUDA, when the current stream came there."""
+"""A point in time: on CUDA, when the current stream reached it."""
 
 
 def mark(device: torch.device) -> Mark:
-    """Now on CPU; on CUDA, when the device has done all that the current stream was given until now."""
+    """Mark this moment: on a CPU, the time now; on CUDA, when the current stream has done all work queued so far."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -21,7 +21,7 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds_between(start: Mark, end: Mark) -> float:
-    """The time from one mark to the other; on CUDA it waits until the device has come to the second."""
+    """The seconds from one mark to the other. On CUDA it waits until the device has reached the second mark."""
     if isinstance(start, float) or isinstance(end, float):
         assert isinstance(start, float), "marks of one device are of one kind"
         assert isinstance(end, float), "marks of one device are of one kind"

@@ -1,8 +1,8 @@
-"""A stage's state sharded over replicas with torch's `fully_shard`: ZeRO 1 to 3 (Rajbhandari et al. 2020), and hybrid
-sharding, where several groups of replicas each hold all of it (Zhao et al. 2023).
+"""Sharding of a stage's state over replicas with torch's `fully_shard`: ZeRO 1 to 3 (Rajbhandari et al. 2020), and
+hybrid sharding, where several groups of replicas each hold the whole state (Zhao et al. 2023).
 
-This is the one file that touches private names of torch's FSDP: the default collectives, which are counted here, and
-the callback that ends a backward pass.
+Only this file uses private names of torch's FSDP: the default collectives, whose bytes are counted here, and the
+callback that ends a backward pass.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, ShardedP
 from hpctrain.model.imported.part import blocks_of
 
 CountBytes = Callable[[int], None]
-"""Takes the bytes that this rank sends for a collective."""
+"""Called with the bytes that this rank sends for a collective."""
 
 
 def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torch.dtype | None) -> None:
     """Shard the parameters of a plain or tensor-parallel stage in place: each block by itself, the rest together.
 
-    The gradients are then sums over the replicas, never means, and their sharded parts stand in the parameters.
+    Gradients become sums over the replicas, never means; each parameter's `grad` holds this rank's shard.
 
     Args:
         mesh: [shard] or [replicate, shard], of the same root mesh as that of tensor parallelism.
-        zero: 1 or 2 keep the weights whole between forward and backward, 3 gathers them for each.
-        compute: precision in which weights are gathered and used, and gradients come out of the backward pass; they are
-            summed in fp32 and the weights that the optimizer sees are fp32. The stream between blocks stays fp32. Next
-            to autocast alone, the embedding and the norms' weights are rounded too. None: fp32 throughout.
+        zero: 1 and 2 keep the weights whole between forward and backward, 3 gathers them for each.
+        compute: dtype in which weights are gathered and used, and in which the backward pass gives gradients. Gradients
+            are summed in fp32, the optimizer's weights are fp32, and the stream between blocks stays fp32. Unlike with
+            autocast alone, the embedding and the norms' weights are rounded too. None: fp32 throughout.
     """
     policy = (
         MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False) if compute else MixedPrecisionPolicy()
@@ -51,10 +51,10 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
     for part in [*parts, root]:
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    # Split logits are a view of a DTensor; nothing here writes into a stage's output, which is what torch warns of.
+    # Split logits are a view of a DTensor. torch warns of writes into such an output; nothing here writes into it.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
-    # By itself FSDP fetches what ran before in any micro-batch: for the first block that may be the last one, whose
-    # weights would then lie there unused until the next micro-batch.
+    # By default FSDP prefetches what ran before, in any micro-batch. For the first block that may be the last one,
+    # whose weights would stay in memory unused until the next micro-batch.
     for before, later in pairwise([root, *parts, root]):
         later.set_modules_to_backward_prefetch([before])
 
@@ -65,8 +65,8 @@ def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
 
 
 def flat_gradient_layouts(module: nn.Module) -> list[list[ShardedParameter]]:
-    """For each part in turn, the parameters in its flat gradient, in their order there; those of blocks are not the
-    stage's own, which may have none."""
+    """The parameters in the flat gradient of each part, in order. Blocks are parts of their own; what remains of the
+    stage may have no parameters."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [
         [
@@ -90,14 +90,14 @@ def shard_group(module: nn.Module) -> dist.ProcessGroup:
 
 
 def _fsdp_param_groups_of(part: FSDPModule) -> list[Any]:
-    """torch's own record of the parameters that a part gathers together, where it has any of its own."""
+    """torch's records of the parameters that a part gathers together; empty if it has none of its own."""
     groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
     return groups
 
 
 def finish_backward(module: nn.Module) -> None:
-    """What FSDP does at the end of a backward pass, for one that ran outside of its hooks: sums over the replicas, or
-    adds to the gradients of earlier micro-batches where those are summed later."""
+    """Run what FSDP does at the end of a backward pass, after one that ran outside of its hooks: sum gradients over the
+    replicas, or add them to those of earlier micro-batches if they are summed later."""
     fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
 
@@ -109,17 +109,17 @@ def track_collectives(
     sums_replicate_axis: Callable[[], bool],
     scatters: Sequence[ReduceScatter | None],
 ) -> None:
-    """Tell `count` of every all-gather, reduce-scatter and all-reduce between copies of the stage from now on, and note
-    in the record of what this process does that it waits there for the other replicas.
+    """From now on, report the bytes of the stage's sharding collectives to `count`, and record in `ACTIVITY` that this
+    process waits in them for other replicas.
 
-    The bytes of an all-gather, an all-reduce, and of torch's own reduce-scatter are those of the ring form, the least
-    that any form sends.
+    The bytes of an all-gather, an all-reduce and torch's own reduce-scatter are those of the ring algorithm, the least
+    that any algorithm sends.
 
     Args:
         index: the stage's number.
         replicate_degree: groups of replicas that each hold the whole state.
-        sums_replicate_axis: whether an all-reduce between copies follows a reduce-scatter at this moment.
-        scatters: what sums the gradients within a group, for each part in turn; None: torch's own.
+        sums_replicate_axis: whether the next reduce-scatter is followed by an all-reduce over the replicate axis.
+        scatters: by part, the reduce-scatter within a group; None: torch's own.
     """
     for part, scatter in zip(sharded_parts(module), scatters, strict=True):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
@@ -147,7 +147,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _TrackedAllGather(dist.Work):
-    """An all-gather under way: a `Work`, because torch waits for nothing else."""
+    """An all-gather on the wire. It is a `Work`, because torch waits for nothing else."""
 
     def __init__(self, work: dist.Work, operation: str) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class _TrackedAllGather(dist.Work):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """The sum within a group of replicas; torch's all-reduce between the groups follows it at once."""
+    """The reduce-scatter within a group of replicas; torch's all-reduce between the groups follows at once."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _ReduceScatter(DefaultReduceScatter):
         return work
 
     def finish_all_reduce(self, _sums: Tensor) -> None:
-        """torch's hook behind the all-reduce between groups."""
+        """End the recorded activity; torch calls this hook after the all-reduce between groups."""
         self._replicate_activity.__exit__(None)
 
 

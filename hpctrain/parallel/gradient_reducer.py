@@ -1,4 +1,4 @@
-"""What sums the gradients of a rank over the replicas of its plan."""
+"""The reducer of a rank: it sums gradients over the replicas of the plan."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ NamedParameters = Sequence[tuple[str, nn.Parameter]]
 def build_plan_reducer(
     plan: Plan, mesh: DeviceMesh, stages: Sequence[InstrumentedStage], parameters: NamedParameters
 ) -> Reducer:
-    """What sums the gradients of these stages over replicas.
+    """Build the reducer that sums the gradients of these stages over replicas.
 
     Args:
-        parameters: name and parameter for each gradient that it is going to get, in that order.
+        parameters: name and parameter of each gradient, in the order in which `reduce` gets them.
     """
     if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         return ShardedReducer(stages)
@@ -48,8 +48,8 @@ def build_plan_reducer(
 
 
 class ShardedReducer:
-    """The reducer of sharded stages: the sums were taken in the backward pass, so it tells of their bytes, and has what
-    was not sent of them."""
+    """The reducer of sharded stages. Their gradients are summed in the backward pass; this object counts the bytes and
+    holds the residuals."""
 
     def __init__(self, stages: Sequence[InstrumentedStage]) -> None:
         self._stages = stages
@@ -60,7 +60,7 @@ class ShardedReducer:
         }
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        """Bytes that this rank sent since the counters were last taken: weights gathered and gradients summed."""
+        """The bytes that this rank sent since the counters were last taken, to gather weights and sum gradients."""
         for residuals in self._residuals.values():
             residuals.end_step(gradients[0].device)
         return sum(stage.counters.sharding_bytes for stage in self._stages)
@@ -85,14 +85,15 @@ class ShardedReducer:
 
 
 class LocalSgdReducer:
-    """The reducer of replicas that train on their own: nothing is summed, and a replica's gradient is the mean over its
-    own tokens. Their meetings, which come after the optimizer's step, are the other part of it."""
+    """The reducer of local SGD: nothing is summed, and a replica's gradient is the mean over its own tokens.
+    `outer_optimizer` combines the weights after the optimizer's step."""
 
     def __init__(self, outer_optimizer: OuterOptimizer, share: float) -> None:
         """
         Args:
-            outer_optimizer: of the replicas.
-            share: tokens of the job for each token of this replica, by which its loss was divided too much.
+            outer_optimizer: combines the weights of the replicas.
+            share: tokens of the global batch per token of this replica. The loss was divided by the tokens of the
+                global batch, so multiplying by it gives the mean over this replica's tokens.
         """
         self.outer_optimizer = outer_optimizer
         self._share = share
@@ -115,7 +116,7 @@ class LocalSgdReducer:
 
 
 class HybridShardReducer:
-    """Sums the gradients of the copies of a sharded state, once they are sums within each copy."""
+    """The reducer of hybrid sharding: gradients are summed over the shard axis, then over the replicate axis."""
 
     def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
         self._shard_reducer = shard_reducer
@@ -138,7 +139,7 @@ class HybridShardReducer:
 
 
 def outer_optimizer_of(reducer: Reducer) -> OuterOptimizer | None:
-    """The meetings of replicas that train on their own, where they do."""
+    """The outer optimizer of a reducer; None unless the plan trains with local SGD."""
     inner = reducer.replicate_reducer if isinstance(reducer, HybridShardReducer) else reducer
     return inner.outer_optimizer if isinstance(inner, LocalSgdReducer) else None
 

@@ -1,5 +1,5 @@
-"""The norm of the whole gradient over a mesh, and clipping by it. Written by hand because a stage under tensor
-parallelism mixes DTensors and plain tensors, which torch's own functions refuse."""
+"""The norm of the whole gradient over a mesh, and clipping by it. torch's own functions refuse the mix of DTensors and
+plain tensors that a tensor-parallel stage has."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hpctrain.records.plan.plan import Plan
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The part of each gradient that this rank holds, as plain tensors that share memory with the gradients.
 
-    Autograd may leave a DTensor's gradient whole where the parameter is split (the embedding's is), or as parts to be
-    summed where it is not (those of norms with sequence parallelism are); it is brought to the parameter's own split
-    first, else norm and optimizer would work on the wrong shape or on a part. Collective over tp where that is so.
+    Autograd may leave a DTensor's gradient whole although the parameter is split (as for the embedding), or as partial
+    sums although it is not (as for norms with sequence parallelism). Such a gradient first gets the parameter's own
+    placements; otherwise norm and optimizer would see a wrong shape or a partial sum. Collective over tp in that case.
     """
     parameters = list(parameters)
     _sum_parts(parameters)
@@ -40,7 +40,7 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _sum_parts(parameters: list[nn.Parameter]) -> None:
-    """Sum the parts of gradients of parameters that are not split, all of them in one collective."""
+    """Sum the partial gradients of parameters that are not split, with one collective for all of them."""
     parts: dict[tuple[DeviceMesh, tuple[Placement, ...]], list[nn.Parameter]] = {}
     for parameter in parameters:
         if _shards(parameter) > 1 or not isinstance(grad := parameter.grad, DTensor):
@@ -56,7 +56,7 @@ def _sum_parts(parameters: list[nn.Parameter]) -> None:
 
 
 def _shards(parameter: nn.Parameter) -> int:
-    """Parts that a parameter is split into; 1: every rank of its mesh holds all of it."""
+    """The number of parts that a parameter is split into; 1: every rank of its mesh holds all of it."""
     if not isinstance(parameter, DTensor):
         return 1
     mesh = parameter.device_mesh
@@ -66,28 +66,28 @@ def _shards(parameter: nn.Parameter) -> int:
 def gradient_norm(
     parameters: list[nn.Parameter], plan: Plan, tied_holders: Mapping[nn.Parameter, int] | None = None
 ) -> float:
-    """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
+    """The norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
 
-    A tensor is held by all replicas and tp ranks of its stage, or split over some of them: its square is divided by the
-    number of holders before everything is summed. Of replicas that train on their own, it is the root of the mean
-    square of their norms.
+    All replicas and tp ranks of a stage hold a tensor, or it is split over some of them. So its square is divided by
+    the number of holders before the sum over all ranks. With local SGD, the result is the root mean square of the
+    replicas' norms.
 
     Args:
-        tied_holders: pipeline ranks that hold a parameter, where it is more than one.
+        tied_holders: number of pipeline ranks that hold a parameter, for parameters with more than one.
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
         holders = plan.dp * plan.tp // _shards(parameter) * (tied_holders or {}).get(parameter, 1)
         total += _square(grad.detach()).cpu() / holders
     if plan.world_size == plan.dp and plan.shards == 1 and not isinstance(plan.codec, LocalSteps):
-        total *= plan.dp  # every rank holds everything: nothing to ask the others
+        total *= plan.dp  # every rank holds everything, so no collective is needed
     else:
         dist.all_reduce(total)
     return float(total.sqrt())
 
 
 def finite_everywhere(gradients: list[Tensor]) -> bool:
-    """Whether every number of the gradients of every rank is one. Collective over the world."""
+    """Whether all gradients of all ranks are finite. Collective over the world."""
     non_finite = sum(gradient.isfinite().logical_not().any() for gradient in gradients)
     total = torch.as_tensor(non_finite).to(gradients[0].device, torch.float32)
     dist.all_reduce(total)
@@ -97,8 +97,8 @@ def finite_everywhere(gradients: list[Tensor]) -> bool:
 def _square(grad: Tensor) -> Tensor:
     """The square of a tensor's norm, in double precision.
 
-    Row by row in fp32, the rows summed in double: as exact as a double copy of the whole (1e-10 where fp32 sums over a
-    whole matrix of 20 M numbers are 2e-3 off) at a tenth of its time.
+    Each row is computed in fp32, and the rows are summed in double. The relative error is 1e-10, as with a copy in
+    double, at a tenth of its time; an fp32 sum over a whole matrix of 20 M numbers is 2e-3 off.
     """
     rows = torch.linalg.vector_norm(grad, dim=-1) if grad.dim() > 1 else grad
     return rows.double().pow(2).sum()

@@ -1,4 +1,4 @@
-"""Cross-entropy as a share of the global mean: gradients are then only summed, whatever the replicas' sizes."""
+"""Cross-entropy as a share of the global mean, so that gradients are only summed, even if replicas differ in size."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFunction:
-    """Sum of cross-entropies [nats] over a micro-batch, divided by the targets of the global batch. Positions
-    with target -100 count for nothing.
+    """Return the loss function: the sum of cross-entropies [nats] over a micro-batch, divided by the targets of the
+    global batch. Positions with target -100 are ignored.
 
     Args:
-        global_targets: positions with a target in the whole step, over all replicas.
-        vocabulary_mesh: the tp mesh when logits are split by vocabulary; the loss is then computed on the shards
-            (torch's `loss_parallel`, which the caller must have entered around forward and backward).
+        global_targets: positions with a target in the global batch, over all replicas.
+        vocabulary_mesh: the tp mesh if logits are split by vocabulary. The loss is then computed on the shards, and the
+            caller must run forward and backward inside torch's `loss_parallel`.
     """
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        """logits: [rows, seq, vocab (/ tp)], targets: [rows, seq] -> scalar."""
+        """logits: [sequences, seq, vocab (/ tp)], targets: [sequences, seq] -> scalar."""
         flat = logits.float().flatten(0, 1)
         if vocabulary_mesh is not None:
             flat = DTensor.from_local(flat, vocabulary_mesh, [Shard(-1)], run_check=False)

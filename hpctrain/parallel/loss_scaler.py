@@ -1,5 +1,5 @@
 """Dynamic loss scale for fp16 (Micikevicius et al. 2018, section 3.2): the loss is multiplied so that small gradients
-do not vanish, and a step whose gradients overflow is skipped with a smaller scale."""
+do not underflow. A step whose gradients overflow is skipped, and the scale is reduced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.records.history.manifest import LossScale
 
 
 class LossScaler:
-    """Holds the scale. Every rank has one and all of them stay alike: they decide by the norm, which is the same."""
+    """Holds the loss scale. It stays equal on all ranks, because each decides by the gradient norm, which is equal."""
 
     def __init__(self, state: LossScale) -> None:
         self.state = state
@@ -23,7 +23,7 @@ class LossScaler:
         return self.state.value
 
     def scaled(self, loss: LossFunction) -> LossFunction:
-        """The loss function times the scale of the moment."""
+        """The loss function times the current scale."""
 
         def scaled(output: Tensor, target: Tensor) -> Tensor:
             return loss(output, target) * self.value
@@ -31,9 +31,9 @@ class LossScaler:
         return scaled
 
     def skips(self, norm: float) -> bool:
-        """Whether a step whose gradient has this norm is to be skipped; the scale changes for the next one.
+        """Whether to skip a step with this gradient norm; updates the scale for the next step.
 
-        With the scale at its smallest, 1, overflow is not the scale's doing and no step is skipped.
+        If the scale is at its minimum, 1, it did not cause the overflow, and no step is skipped.
         """
         if math.isfinite(norm):
             self.state = self.state.after_good_step()

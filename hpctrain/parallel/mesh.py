@@ -1,4 +1,4 @@
-"""A rank is a coordinate: the mesh of a plan, and where this process stands in it.
+"""The mesh of a plan, and the coordinate of each rank in it.
 
 "Axis" is of the mesh (pp, dp, tp), "dim" is of a tensor, "node" is a machine, "rank" a process.
 """
@@ -20,13 +20,13 @@ HYBRID_AXES = ("pp", "replicate", "shard", "tp")
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Where a rank stands in the plan."""
+    """The coordinate of a rank in the plan's mesh."""
 
     rank: int
     pp: int
     """Pipeline rank within its replica."""
     dp: int
-    """Replica."""
+    """Index of the replica."""
     tp: int
     """Position among the devices that share a stage's matrices."""
 
@@ -44,10 +44,10 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
     """The plan's devices as a [pp, dp, tp] mesh; with hybrid sharding [pp, replicate, shard, tp]. Collective over all.
 
     Args:
-        timeout: how long a collective along an axis waits for its members; torch gives a mesh half an hour.
+        timeout: how long a collective along an axis waits for its members; torch's default for a mesh is half an hour.
 
-    Ranks along tp are put in ascending order, because torch orders the members of a process group that way and
-    DTensor's shards follow the group; the shards are equal, so the plan loses nothing by it.
+    Ranks along tp are in ascending order, because torch orders the members of a process group that way and DTensor's
+    shards follow the group. The shards are equal, so this does not change the plan.
     """
     ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
     names = HYBRID_AXES if 1 < plan.shards < plan.dp else AXES
@@ -61,8 +61,8 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
 
 
 def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """The replicas that share a state, [shard]; with hybrid sharding [replicate, shard], or [shard] where a codec sums
-    the gradients of the copies: with both axes torch would sum them itself."""
+    """The mesh for `fully_shard`: [shard], or with hybrid sharding [replicate, shard]. It is only [shard] if a codec
+    sums over the replicate axis, because with both axes torch would do so itself."""
     if mesh.mesh_dim_names != HYBRID_AXES:
         return mesh["dp"]
     return mesh["shard"] if plan.codec_reduces_replicate_axis else mesh["replicate", "shard"]

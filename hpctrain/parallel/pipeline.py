@@ -1,8 +1,8 @@
 """The pipeline of a plan, run by torch's schedule executor from our compute-only action table.
 
-This is the one file that touches private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
-`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through it, pp = 1 included:
-one path.
+Only this file uses private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
+`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through it, also with
+pp = 1, so that there is one code path.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from hpctrain.records.plan.schedule import Schedule
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
 
 ActionTable = dict[int, list[_Action]]
-"""Actions by rank in the pipeline's process group, sends and receives included."""
+"""Actions by rank in the pipeline's process group, including sends and receives."""
 
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """What a pipeline is built from."""
+    """The arguments of `build_pipeline`, apart from mesh and coordinate."""
 
     plan: Plan
     spec: Spec
@@ -61,14 +61,14 @@ class PipelineInputs:
     autocast: torch.dtype | None = None
     """bfloat16 or float16 for matrix products in that precision; None: fp32 throughout."""
     scaler: LossScaler | None = None
-    """With float16: what the loss is multiplied by."""
+    """The loss scale; with float16 only."""
     compile: bool = False
-    """Blocks are compiled at their first call."""
+    """Whether blocks are compiled, which happens at their first call."""
     timeout: timedelta | None = None
-    """How long a rank waits for another one in one operation; None: torch's own times."""
+    """How long a rank waits for another one in one operation; None: torch's defaults."""
     objective: AnyObjective = NEXT_TOKEN
     fill: Fill | None = None
-    """Reads the first weights from a folder; None: the seed decides them, or a person's factory."""
+    """Reads the initial weights from a folder; None: they come from the seed, or from the user's factory."""
 
     @property
     def lengths(self) -> Lengths:
@@ -77,8 +77,8 @@ class PipelineInputs:
 
     @property
     def message_timeout(self) -> timedelta | None:
-        """How long a message between stages is waited for; None: as long as the process group says, which on CUDA
-        watches over it beside the computation."""
+        """How long to wait for a stage message; None: the process group's timeout, which NCCL's watchdog enforces on
+        CUDA."""
         return self.timeout if self.device.type == "cpu" else None
 
 
@@ -99,7 +99,7 @@ class Pipeline:
         self.stages = stages
         self.random = random
         self.rows = replica_rows
-        """Sequences of this replica in a step."""
+        """Sequences of this replica per step."""
         self.first = any(stage.is_first for stage in stages)
         self.last = any(stage.is_last for stage in stages)
         self._span: tuple[Mark, Mark] = (0.0, 0.0)
@@ -111,14 +111,14 @@ class Pipeline:
         self._scaler = scaler
 
     def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Forward and backward of this replica's share of a batch; gradients are left in the parameters, not reduced
-        and, with a loss scale, multiplied by it.
+        """Run forward and backward on this replica's share of a batch. The gradients stay in the parameters, not
+        reduced, and multiplied by the loss scale if there is one.
 
         Args:
-            tokens: [rows, seq], of this replica.
-            targets: [rows, outputs], -100 where there is none.
-            decoder_tokens: [rows, outputs], what the decoder of a model with two stacks reads; its stages are given
-                their micro-batch's part of it by that name.
+            tokens: [sequences, seq], of this replica.
+            targets: [sequences, outputs], -100 where there is no target.
+            decoder_tokens: [sequences, outputs], the decoder's input in an encoder-decoder; each stage gets its
+                micro-batch's part as an argument of this name.
 
         Returns:
             This replica's share of the mean loss (0 on ranks without the last stage).
@@ -131,14 +131,14 @@ class Pipeline:
         return loss
 
     def all_reduce_tied_gradients(self) -> None:
-        """After the reduction over replicas, and before anything looks at the gradients: those of copies of
-        a weight in several stages become their sum."""
+        """Sum the gradients of weights that several stages hold. Call it after the reduction over replicas and before
+        anything reads the gradients."""
         if self._tied is not None:
             with ACTIVITY.doing("sum the gradients of weights in several stages", waits=True):
                 self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Forward only, nothing kept for a backward pass; as `step`."""
+        """Run a forward pass only, in evaluation mode; arguments and result are those of `step`."""
         for stage in self.stages:
             stage.submod.eval()
         try:
@@ -149,13 +149,13 @@ class Pipeline:
 
     @torch.no_grad()
     def replay_forward(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Forward only, in the mode that the modules are in: in training mode it draws what the step drew whose number
-        `random` has; as `step`."""
+        """Run a forward pass only, in the current mode of the modules. In training mode it draws the same random
+        numbers as the step `random.step` did. Arguments and result are those of `step`."""
         return self._run(tokens, targets, decoder_tokens, train=False)
 
     @property
     def step_s(self) -> float:
-        """How long the schedule of the last training step took on this rank."""
+        """Seconds that the schedule of the last training step took on this rank."""
         return seconds_between(*self._span)
 
     @property
@@ -163,25 +163,25 @@ class Pipeline:
         return self.stages[0].device
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names (the same however the model is cut) and parameters of this rank, each name once."""
+        """Names and parameters of this rank, each name once. Names do not depend on how the model is cut."""
         followers = {id(copy) for copy in self._tied.followers} if self._tied is not None else set()
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
     def tied_holders(self) -> dict[nn.Parameter, int]:
-        """Pipeline ranks that hold a parameter, where it is more than one."""
+        """The number of pipeline ranks that hold a parameter, for parameters with more than one."""
         return self._tied.holders() if self._tied is not None else {}
 
     def layers(self) -> list[int]:
-        """Global numbers of the blocks that this rank really holds."""
+        """Global numbers of the blocks that this rank holds, ascending."""
         return sorted(number for stage in self.stages for number in blocks_of(stage.submod))
 
     def take_counters(self) -> dict[int, StageCounters]:
-        """Counters by stage since the last call."""
+        """The counters since the last call, by stage."""
         return {stage.stage_index: stage.take_counters() for stage in self.stages}
 
     def _run(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None, train: bool) -> float:
-        # gloo accepts a message shorter than the buffer without an error, so a wrong shape must never get that far.
+        # gloo accepts a message shorter than the buffer without an error, so a wrong shape must be caught before.
         outputs = tokens if decoder_tokens is None else decoder_tokens
         if tokens.shape[0] != self.rows or targets.shape != outputs.shape:
             raise ValueError(
@@ -192,8 +192,8 @@ class Pipeline:
         if self._tied is not None:
             self._tied.update_followers()
         losses: list[Tensor] = []
-        # torch's own evaluation walks through the backward actions too and fails where two neighbouring stages share a
-        # rank, so it is given a table without them.
+        # torch's evaluation also visits the backward actions, and fails if two neighbouring stages share a rank, so it
+        # gets a table without them.
         self._runtime.pipeline_order_with_comms = self._training if train else self._evaluation
         call = self._runtime.step if train else self._runtime.eval
         with loss_parallel() if self._split_loss else contextlib.nullcontext():
@@ -206,7 +206,7 @@ class Pipeline:
             )
         for stage in self.stages:
             stage.finish_sends()
-        # A GPU is waited for here, and with it whoever it waits for.
+        # This waits for the GPU, and so for any rank that the GPU waits for.
         with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
             total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
         return total / self._scaler.value if self._scaler is not None else total
@@ -290,7 +290,7 @@ def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[Instrumen
 
 
 def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
-    """What passes from one stage to the next as a shape, on one of the devices that share a stage."""
+    """The shape of a stage message at a cut, on one device of a tensor-parallel group, as a meta tensor."""
     seq = inputs.spec.boundary_length(inputs.seq_len, cut)
     if inputs.plan.sequence_parallel:
         seq //= inputs.plan.tp
@@ -298,7 +298,7 @@ def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
-    """The last stage's output as a shape: local logits where the vocabulary is split."""
+    """The shape of the last stage's output as a meta tensor: local logits if the vocabulary is split."""
     width = inputs.spec.vocabulary
     if vocabulary_is_split(inputs.spec, inputs.plan.tp):
         width //= inputs.plan.tp
@@ -309,7 +309,7 @@ def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
 def _actions_by_group_rank(
     inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate
 ) -> dict[int, list[_Action | None]]:
-    """The table under the ranks of torch's process group, which orders its members by global rank."""
+    """The action table by rank in torch's process group, which orders its members by global rank."""
     column = [pp_row[coordinate.dp] for pp_row in inputs.plan.mesh()]
     actions: dict[int, list[_Action | None]] = {}
     for pp, row in enumerate(inputs.schedule.ranks):
@@ -319,11 +319,11 @@ def _actions_by_group_rank(
 
 
 def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
-    """When whole stages of sharded weights are gathered and freed, in place of torch's own choice.
+    """Replace torch's choice of when the weights of whole stages are gathered and freed.
 
-    torch keeps up to three stages of a rank gathered, in the order in which the table comes to them; replicas with
-    other tables would then wait for each other. At levels 1 and 2 all are gathered at the start, at 3 none: there it is
-    blocks that are.
+    torch keeps up to three stages of a rank gathered, in the order of the table; replicas with different tables would
+    then wait for each other. Here, ZeRO levels 1 and 2 gather all stages at the start. Level 3 gathers no whole stages,
+    only blocks.
     """
     order = runtime.pipeline_order_with_comms
     for rank, row in order.items():
@@ -339,10 +339,10 @@ def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int
 
 
 def _forward_only(order: ActionTable) -> ActionTable:
-    """The same order without backwards and their messages.
+    """The same order without backward actions and their messages.
 
-    torch lowers a table by running it in thought, each send beside its receive; leaving pairs out keeps that run valid,
-    so what is left cannot wait for ever either.
+    torch adds sends and receives to a table by simulating it, each send next to its receive. Removing whole pairs keeps
+    that simulation valid, so the remaining table cannot deadlock either.
     """
     kinds = _ComputationType
     kept = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)

@@ -1,9 +1,9 @@
-"""Randomness that is never stored: what a model draws (dropout) is a function of where in the training it draws it.
+"""Random numbers without stored state: what a model draws (dropout) depends only on its position in the training.
 
 Before every forward of a micro-batch the generators are seeded by (seed, step, replica, stage, micro-batch). So a
-resumed run draws what an uninterrupted one draws, the order in which a schedule runs the micro-batches does not matter,
-replicas differ, and the devices that share a matrix (tp) draw alike. Another cut of the model or of the batch draws
-other numbers of the same kind.
+resumed run draws the same numbers as an uninterrupted one, the schedule's order of micro-batches does not matter,
+replicas differ, and the devices of a tensor-parallel group draw alike. Another cut of the model or of the batch draws
+other numbers from the same distribution.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class RandomStream:
     replica: int
     device: torch.device
     step: int = 0
-    """Steps done; the loop keeps it."""
+    """Steps done; the training loop updates it."""
 
     def begin(self, stage: int, micro_batch: int) -> None:
-        """Call before each forward of a stage."""
+        """Seed the generators; call it before each forward of a stage."""
         value = stream_seed(self.seed, self.step, self.replica, stage, micro_batch)
-        # torch.manual_seed asks every kind of device there may be: 100 us a call, where this takes 5.
+        # torch.manual_seed seeds every kind of device: 100 us a call, where this takes 5.
         if self.device.type == "cuda":
             torch.cuda.manual_seed(value)
         torch.default_generator.manual_seed(value)

@@ -1,7 +1,7 @@
-"""Activation checkpointing (Chen et al. 2016): what a block's forward keeps, and what its backward computes again.
+"""Recomputation (Chen et al. 2016): what a block's forward keeps, and what its backward computes again.
 
-The block's own forward is wrapped, so that no name of a parameter changes and hooks on the block (those of sharding)
-stay outside of what is computed again.
+Only the block's `forward` is wrapped. So parameter names do not change, and hooks on the block (as those of sharding)
+are not run again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SAVED_NAMES = (
     "_scaled_dot_product_fused_attention_overrideable",
 )
 SAVED_OPERATIONS = [getattr(torch.ops.aten, name).default for name in _SAVED_NAMES if hasattr(torch.ops.aten, name)]
-"""What selective recomputation keeps: the costly operations, in the form they have on each kind of device."""
+"""The operations whose results selective recomputation keeps: the costly ones, as each kind of device names them."""
 
 
 def recompute_blocks(blocks: list[nn.Module], level: Recompute) -> None:

@@ -21,26 +21,26 @@ from hpctrain.records.plan.plan import Plan
 
 
 class ShardedStage(InstrumentedStage):
-    """A stage after `apply_sharding`, for plan.zero 1 to 3.
+    """A stage after `apply_sharding`, for ZeRO levels 1 to 3.
 
-    1: gradients add up over the micro-batches and are summed over replicas once, at the end. 2: summed within every
-    micro-batch's backward pass, block by block. 3: weights, too, are gathered block by block, in forward and backward.
-    A backward pass that is cut in two (I and W) leaves torch's hooks out: at levels 2 and 3 the gradients of the stage
-    are summed when its W is done, and at level 3 its weights are gathered whole for I and once more for W.
+    Level 1: gradients add up over the micro-batches and are summed over replicas once, at the end of the step. Level 2:
+    they are summed in every micro-batch's backward pass, block by block. Level 3: weights too are gathered block by
+    block, in forward and backward. A backward pass in two actions (I and W) does not run torch's hooks: at levels 2 and
+    3 the stage's gradients are summed after W, and at level 3 its weights are gathered whole for I and again for W.
 
-    torch's own stage puts all gradients off to the end and keeps the weights in between, which is level 1.
+    torch's own stage defers all gradients to the end and keeps the weights until then, which is level 1.
     """
 
     def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._zero = plan.zero
         self._sums_replicate_axis = True
-        # torch turns a sharded module's hooks off before each backward pass; seen through a list it is a plain one.
+        # torch disables a sharded module's hooks before each backward pass; it does not recognise one inside a list.
         self._plain = nn.ModuleList([self.submod])
         spec = NO_COMPRESSION_CODEC if plan.codec_reduces_replicate_axis else plan.compression[0]
         parts, group = flat_gradient_layouts(self.submod), shard_group(self.submod)
         self.reduce_scatters = build_reduce_scatters(spec, parts, group, self.device.type)
-        """What sums the gradients of each part over the replicas that share it; None: torch does."""
+        """The reduce-scatter of each part over the replicas that share it; None: torch's own."""
         replicate_degree = 1 if plan.codec_reduces_replicate_axis else plan.dp // plan.shards
         track_collectives(
             self.submod,
@@ -66,11 +66,11 @@ class ShardedStage(InstrumentedStage):
 
     @property
     def residuals(self) -> Residuals | None:
-        """What its sums have not sent yet, where they keep something back."""
+        """The residuals of the stage's reduce-scatters; None if the codec has none."""
         return residuals_of(self.reduce_scatters)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """The end of the step: at level 1 the sums over replicas, which the other levels have by now."""
+        """Sum the gradients over replicas at the end of the step, at level 1; the other levels did so before."""
         if self._zero == 1:
             super().perform_reduce_grad(grad_scale_factor)
 
@@ -82,9 +82,9 @@ class ShardedStage(InstrumentedStage):
             self.submod = sharded
 
     def _order(self, sums: bool, frees: bool, last: bool) -> None:
-        """What the hooks of the next backward pass do: sum gradients over replicas, free the weights behind them.
+        """Set what the hooks of the next backward pass do: sum gradients over replicas, and free weights after use.
 
-        Copies of the state add up their sums in the last micro-batch only; that is the traffic between groups.
+        Sums over the replicate axis are taken in the last micro-batch only, which saves traffic between groups.
         """
         module: Any = self.submod
         module.set_requires_gradient_sync(sums)

@@ -1,5 +1,5 @@
-"""A pipeline stage that counts what it does: compute seconds, forwards, bytes handed to its neighbours. It says what it
-is at, for a profile and for whoever asks why nothing moves."""
+"""A pipeline stage that counts compute seconds, forwards and bytes sent to its neighbours. It also records its current
+operation, for a profile and for the diagnosis of hangs."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from hpctrain.parallel.tracked_work import TrackedWork
 from hpctrain.records.plan.compression import Messages
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
-"""Starts sends as torch's schedules start theirs."""
+"""Starts sends, in the same way as torch's schedules."""
 
 
 @dataclass
 class StageCounters:
-    """What a stage did since the last reset."""
+    """Counters of a stage since they were last taken."""
 
     forward_s: float = 0.0
-    """Forward and loss, with the collectives of tensor parallelism and sharding in them, and with writing and reading
-    messages in fewer bytes; no sends and no receives."""
+    """Seconds of forward and loss, including collectives of tensor parallelism and sharding and the coding of
+    compressed stage messages, without sends and receives."""
     backward_s: float = 0.0
-    """Backward, in one piece or in two, likewise; where gradients are summed beside it, with its waits for a sum on the
-    way whose memory the next one needs."""
+    """Seconds of the backward pass, whole or in two actions, with the same inclusions. If gradients are summed beside
+    it, waits for a sum whose buffer the next one needs are included."""
     forwards: int = 0
     sent_bytes: int = 0
     sharding_bytes: int = 0
-    """Sent to gather sharded weights and to sum gradients into shards."""
+    """Bytes sent to gather sharded weights and to sum gradients into shards."""
 
     @property
     def compute_s(self) -> float:
@@ -60,12 +60,12 @@ class InstrumentedStage(PipelineStage):
     ) -> None:
         """
         Args:
-            before: how messages from and to the stage before travel in training; evaluation sends all in full.
-            behind: the same of the stage behind.
+            before: how messages from and to the previous stage travel in training; evaluation does not compress them.
+            behind: the same for the next stage.
         """
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
-        """What was done since they were taken; its times are added then."""
+        """Counters since they were last taken; `take_counters` adds the times."""
         self._spans: list[_Span] = []
         self._post = post
         self._message_timeout = message_timeout
@@ -91,7 +91,7 @@ class InstrumentedStage(PipelineStage):
             try:
                 return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
             except RuntimeError as error:
-                # torch wraps what the model raised in an error that says no more than "failed to run forward".
+                # torch wraps the model's own error in one that says only "failed to run forward".
                 raised = error.__cause__ if "failed to run forward" in str(error) else None
                 if raised is None:
                     raise
@@ -109,7 +109,7 @@ class InstrumentedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def timed(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss function, its time counted as this stage's: the schedule calls it outside of the stage."""
+        """The loss function, timed for this stage because the schedule calls it outside of the stage."""
 
         def counted(output: Tensor, target: Tensor) -> Tensor:
             with self._clock("forward", "loss"):
@@ -132,7 +132,7 @@ class InstrumentedStage(PipelineStage):
         return self._receive(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id), self._behind)
 
     def take_counters(self) -> StageCounters:
-        """What was done since the last call; on CUDA it waits until the device has done it."""
+        """The counters since the last call. On CUDA it waits until the device has done the counted work."""
         spans, self._spans = self._spans, []
         for part, start, end in spans:
             setattr(self.counters, part, getattr(self.counters, part) + seconds_between(start, end))
@@ -140,15 +140,15 @@ class InstrumentedStage(PipelineStage):
         return taken
 
     def finish_sends(self) -> None:
-        """Wait until the neighbours have taken what was sent to them."""
+        """Wait until all sends are complete."""
         while self._sends:
             self._sends.pop(0).wait()
 
     def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
-        """Send here instead of in the schedule, which is left nothing to do: here it is known what is sent where.
+        """Start the sends here, where their content and receiver are known, and return none for the schedule to send.
 
         Args:
-            part: forward or backward, whose time it is to write messages in fewer bytes.
+            part: forward or backward: the counter to which the encoding of messages is added.
         """
         if not operations:
             return []
@@ -169,11 +169,11 @@ class InstrumentedStage(PipelineStage):
 
 
 _Span = tuple[str, Mark, Mark]
-"""A counter's name, and start and end of what counts for it."""
+"""Name of a counter, and start and end of a span to add to it."""
 
 
 class _Stopwatch:
-    """Notes the span of a `with` block for the stage's forward or backward."""
+    """Records the span of a `with` block as time of the stage's forward or backward."""
 
     def __init__(self, spans: list[_Span], part: str, device: torch.device, operation: str) -> None:
         self._spans = spans

@@ -1,10 +1,10 @@
 """Tensor parallelism of a stage with torch's DTensor styles (Shoeybi et al. 2019: columns, then rows).
 
-Forward: two all-reduces a block, after the attention and after the SwiGLU. Backward: two, at their inputs.
+Forward: two all-reduces per block, after attention and after the feed-forward layer. Backward: two, at their inputs.
 
-With sequence parallelism (Korthikanti et al. 2022) each of them becomes a reduce-scatter and an all-gather along the
-sequence, the same bytes in all; in between, norms and the residual stream are held and computed in parts. A stage then
-takes and gives activations [batch, seq / tp, dim].
+With sequence parallelism (Korthikanti et al. 2022) each all-reduce becomes a reduce-scatter and an all-gather along the
+sequence, with the same bytes in total. Between them, each rank holds and computes its part of the norms and the
+residual stream. A stage then takes and returns activations [batch, seq / tp, dim].
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 SEQUENCE = Shard(1)
-"""Activations are [batch, seq, dim]."""
+"""Split along the sequence; activations are [batch, seq, dim]."""
 
 
 def vocabulary_is_split(spec: Spec, tp: int) -> bool:
@@ -40,10 +40,10 @@ def vocabulary_is_split(spec: Spec, tp: int) -> bool:
 def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, sequence: bool = False) -> None:
     """Split the matrices of a plain, initialised stage in place over the 1-D mesh.
 
-    After return the head (when split) gives local logits [batch, seq, vocab / tp].
+    If the head is split, it then returns local logits [batch, seq, vocab / tp].
 
     Args:
-        sequence: split norms and the residual stream along the sequence too.
+        sequence: use sequence parallelism: split norms and the residual stream along the sequence too.
     """
     if isinstance(spec, ImportedSpec):
         for block in blocks_of(module).values():
@@ -69,17 +69,17 @@ def _declared_styles(spec: ImportedSpec) -> dict[str, ParallelStyle]:
 
 
 def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyle]:
-    """Styles of the parts that a block of any family may have."""
+    """Styles of all parts that a block of some family may have."""
 
-    # PrepareModuleInput makes one DTensor of the input, so that the gradients of its users are summed before the
-    # collective of the backward pass: one instead of one for each of q, k and v.
+    # PrepareModuleInput makes the input one DTensor, so that the gradients from q, k and v are summed before the
+    # collective of the backward pass: one collective instead of three.
     def whole_input(*more: Placement | None) -> PrepareModuleInput:
         whole = tuple(None if layout is None else Replicate() for layout in more)
         return PrepareModuleInput(input_layouts=(stream, *more), desired_input_layouts=(Replicate(), *whole))
 
     two_streams = isinstance(spec, EncoderDecoderSpec)
     styles: dict[str, ParallelStyle] = {
-        # What is added to the scores has the heads of this device already.
+        # The bias that is added to the scores holds only this device's heads already.
         "attention": whole_input(None) if two_streams else whole_input(),
         "cross_attention": whole_input(None, stream),
         "feed_forward": whole_input(),
@@ -99,8 +99,8 @@ def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyl
 
 
 def _end_styles(stream: Placement, split: bool, spec: FamilySpec) -> dict[str, ParallelStyle]:
-    """Styles of the parts that a model of any family may have beside its blocks."""
-    # The matrix in an encoder's head is whole on every device, and so is what it works on.
+    """Styles of all parts that a model of some family may have beside its blocks."""
+    # The transform in an encoder's head is whole on every device, and so are its inputs.
     before_head = Replicate() if isinstance(spec, EncoderSpec) else stream
     styles: dict[str, ParallelStyle] = {"relative_encoder": ColwiseParallel(), "relative_decoder": ColwiseParallel()}
     if split:
@@ -108,7 +108,7 @@ def _end_styles(stream: Placement, split: bool, spec: FamilySpec) -> dict[str, P
         styles["head"] = ColwiseParallel(input_layouts=before_head)
     if stream != SEQUENCE:
         return styles
-    # What every rank looks up whole, it keeps its part of; what is whole works on the whole sequence.
+    # Each rank keeps its part of a whole look-up; a module with whole weights gets the whole sequence.
     for name in ("positions", "segments") if split else ("embedding", "positions", "segments"):
         styles[name] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=stream)
     gathered = PrepareModuleInput(input_layouts=stream, desired_input_layouts=Replicate(), use_local_output=True)

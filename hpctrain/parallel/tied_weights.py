@@ -1,9 +1,9 @@
-"""Weights that several stages of a cut model hold: each uses its own copy, and the copies' gradients are summed.
+"""Weights that several stages hold: each stage uses its own copy, and the gradients of the copies are summed.
 
-A tied matrix lies at both ends: the first stage looks tokens up in it, the last one uses it as its head. In an
-encoder-decoder the first decoder block looks tokens up, too, and every stage has the relative positions of its blocks.
-Of copies on several ranks each takes the same step. Of copies on one rank the others follow the first, which alone has
-a state.
+A tied embedding is held by the first stage, which looks tokens up, and by the last one, whose head it is. In an
+encoder-decoder the stage with the first decoder block looks tokens up too, and every stage holds the relative positions
+of its blocks. Copies on different ranks take the same optimizer step. Among copies on one rank, only the first has
+optimizer state; the others (the followers) are copied from it.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ class TiedWeights:
 
     def __init__(self, held: Mapping[str, list[nn.Module]], groups: Mapping[str, dist.ProcessGroup | None]) -> None:
         self._held = held
-        """By name, the stages with a copy, in the model's order."""
+        """By name: this rank's stages with a copy, in the model's order."""
         self._groups = groups
-        """By name, the ranks with a copy; None where this one has all of them."""
+        """By name: the ranks with a copy; None if this rank has all copies."""
 
     def parameters(self, name: str) -> list[nn.Parameter]:
-        """The parameters themselves, asked for anew because sharding replaces them."""
+        """The copies on this rank. They are looked up in each call, because sharding replaces parameters."""
         return [module.get_parameter(name) for module in self._held[name]]
 
     @property
     def followers(self) -> list[nn.Parameter]:
-        """The copies that have no state of their own."""
+        """The copies without optimizer state."""
         return [copy for name in self._held for copy in self.parameters(name)[1:]]
 
     def holders(self) -> dict[nn.Parameter, int]:
-        """Pipeline ranks that hold the parameter, where it is more than one."""
+        """The number of pipeline ranks that hold a parameter, for parameters with more than one."""
         groups = {name: group for name, group in self._groups.items() if group is not None}
         return {self.parameters(name)[0]: dist.get_world_size(group) for name, group in groups.items()}
 
     @torch.no_grad()
     def update_followers(self) -> None:
-        """Before a step: bring the copies that follow another one up to date."""
+        """Copy the first copy's values to the followers; call it before a step."""
         for name in self._held:
             first, *others = self.parameters(name)
             for other in others:
                 _local(other).copy_(_local(first))
 
     def add_local_gradients(self) -> None:
-        """After the backward passes: one gradient for all uses on this rank."""
+        """Add the followers' gradients to the first copy's; call it after the backward passes of a step."""
         for name in self._held:
             first, *others = self.parameters(name)
             if not others:
@@ -64,10 +64,10 @@ class TiedWeights:
                 other.grad = None
 
     def all_reduce_gradients(self) -> int:
-        """After the reduction over replicas: add the gradients of the other ranks. Collective over those with a copy.
+        """Sum the gradients over the ranks with a copy, after the reduction over replicas. Collective over these ranks.
 
-        Not before it: the order in which a reduction adds depends on where in a message a value stands, which differs
-        between the stages. These messages are the same on all, and so is their sum, bit by bit.
+        The order matters: the rounding of a reduction depends on a value's position in a message, which differs between
+        stages. The messages here are laid out alike on all ranks, so the sums are equal bit by bit.
 
         Returns:
             Bytes this rank put on the wire.
@@ -93,9 +93,9 @@ def tie_weights(
     """Join the copies of shared weights. Collective over the world: every rank calls it.
 
     Args:
-        shared: by name, the stages with a copy, in order.
-        held: by number, the stages that this rank holds.
-        timeout: how long one rank waits for the others; None: torch's own time, half an hour with gloo and ten minutes
+        shared: stages with a copy, in order, by parameter name.
+        held: stages that this rank holds, by stage number.
+        timeout: how long one rank waits for the others; None: torch's default, half an hour with gloo and ten minutes
             with NCCL.
 
     Returns:
@@ -113,7 +113,7 @@ def tie_weights(
         owners = sorted({owner[stage] for stage in stages})
         if len(owners) == 1:
             continue
-        # Along tp in ascending order, as in build_mesh.
+        # Ranks along tp are in ascending order, as in build_mesh.
         columns = [[member for row in mesh[pp] for member in sorted(row)] for pp in owners]
         for members in zip(*columns, strict=True):
             key = tuple(sorted(members))

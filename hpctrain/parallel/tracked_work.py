@@ -1,4 +1,4 @@
-"""Messages between the stages of a pipeline, with what they are said while they are waited for."""
+"""Stage messages on the wire that record what this process waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ReceiveKey = tuple[int, int]
 
 
 class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
-    """The receives under way of torch's schedule, which takes one out when it begins to wait for it."""
+    """The pending receives of torch's schedule, which pops one when it begins to wait for it."""
 
     def __init__(
         self, what: str, step: int, owners: Sequence[int], device: torch.device, timeout: timedelta | None
@@ -23,10 +23,10 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
         """
         Args:
             what: 'output of' (the stage before) or 'gradient for' (the stage itself).
-            step: from the stage that needs the message to the one that sends it: -1 or 1.
+            step: number of the sending stage minus that of the receiving one: -1 or 1.
             owners: the global rank that holds each stage.
-            device: where the messages arrive.
-            timeout: how long a message is waited for; None: as long as its process group says.
+            device: the device that receives the messages.
+            timeout: how long to wait for a message; None: its process group's timeout.
         """
         super().__init__()
         self._what = what
@@ -45,7 +45,7 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
 
 
 class TrackedWork:
-    """Messages that belong together; waited for as torch waits for one."""
+    """Messages that belong together, with the `wait` of one `Work`."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class TrackedWork:
     ) -> None:
         """
         Args:
-            device: with a CUDA device `wait` also waits for the message itself, or a hang would not say whom it waits
-                for. Only the current stream is waited for: what this rank sends goes on beside it.
+            device: on CUDA, `wait` blocks until the message itself has arrived, so that a hang shows which rank is
+                waited for. It waits for the current stream only, so this rank's sends go on.
         """
         self._works = works
         self._operation = operation
@@ -65,10 +65,10 @@ class TrackedWork:
         self._device = device
 
     def wait(self) -> None:
-        """Wait for all of them."""
+        """Wait for all messages."""
         with ACTIVITY.doing(self._operation, waits=True):
             for work in self._works:
-                # gloo keeps to the time that a group was made with, and a mesh makes its groups with half an hour.
+                # Without a timeout gloo uses that of the group, which is half an hour for the groups of a mesh.
                 work.wait() if self._timeout is None else work.wait(self._timeout)
             if self._device is not None and self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()

@@ -1,4 +1,4 @@
-"""Ascending positions as bytes, in the smallest of three forms. Lossless."""
+"""Lossless encoding of ascending positions as bytes, in the smallest of three forms."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class IndexForm(IntEnum):
     """How positions are written."""
 
     BITMAP = 0
-    """A bit for every number of the tensor: n/8 bytes; smallest from a density of about 1/8 up."""
+    """One bit per number of the tensor: n/8 bytes. Smallest from a density of about 1/8 up."""
     SHORTS = 1
-    """How many there are in each stretch of 65,536 numbers, 4 bytes, and 16 bits for each; smallest far below 1 %."""
+    """A 4-byte count per block of 65,536 numbers, and 16 bits per position. Smallest far below a density of 1 %."""
     GAPS = 2
-    """A byte for each gap to the position before; the byte 255 says that 255 numbers are passed and none is meant."""
+    """One byte per gap to the previous position. The byte 255 skips 255 numbers and stands for no position."""
 
 
 def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
     """Write positions in the form that takes the fewest bytes.
 
     Args:
-        positions: [k], int64, ascending, without repetition, from 0 to below `numel`.
-        numel: of the tensor that they are positions of.
+        positions: [k], int64, ascending, distinct, in [0, numel).
+        numel: numbers of the tensor.
 
     Returns:
         The form, and the bytes: [·], uint8, on the device of the positions.
@@ -37,12 +37,12 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
     bitmap_bytes = -(-numel // 8)
     shorts_bytes = 4 * _stretches(numel) + 2 * count
     if count >= min(bitmap_bytes, shorts_bytes):
-        # Gaps take a byte each or more.
+        # GAPS would be no smaller: each gap takes at least a byte.
         if bitmap_bytes <= shorts_bytes:
             return IndexForm.BITMAP, pack_bits(_mask(positions, numel))
         return IndexForm.SHORTS, _to_shorts(positions, numel)
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
-    # Most gaps are small, and dividing takes longer than all else here.
+    # Only large gaps are divided: most are small, and division takes longer than all else here.
     large = _nonzero(gaps >= _SKIP)
     skips = gaps.index_select(0, large) // _SKIP
     gaps_bytes = count + int(skips.sum())
@@ -55,12 +55,12 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
 
 
 def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
-    """The positions again: [k], int64, ascending.
+    """The positions that `encode_positions` wrote: [k], int64, ascending.
 
     Args:
-        form: as given by `encode_positions`.
-        data: its bytes; their memory begins at a multiple of 4.
-        numel: as given to `encode_positions`.
+        form: the form that it returned.
+        data: the bytes that it returned; their memory begins at a multiple of 4.
+        numel: as given to it.
     """
     match form:
         case IndexForm.BITMAP:
@@ -72,7 +72,7 @@ def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """[n], bool, as [ceil(n/8)], uint8; the first is the highest bit."""
+    """A mask [n], bool, as bytes [ceil(n/8)], uint8, most significant bit first."""
     if mask.device.type == "cpu":
         return torch.from_numpy(np.packbits(mask.numpy()))
     padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
@@ -110,7 +110,7 @@ def _to_shorts(positions: Tensor, numel: int) -> Tensor:
     stretches = _stretches(numel)
     ends = torch.arange(1, stretches + 1, device=positions.device) << _STRETCH_BITS
     counts = torch.searchsorted(positions, ends).diff(prepend=positions.new_zeros(1))
-    # int16 keeps the low 16 bits, the sign among them.
+    # The cast to int16 keeps the low 16 bits, the highest as the sign.
     return torch.cat([counts.int().view(torch.uint8), positions.short().view(torch.uint8)])
 
 
@@ -122,7 +122,7 @@ def _from_shorts(data: Tensor, numel: int) -> Tensor:
 
 
 def _to_gaps(gaps: Tensor, large: Tensor, skips: Tensor, size: int) -> Tensor:
-    """One byte for each gap, and before the large ones as many more as they have `skips`: `size` in all."""
+    """The form GAPS, `size` bytes: one byte per gap, and `skips` bytes of 255 before each of the `large` ones."""
     if size == gaps.numel():
         return gaps.to(torch.uint8)
     data = torch.full((size,), _SKIP, dtype=torch.uint8, device=gaps.device)
@@ -132,7 +132,7 @@ def _to_gaps(gaps: Tensor, large: Tensor, skips: Tensor, size: int) -> Tensor:
 
 
 def _from_gaps(data: Tensor) -> Tensor:
-    # Every position lies behind all that was passed and all positions before it.
+    # A position is the sum of all gaps and skips before it, plus the number of positions before it.
     passed = torch.cumsum(data, 0, dtype=torch.int64)
     meant = _nonzero(data != _SKIP)
     if meant.numel() < data.numel():

@@ -1,5 +1,5 @@
-"""Numbers as integers of few bits, with a scale for each block of them: quantised gradients as in ZeRO++'s qgZ (Wang et
-al. 2023, arXiv:2306.10209), rounded to the nearest because what rounding takes is kept and sent later."""
+"""Block quantization: integers of few bits with a scale per block, as in ZeRO++'s qgZ (Wang et al. 2023,
+arXiv:2306.10209). Rounding is to the nearest, because rounding errors go to the residual."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
-"""Numbers that share a scale; its 4 bytes add 0.016 to each. A message is of a multiple of so many."""
+"""Numbers that share a scale, whose 4 bytes add 0.016 bytes to each. A message holds a multiple of it."""
 SCALE_BYTES = 4
 _PIECE_BLOCKS = 512
-"""Blocks that are written or read at a time: what is in work stays in a processor's second cache."""
+"""Blocks that are written or read at a time on a CPU, so that they stay in the L2 cache."""
 Bits = Literal[4, 8]
 
 
 class IntegerCode:
-    """Messages of numbers that are multiples of a 127th (8 bits) or a 7th (4 bits) of their block's largest magnitude.
+    """Writes and reads numbers as multiples of 1/127 (8 bits) or 1/7 (4 bits) of their block's largest magnitude.
 
-    A message is the scales in fp32, and then one byte for each number, or one for two. A block with a number that is
-    not finite has a scale that is not, and is read as such.
+    A message holds the scales in fp32, then one byte per number (8 bits) or per two numbers (4 bits). A block with a
+    number that is not finite has a scale that is not finite, and so are its decoded numbers.
     """
 
     def __init__(self, bits: Bits) -> None:
@@ -29,7 +29,7 @@ class IntegerCode:
         self._work = torch.empty(0)
 
     def bytes_of(self, numbers: int) -> int:
-        """Length of a message.
+        """Length of a message in bytes.
 
         Args:
             numbers: a multiple of `BLOCK`.
@@ -37,24 +37,24 @@ class IntegerCode:
         return numbers // BLOCK * (SCALE_BYTES + BLOCK * self._bits // 8)
 
     def write(self, numbers: Tensor, message: Tensor) -> None:
-        """Write numbers, and leave in their place what rounding took of each.
+        """Write numbers to a message, and replace them by their rounding errors.
 
         Args:
-            numbers: [n], fp32, contiguous; n is a multiple of `BLOCK`.
+            numbers: [n], fp32, contiguous; n is a multiple of `BLOCK`. Overwritten.
             message: [bytes_of(n)], uint8; its memory begins at a multiple of 4.
         """
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
-            # torch's norms of rows take ten times as long as these.
+            # The largest magnitude by amax and amin: torch's norms of rows take ten times as long.
             torch.maximum(blocks.amax(1), blocks.amin(1).neg_(), out=scale)
-            # A block of zeros has the least scale: one of 0 would make it no number.
+            # A block of zeros gets the smallest normal scale: a scale of 0 would make its numbers NaN.
             scale.div_(self._levels).clamp_min_(torch.finfo(torch.float32).tiny)
             steps = torch.div(blocks, scale[:, None], out=self._like(blocks)).round_()
             self._pack(steps, packed)
             blocks.addcmul_(steps, scale[:, None], value=-1)
 
     def read(self, message: Tensor, numbers: Tensor) -> None:
-        """What a message says.
+        """Decode a message into `numbers`.
 
         Args:
             message: [bytes_of(n)], uint8, as `write` left it.
@@ -65,7 +65,7 @@ class IntegerCode:
             torch.mul(self._unpack(packed, self._like(blocks)), scale[:, None], out=blocks)
 
     def add(self, message: Tensor, total: Tensor) -> None:
-        """Add what a message says.
+        """Decode a message and add its numbers to `total`.
 
         Args:
             message: [bytes_of(n)], uint8, as `write` left it.
@@ -76,12 +76,12 @@ class IntegerCode:
             blocks.addcmul_(self._unpack(packed, self._like(blocks)), scale[:, None])
 
     def finite(self, message: Tensor) -> Tensor:
-        """Whether all that a message says is finite: a tensor without dimensions, on its device."""
+        """Whether all numbers of a message are finite: a scalar tensor on the message's device."""
         scales, _ = self._parts(message)
         return scales.isfinite().all()
 
     def _parts(self, message: Tensor) -> tuple[Tensor, Tensor]:
-        """Scales [blocks], and integers [bytes], uint8."""
+        """The scales [blocks], fp32, and the integers [bytes], uint8, of a message."""
         blocks = message.numel() // (SCALE_BYTES + BLOCK * self._bits // 8)
         return message[: SCALE_BYTES * blocks].view(torch.float32), message[SCALE_BYTES * blocks :]
 
@@ -103,13 +103,13 @@ class IntegerCode:
         if self._bits == 8:
             return steps.copy_(integers)
         low, high = steps.split(BLOCK // 2, dim=1)
-        # The shift to the right brings the sign along.
+        # The right shift extends the sign.
         low.copy_((integers << 4) >> 4)
         high.copy_(integers >> 4)
         return steps
 
     def _like(self, blocks: Tensor) -> Tensor:
-        """Memory of this shape, kept on a CPU because fresh pages cost more than what is written to them."""
+        """Uninitialised memory of this shape, reused on a CPU because fresh pages cost more than what is written."""
         if blocks.is_cuda:
             return torch.empty_like(blocks)
         if self._work.numel() < blocks.numel():

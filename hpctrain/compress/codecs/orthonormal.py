@@ -1,4 +1,4 @@
-"""Orthonormal columns of many thin matrices at once."""
+"""Orthonormalization of the columns of many thin matrices at once."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 DEPENDENT = 1e-5
-"""A column of which less than this share is left, once the ones before it are taken out, is their combination: what is
-left is mostly fp32 rounding."""
+"""A column depends on the earlier ones if, after their projection, less than this share of its length remains: the rest
+is mostly fp32 rounding error."""
 
 
 def orthonormalize(matrices: Tensor) -> None:
-    """Make the columns orthonormal in place, those that depend on earlier ones zero.
+    """Make the columns orthonormal in place; columns that depend on earlier ones become zero.
 
-    Gram-Schmidt with every projection done twice, which is enough for orthogonality to rounding (Giraud, Langou and
-    Rozložník 2005). For up to about 8 columns it takes less time than LAPACK's QR, and a zero column stays zero instead
-    of becoming an arbitrary direction that would cost bytes and carry nothing.
+    This is Gram-Schmidt with every projection done twice, which is enough for orthogonality up to rounding (Giraud,
+    Langou and Rozložník 2005). For up to about 8 columns it is faster than LAPACK's QR, and a zero column stays zero
+    instead of becoming an arbitrary direction that would cost bytes and carry nothing.
 
     Args:
         matrices: fp32 [batch, rows, columns], rows ≥ columns.
     """
-    # So that no square of an entry overflows or vanishes.
+    # Scaled so that no square of an entry overflows or underflows.
     matrices /= matrices.abs().amax(dim=1, keepdim=True).clamp_min_(torch.finfo(matrices.dtype).tiny)
     for index in range(matrices.shape[2]):
         column = matrices[:, :, index : index + 1]

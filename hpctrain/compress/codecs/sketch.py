@@ -1,16 +1,17 @@
 """Count sketches: sparse vectors folded so that the sum of the sketches is the sketch of the sum.
 
-After lossless homomorphic compression (Li et al., 2024, arXiv:2402.07529). All ranks know the index, the positions that
-are not zero in any of their vectors; a number is known by its slot, its place in the index. It is added to three cells.
-A cell with a single number in it gives that number, which is then taken out of its other two cells, and so on until
-nothing is left ("peeling"). This succeeds almost surely while numbers per cell stay below 0.818, the threshold of three
-hash functions (Molloy, 2005, Random Structures & Algorithms 27). What cannot be peeled is told, never estimated.
+After lossless homomorphic compression (Li et al., 2024, arXiv:2402.07529). All ranks know the index, the union of the
+positions that are not zero in their vectors. A number's slot is its position in the index; the number is added to three
+cells. A cell that holds a single number gives that number, which is then subtracted from its other two cells, and so on
+until nothing remains ("peeling"). This succeeds almost surely while numbers per cell stay below 0.818, the threshold of
+three hash functions (Molloy, 2005, Random Structures & Algorithms 27). Numbers that cannot be peeled are reported,
+never estimated.
 
-Slots are cut into pieces of equal size, each with cells of its own, so that all pieces are loaded alike and one of them
+Slots are cut into pieces of equal size, each with its own cells, so that all pieces have the same load and one piece
 fits a processor's cache.
 
 Numbers are integers modulo 2³²: cells may wrap around and still give every number exactly, and sums do not depend on
-their order, so every rank and every kind of device finds the same bits.
+their order, so every rank and every kind of device gets the same bits.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ HASHES = 3
 _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _WORD = 0xFFFFFFFF
 _PIECE = 1 << 15
-"""Slots in a piece, at most: what peeling them touches stays in a processor's cache."""
+"""Most slots in a piece, so that peeling it stays in a processor's cache."""
 _ONE = 1 << 40
-"""What a number adds to the census of its cells, beside its own slot: more than any sum of slots."""
+"""Added to a cell's census per number, beside the number's slot; larger than any sum of slots."""
 _HOPELESS_LOAD = 4
-"""Numbers per cell from which on no cell would hold a single one."""
+"""Numbers per cell above which hardly any cell would hold a single number."""
 
 
 def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
     """The sketch of a vector.
 
     Args:
-        slots: int64 [k], distinct and sorted, of its numbers.
+        slots: int64 [k], distinct and sorted: the slots of the numbers.
         numbers: int32 [k].
         count: slots in the index.
-        cells: at least 3; fewer than 3 for each piece are left over.
+        cells: length of the sketch, at least 3; fewer than 3 cells per piece stay unused.
 
     Returns:
-        int32, as long as every sketch with the same `count` and `cells`.
+        int32; sketches with the same `count` and `cells` have the same length.
     """
     layout = _Layout(count, cells)
     sketch = torch.zeros(layout.pieces * layout.cells, dtype=torch.int32, device=numbers.device)
@@ -53,13 +54,13 @@ def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
 
 
 def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
-    """The numbers of all slots, from a sum of sketches; the sketch is used up.
+    """Decode the numbers of all slots from a sum of sketches; this overwrites the sketch.
 
     Args:
         sketch: int32, the sum of sketches made with the same `count` and `cells`.
 
     Returns:
-        int32 [count], exact modulo 2³² where found and 0 elsewhere, and bool [count]: found or not.
+        int32 [count], exact modulo 2³² where decoded and 0 elsewhere; and bool [count], whether each was decoded.
     """
     layout = _Layout(count, cells)
     numbers = torch.zeros(count, dtype=torch.int32, device=sketch.device)
@@ -79,18 +80,18 @@ class _Layout:
     def __init__(self, count: int, cells: int) -> None:
         self.pieces = max(1, min(-(-count // _PIECE), cells // HASHES))
         self.slots = max(1, -(-count // self.pieces))
-        """In a piece; the last may have fewer."""
+        """Slots in a piece; the last may have fewer."""
         self.cells = cells // (HASHES * self.pieces) * HASHES
-        """In a piece."""
+        """Cells in a piece."""
 
 
 def _cells_of(slots: Tensor, cells: int) -> Tensor:
-    """The three cells of each slot in its piece, int64 [3, slots], each in another third, so never the same."""
+    """The three cells of each slot within its piece, int64 [3, slots]. Each is in another third, so they differ."""
     third = cells // HASHES
     out = torch.empty(HASHES, len(slots), dtype=torch.int64, device=slots.device)
     for row, odd in enumerate(_ODD):
-        # Multiply and fold, twice, because slots come in runs. The multipliers are below 2³¹, so that no product of
-        # two words reaches 2⁶³.
+        # Multiply and fold, twice, because slots come in runs. Multipliers are below 2³¹, so that no product of two
+        # words reaches 2⁶³.
         word = torch.mul(slots, odd >> 1, out=out[row]).add_(odd).bitwise_and_(_WORD)
         word.bitwise_xor_(word >> 15).mul_(_ODD[row - 1] >> 1).bitwise_and_(_WORD)
         word.bitwise_xor_(word >> 13).mul_(third).bitwise_right_shift_(32).add_(row * third)
@@ -98,8 +99,8 @@ def _cells_of(slots: Tensor, cells: int) -> Tensor:
 
 
 def _peel(sketch: Tensor, cells: Tensor, numbers: Tensor, found: Tensor) -> None:
-    """Read the numbers of one piece, in place."""
-    # How many numbers each cell holds, and the sum of their slots: of a single one that is its slot.
+    """Decode the numbers of one piece; writes to `sketch`, `numbers` and `found`."""
+    # The census of a cell is its count of numbers and the sum of their slots: for a single number, that is its slot.
     entries = torch.arange(len(numbers), device=sketch.device) + _ONE
     census = torch.zeros(len(sketch), dtype=torch.int64, device=sketch.device)
     for row in cells:
@@ -108,7 +109,7 @@ def _peel(sketch: Tensor, cells: Tensor, numbers: Tensor, found: Tensor) -> None
     lone = _lone(census).nonzero().squeeze(1)
     while len(lone):
         slot = census[lone] - _ONE
-        # A number that is alone in several cells is taken from one of them; they all hold it and nothing else.
+        # A number that is alone in several cells is read from only one of them.
         turn = torch.arange(len(lone), device=sketch.device)
         chosen[slot] = turn
         first = chosen[slot] == turn

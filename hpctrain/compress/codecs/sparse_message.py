@@ -1,4 +1,4 @@
-"""Chosen numbers of a tensor as one message that says itself how it is written."""
+"""A self-describing message with selected numbers of a tensor: header, values, positions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hpctrain.compress.codecs.values import ValueCode, decode_values, encode_val
 _HEAD_BYTES = 6 * 8
 """Six int64 numbers: value code, index form, numel, count, bytes of the values, bytes of the index."""
 ALIGNMENT = 8
-"""Each part begins at a multiple of this, and the whole is one: messages may stand behind one another and still be
-read without a copy."""
+"""Each part begins at a multiple of this many bytes, and so does the next message, so that all are read without a copy.
+"""
 
 
 def encode(positions: Tensor, values: Tensor, numel: int, code: ValueCode) -> Tensor:
     """Write a message.
 
     Args:
-        positions: [k], int64, ascending, without repetition, from 0 to below `numel`.
+        positions: [k], int64, ascending, distinct, in [0, numel).
         values: [k], fp32: the numbers at these positions.
-        numel: of the tensor.
+        numel: numbers of the tensor.
         code: precision of the values.
 
     Returns:
@@ -40,14 +40,14 @@ def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     """Read a message.
 
     Args:
-        message: as `encode` gave it; its memory begins at a multiple of 8, and there may be padding behind it.
-        numel: of the tensor that the reader has.
+        message: as `encode` returned it; its memory begins at a multiple of 8, and padding may follow it.
+        numel: numbers of the reader's tensor.
 
     Returns:
         Positions [k], int64, ascending, and values [k], fp32.
 
     Raises:
-        ValueError: the message is of a tensor of another size, or is cut off.
+        ValueError: the message is about a tensor of another size, or is truncated.
     """
     code, form, of, count, data_bytes, index_bytes = message[:_HEAD_BYTES].view(torch.int64).tolist()
     index_start = _HEAD_BYTES + -(-data_bytes // ALIGNMENT) * ALIGNMENT
@@ -62,7 +62,7 @@ def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
 
 
 def rounded(values: Tensor, code: ValueCode) -> Tensor:
-    """What `decode` will give for these values: [k], fp32."""
+    """The values as `decode` will return them: [k], fp32."""
     if code is ValueCode.FP32:
         return values
     return decode_values(encode_values(values.contiguous(), code), values.numel(), code)

@@ -1,4 +1,4 @@
-"""Numbers as bytes, in full or in less precision. What rounding takes is for the caller's residual."""
+"""Encoding of numbers as bytes, in full or reduced precision. The caller adds rounding errors to its residual."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from hpctrain.compress.codecs.indices import pack_bits, unpack_bits
 
 BLOCK = 256
-"""Numbers that share a scale; its 4 bytes add 0.016 to each."""
+"""Numbers that share a scale, whose 4 bytes add 0.016 bytes to each."""
 _LARGEST = 15
-"""fp16 holds magnitudes up to 2^16; the largest of a block lands below 2^15."""
+"""FP16 scales a block so that its largest magnitude is just below 2^15; fp16 holds magnitudes up to 2^16."""
 _LEAST_EXPONENT = -100
-"""Below, 2^(15−exponent) would not be an fp32 number; such gradients are zero for all purposes."""
+"""Smallest exponent of a block: far below it, 2^(15−exponent) overflows fp32; such gradients count as zero."""
 
 
 class ValueCode(IntEnum):
-    """In which precision numbers are sent."""
+    """The precision in which numbers are sent."""
 
     FP32 = 0
-    """Exactly."""
+    """Full precision, exact."""
     FP16 = 1
-    """11 bits of mantissa, of the number times a power of two for its block: gradients alone are below its range."""
+    """11 bits of mantissa, after scaling each block by a power of two: unscaled gradients underflow fp16."""
     BF16 = 2
     """8 bits of mantissa, and the range of fp32."""
     INT8 = 3
@@ -38,10 +38,10 @@ def encode_values(values: Tensor, code: ValueCode) -> Tensor:
 
     Args:
         values: [k], fp32, contiguous, finite.
-        code: how.
+        code: precision.
 
     Returns:
-        [·], uint8, scales of the blocks first.
+        [·], uint8, the scales of the blocks first.
     """
     match code:
         case ValueCode.FP32:
@@ -65,11 +65,11 @@ def encode_values(values: Tensor, code: ValueCode) -> Tensor:
 
 
 def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
-    """The numbers, as far as their precision goes: [count], fp32.
+    """The decoded numbers: [count], fp32.
 
     Args:
-        data: as `encode_values` gave it; its memory begins at a multiple of 4.
-        count: how many.
+        data: as `encode_values` returned it; its memory begins at a multiple of 4.
+        count: number of values.
         code: as given to `encode_values`.
     """
     match code:
@@ -89,12 +89,12 @@ def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """[ceil(k/BLOCK), BLOCK], zeros at the end."""
+    """The values [k] as blocks [ceil(k/BLOCK), BLOCK], padded with zeros."""
     return F.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
 
 
 def _exponents(blocks: Tensor) -> Tensor:
-    """[blocks, 1]: the smallest power of two above every magnitude of a block."""
+    """Exponents [blocks, 1] of the smallest power of two above every magnitude of each block."""
     return torch.frexp(blocks.abs().amax(1, keepdim=True)).exponent.clamp_min(_LEAST_EXPONENT).float()
 
 

@@ -1,4 +1,4 @@
-"""torch's all-gather into one tensor, under the name that this version has for it."""
+"""torch's all-gather into one tensor, whatever the installed version calls it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A reduce-scatter in which every number travels once, from the rank that has it to the rank that owns its sum.
+"""A reduce-scatter that sends every number once, straight to the rank that owns its sum.
 
-gloo's own reduce-scatter is an all-reduce of which the owner keeps its part: it sends twice as much and adds up all of
-it on every rank.
+gloo's own reduce-scatter is an all-reduce of which the owner keeps its part: it sends twice as much, and every rank
+adds up everything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class DenseReduceScatter:
-    """Every number is sent, in fp32 or in bf16, and added up in fp32 in the order of the ranks."""
+    """A reduce-scatter that sends every number, in fp32 or bf16, and adds up in fp32 in rank order."""
 
     def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:
         self._wire_dtype = wire_dtype
@@ -29,8 +29,8 @@ class DenseReduceScatter:
         return outgoing.nbytes // world * (world - 1)
 
     def _memory(self, purpose: str, like: Tensor) -> Tensor:
-        """Memory that is kept from one call to the next: fresh pages cost more than what is written to them. On CUDA,
-        torch keeps it, and knows which stream is done with it."""
+        """A buffer that is reused from call to call, because fresh pages cost more than what is written to them. On
+        CUDA torch's allocator reuses memory, and knows which stream is done with it."""
         if like.is_cuda:
             return torch.empty_like(like, dtype=self._wire_dtype)
         kept = self._buffers.get(purpose)

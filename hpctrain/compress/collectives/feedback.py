@@ -1,14 +1,14 @@
-"""Error feedback: what a step did not send is kept and added to the next gradient.
+"""Error feedback: the residual, which a step did not send, is added to the next gradient.
 
-g is the gradient, e what is kept, a what the choice is made from, C(a) what was sent.
+g is the gradient, e the residual, a the corrected gradient that the codec compresses, C(a) what was sent.
 
     standard    a = g + e       e' = a − C(a)                   every number arrives in the end
-    decayed     a = g + β·e     e' = a − C(a)                   what is kept fades
+    decayed     a = g + β·e     e' = a − C(a)                   the residual fades
     paper       a = g + e       e' = g − C(a) + β·e             equation (5), word for word
-    none        a = g           nothing is kept
+    none        a = g           no residual
 
 Equation (5) is no error feedback in the usual sense: a number that is sent leaves −(1−β)·e behind, and one that stays
-below the threshold settles at g/(1−β). It is here to be compared with.
+below the threshold settles at g/(1−β). It is offered only for comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREFIX = "residual."
 
 
 class ErrorFeedback:
-    """The residuals of many tensors, each under a key of its own."""
+    """The residuals of many tensors, by key."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class ErrorFeedback:
     ) -> None:
         """
         Args:
-            mode: which recursion; see the head of this file.
+            mode: the recursion; see the docstring of this module.
             beta: β of decayed and paper.
-            reset: what becomes of the residuals after every `reset_every` steps. zero: they are lost (the paper's
-                way). flush: a step sends everything; its caller sees to that.
+            reset: what happens to the residuals every `reset_every` steps. zero: they are dropped (as in the paper).
+                flush: the caller sends everything in that step; see `is_flush_step`.
             reset_every: steps.
-            dtype: in which residuals are kept, fp32 or bf16; in bf16 each step rounds what is kept.
+            dtype: of the residuals, fp32 or bf16; in bf16 each step rounds them.
         """
         self._mode = mode
         self._beta = beta
@@ -54,20 +54,20 @@ class ErrorFeedback:
         self._residuals: dict[str, Tensor] = {}
 
     def add(self, key: str, gradient: Tensor) -> Tensor:
-        """a: the gradient and what is kept of earlier ones.
+        """Return a, the gradient plus the residual.
 
-        Between this and `store_residual`, which must follow, the residual is not whole: call it only for a gradient
-        that is finite on all ranks.
+        `store_residual` must follow: until then the residual's memory may hold a. So call it only for a gradient that
+        is finite on all ranks.
 
         Args:
             key: of the tensor, the same in every step.
             gradient: [n], fp32; unchanged.
 
         Returns:
-            [n], fp32; to be left unchanged until `store_residual`. With mode none, the gradient itself.
+            [n], fp32; do not change it before `store_residual`. With mode none, the gradient itself.
 
         Raises:
-            CheckpointError: the residual, which was loaded, is of another size.
+            CheckpointError: the loaded residual has another size.
         """
         if self._mode == "none":
             return gradient
@@ -80,28 +80,28 @@ class ErrorFeedback:
         return residual.add_(gradient)
 
     def add_to(self, key: str, gradient: Tensor) -> Tensor:
-        """a, as `add` gives it, in the memory of the gradient: the residual stays as it is until `store_residual`,
-        which need not follow.
+        """Return a, as `add` does, but in the memory of the gradient. The residual does not change, so `store_residual`
+        need not follow.
 
         Args:
             key: of the tensor, the same in every step.
-            gradient: [n], fp32; its memory is used.
+            gradient: [n], fp32; overwritten with a.
 
         Raises:
-            CheckpointError: the residual, which was loaded, is of another size.
+            CheckpointError: the loaded residual has another size.
         """
         if self._mode == "none":
             return gradient
         return gradient.add_(self._residual(key, gradient), alpha=self._beta if self._mode == "decayed" else 1.0)
 
     def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
-        """Take what `add` gave less what was sent of it as the residual.
+        """Set the residual to a minus what was sent of it (for mode paper, see the docstring of this module).
 
         Args:
             key: as given to `add` or `add_to`.
-            a: what that returned; its memory is used.
-            positions: [k], int64: what was sent, without repetition.
-            sent: [k], fp32: as the receivers read it, so that what rounding took is kept.
+            a: what that call returned; overwritten.
+            positions: [k], int64: of the sent numbers, distinct.
+            sent: [k], fp32: the numbers as the receivers decode them, so that the residual includes rounding errors.
         """
         if self._mode == "none":
             return
@@ -113,31 +113,31 @@ class ErrorFeedback:
             residual.copy_(left)
 
     def add_residual(self, key: str, start: int, values: Tensor) -> None:
-        """Add to the residual of a stretch of a tensor: what the owner of a sum did not pass on of it.
+        """Add the part of a sum that its owner did not send to the residual of a range of a tensor.
 
         Args:
-            key: of a tensor of which `store_residual` was called in this step.
-            start: where the stretch begins.
-            values: [stretch], fp32.
+            key: of a tensor for which `store_residual` was called in this step.
+            start: position at which the range begins.
+            values: [length of the range], fp32.
         """
         if self._mode != "none":
             self._residuals[key][start : start + values.numel()] += values
 
     def take_all(self, key: str, gradient: Tensor) -> Tensor:
-        """What a step that sends all numbers has to send of a tensor, a; nothing of it is kept."""
+        """Return a, for a step that sends all of it, and drop the residual."""
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a
 
     def forget(self, key: str) -> None:
-        """Keep nothing of a tensor: all of what `add_to` gave was sent."""
+        """Drop the residual of a tensor, after all that `add_to` returned was sent."""
         self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:
-        """Drop everything where that is due.
+        """Drop all residuals if a reset is due.
 
         Args:
-            step: the one that ends, counted from 1.
+            step: the step that ends, counted from 1.
         """
         if self._reset == "zero" and step % self._reset_every == 0:
             self.drop()
@@ -147,17 +147,17 @@ class ErrorFeedback:
         return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
 
     def norm(self) -> float:
-        """Euclidean norm of all that is kept."""
+        """Euclidean norm of all residuals."""
         if not self._residuals:
             return 0.0
         return float(torch.stack(torch._foreach_norm(list(self._residuals.values()), dtype=torch.float32)).norm())
 
     def state(self) -> dict[str, Tensor]:
-        """The residuals as `residual.KEY`; shared memory."""
+        """The residuals by `residual.KEY`, without a copy."""
         return {_PREFIX + key: residual for key, residual in self._residuals.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave; other keys are passed over, and what is missing starts at zero."""
+        """Restore what `state` returned. Other keys are ignored; missing residuals start at zero."""
         self._residuals = {
             key.removeprefix(_PREFIX): residual.detach().flatten().to(self._dtype, copy=True)
             for key, residual in state.items()
@@ -165,7 +165,7 @@ class ErrorFeedback:
         }
 
     def drop(self) -> None:
-        """Forget everything that is kept."""
+        """Drop all residuals."""
         self._residuals.clear()
 
     def _residual(self, key: str, gradient: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A reduce-scatter of the flat gradient of a part of a sharded stage, and where parameters stand in that."""
+"""The reduce-scatter of one part of a sharded stage, and the layout of the flat gradient that it sums."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpctrain.base.errors import HpctrainError
 
 
 class ReduceScatter(Protocol):
-    """A reduce-scatter."""
+    """A reduce-scatter of a flat gradient over a process group."""
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
-        """Write the sum of this rank's part over the group. Collective over it.
+        """Write the sum of this rank's part over the group. Collective over the group.
 
         Args:
             output: [part], fp32.
@@ -31,32 +31,32 @@ class ReduceScatter(Protocol):
 
 
 class ResidualStats(NamedTuple):
-    """Of the last sums of a stage."""
+    """What a stage's last reduction sent and left in the residuals."""
 
     sent: int
-    """Numbers that were chosen; 0 where nothing is chosen."""
+    """Numbers that were selected; 0 for a codec that sends all numbers."""
     of: int
-    """How many they were chosen from."""
+    """Numbers that they were selected from."""
     square: float
     """Squared norm of this rank's gradient."""
     kept: float
-    """Squared norm of what it has not sent."""
+    """Squared norm of this rank's residuals."""
 
 
 class Residuals(Protocol):
-    """What the reduce-scatters of a sharded stage have not sent yet, from one step to the next."""
+    """The residuals of the reduce-scatters of a sharded stage, carried from one step to the next."""
 
     def end_step(self, device: torch.device) -> None:
-        """All parts are summed. Collective in some steps."""
+        """End a step, after all parts were summed. Collective in some steps."""
 
     def stats(self) -> ResidualStats:
-        """Of the last step."""
+        """Figures of the last step."""
 
     def state(self) -> dict[str, Tensor]:
-        """What this rank keeps; shared memory."""
+        """This rank's state between steps, without a copy."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave; what is missing starts afresh."""
+        """Restore what `state` returned; whatever is missing starts afresh."""
 
 
 @dataclass(frozen=True)
@@ -64,37 +64,37 @@ class ShardedParameter:
     """A parameter in the flat gradient of a part of a sharded stage."""
 
     name: str
-    """In the stage, as 'layers.3.attention.wq.weight'."""
+    """Name within the stage, as 'layers.3.attention.wq.weight'."""
     shape: torch.Size
-    """Before it is sharded."""
+    """Shape before sharding."""
     owned: int
-    """Numbers that each rank owns of it, zeros that fill it up included."""
+    """Numbers that each rank owns of it, padding included."""
 
 
 class FlatGradientLayout:
-    """Where the parameters of a part stand among those numbers of its flat gradient that a rank owns."""
+    """Where each parameter of a part lies among the numbers of the flat gradient that one rank owns."""
 
     def __init__(self, pieces: Sequence[ShardedParameter], compressed: Sequence[int]) -> None:
         """
         Args:
-            pieces: in the order in which they stand in the flat gradient.
-            compressed: positions of those to compress, ascending; at least one.
+            pieces: the parameters, in the order of the flat gradient.
+            compressed: indices of the parameters to compress, ascending; at least one.
         """
         starts = [0, *accumulate(piece.owned for piece in pieces)]
         stretches = list(pairwise(starts))
         self.numbers = starts[-1]
-        """That each rank owns."""
+        """Numbers that each rank owns."""
         self.compressed = [stretches[index] for index in compressed]
-        """Where each begins and ends."""
+        """Start and end of each compressed parameter."""
         self.exempt = [stretch for index, stretch in enumerate(stretches) if index not in frozenset(compressed)]
-        """The same of those that are summed exactly."""
+        """Start and end of each parameter that is summed exactly."""
         self._names = ", ".join(piece.name for piece in pieces)
 
     def rows(self, gradient: Tensor, world: int) -> Tensor:
-        """The flat gradient as [world, numbers], a row for each owner.
+        """The flat gradient as [world, numbers], one row per owner.
 
         Raises:
-            HpctrainError: it is not of all of these parameters.
+            HpctrainError: the gradient does not hold all of these parameters.
         """
         if gradient.numel() != world * self.numbers:
             raise HpctrainError(
@@ -106,7 +106,7 @@ class FlatGradientLayout:
 
 
 def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
-    """ResidualStats of the last step over the stages of a rank, as a reducer's `metrics` has them."""
+    """The entries of `Reducer.metrics` for the last step, over all sharded stages of a rank."""
     sent, of, square, kept = (sum(column) for column in zip(*(residuals.stats() for residuals in stages), strict=True))
     found = {"density": sent / of} if of else {}
     if 0 < square < math.inf:

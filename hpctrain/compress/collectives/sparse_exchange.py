@@ -16,17 +16,17 @@ _SIZE_BYTES = 8
 
 
 def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> list[int]:
-    """Where to cut tensors that stand behind one another into a part for each rank, all with the same load.
+    """Cut a list of concatenated tensors into one part per rank, with equal loads.
 
-    Within a tensor the load counts as even. Without any load, the parts are equal in numbers.
+    The load is taken as even within a tensor. If all loads are 0, the parts have equal sizes.
 
     Args:
-        loads: numbers that are expected to be sent of each tensor.
+        loads: numbers of each tensor that are expected to be sent.
         sizes: numbers of each tensor.
-        world: how many parts.
+        world: number of parts.
 
     Returns:
-        The borders: world + 1, ascending, from 0 to the sum of the sizes.
+        The world + 1 borders, ascending, from 0 to the sum of the sizes.
     """
     if not sum(loads):
         loads = sizes
@@ -34,7 +34,7 @@ def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> 
     borders = [0]
     tensor, before = 0, 0
     for part in range(1, world):
-        # In whole numbers, so that all ranks cut at the same place.
+        # In integers, so that all ranks cut at the same position.
         target = part * ends[-1] // world
         while ends[tensor] < target:
             before += sizes[tensor]
@@ -45,14 +45,14 @@ def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> 
 
 
 def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
-    """Send each rank its message, and get those of all others. Collective.
+    """Send each rank its message and receive theirs: an all-to-all. Collective.
 
     Args:
-        messages: uint8, by the rank that gets it; the own one may be empty.
+        messages: uint8, by receiving rank; the one to this rank itself may be empty.
         group: the ranks.
 
     Returns:
-        The messages by the rank that sent them, and the bytes that this rank put on the wire.
+        The messages by sending rank, and the bytes that this rank put on the wire.
     """
     outgoing = torch.cat(messages)
     sizes = [message.numel() for message in messages]
@@ -70,15 +70,15 @@ def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Ten
 
 
 def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
-    """Send one message to all ranks, and get theirs. Collective.
+    """Send one message to all ranks and receive theirs: an all-gather. Collective.
 
     Args:
         message: uint8.
         group: the ranks.
 
     Returns:
-        The messages by the rank that sent them, and the bytes that this rank put on the wire: the largest message's,
-        to which all are filled up, times the other ranks.
+        The messages by sending rank, and the bytes that this rank put on the wire. All messages are padded to the
+        length of the largest.
     """
     world = dist.get_world_size(group)
     size = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)

@@ -1,1 +1,1 @@
-"""How gradients are summed over replicas, a file for each mode, and when each bucket leaves."""
+"""Reducers: how gradients are summed over replicas, one file per mode, and when each bucket is sent."""

@@ -11,13 +11,13 @@ from hpctrain.compress.reducers.bucket_scheduler import unflatten_like
 from hpctrain.compress.reducers.reducer import Stateless
 
 PIECE = 1 << 16
-"""Numbers that are added up at a time: their fp32 sums stay in a processor's second cache, which takes a third of the
-time of whole parts."""
+"""Numbers that are added up at a time: their fp32 sums stay in the L2 cache, which takes a third of the time that whole
+parts take."""
 
 
 class Bf16BucketCodec(Stateless):
-    """Half the bytes of exact sums, at two roundings of each number to 8 bits of mantissa: on its way out, and of the
-    sum on its way back."""
+    """The codec of `bf16`: half the bytes of exact sums. Each number is rounded to 8 bits of mantissa before it is
+    sent, and so is each sum."""
 
     part_multiple = 2
 

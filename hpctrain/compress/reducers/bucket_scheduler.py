@@ -1,4 +1,4 @@
-"""Which gradients of a step are sent together, and when: beside the backward pass where that is wanted."""
+"""Groups the gradients of a step into buckets and decides when each is sent, if wanted beside the backward pass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hpctrain.records.plan.codec import BUCKET_BYTES
 
 
 class BucketScheduler:
-    """Sends the buckets of each step in the same order on every rank, whatever order they become ready in."""
+    """Sends the buckets of each step in the same order on every rank, whichever of them is ready first."""
 
     def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
         """
         Args:
             send: takes the number of a bucket, counted from 0 in each step, and its gradients.
-            bucket_bytes: of gradients that go together.
+            bucket_bytes: size of a bucket.
         """
         self._send = send
         self._bucket_bytes = bucket_bytes
@@ -25,7 +25,7 @@ class BucketScheduler:
         """Buckets sent in this step."""
         self._ready_tracker: GradientReadyTracker | None = None
         self.buckets: list[list[int]] = []
-        """Positions in the list of gradients, in the order in which they are sent; empty before the first step."""
+        """Indices into the list of gradients, by bucket in sending order; empty before the first step."""
 
     def register_hooks(self, parameters: list[nn.Parameter]) -> None:
         """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
@@ -37,7 +37,7 @@ class BucketScheduler:
         self._ready_tracker.register_hooks()
 
     def send_remaining(self, gradients: list[Tensor]) -> None:
-        """The backward pass is over: send what has not left yet. The next step begins.
+        """Send the buckets that were not sent during the backward pass, and prepare for the next step.
 
         Raises:
             RuntimeError: a gradient was added to after it was sent.
@@ -62,13 +62,13 @@ class BucketScheduler:
 
 
 def unflatten_like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Views of a flat tensor in the shapes of these, one after the other."""
+    """Consecutive views of a flat tensor, in the shapes of `tensors`."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
-    """The buckets as positions, the last gradients first: a backward pass finishes them first."""
+    """The buckets as indices of gradients, the last gradients first: a backward pass finishes them first."""
     left = list(range(len(gradients)))[::-1]
     groups = group_into_buckets([gradients[index] for index in left], limit_bytes)
     return [[left.pop(0) for _ in group] for group in groups]

@@ -1,4 +1,4 @@
-"""When the gradients of a step are finished, while its backward pass still runs."""
+"""Detects when each gradient of a step is finished, while the backward pass still runs."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from torch import Tensor, nn
 
 
 class GradientReadyTracker:
-    """Knows which parameters have got the last addition to their gradient in this step.
+    """Tracks which parameters have received the last addition to their gradient in this step.
 
-    How many additions that takes (one a micro-batch; none for what the loss does not reach) is counted in the first
-    step and is the same in all others, because the schedule is.
+    The number of additions (one per micro-batch; none for parameters that the loss does not depend on) is counted in
+    the first step. It is the same in all other steps, because the schedule is.
     """
 
     def __init__(self, parameters: list[nn.Parameter], on_ready: Callable[[GradientReadyTracker], None]) -> None:
         self.ready = [False] * len(parameters)
-        """By position of the parameter; all False in the first step."""
+        """Whether each gradient is finished, by index of the parameter; all False in the first step."""
         self._parameters = parameters
         self._on_ready = on_ready
         self._additions = [0] * len(parameters)
         self._expected: list[int] | None = None
 
     def register_hooks(self) -> None:
-        """Take notice of every addition from now on; `on_ready` is called whenever a gradient is finished."""
+        """Count every addition from now on, and call `on_ready` whenever a gradient is finished."""
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._count_addition(index))
 
     def gradient(self, index: int) -> Tensor:
-        """The gradient of the parameter at this position."""
+        """The gradient of the parameter with this index."""
         grad = self._parameters[index].grad
         assert grad is not None, "asked for once it is complete"
         return grad
 
     def next_step(self) -> None:
-        """Everything begins anew.
+        """Reset the counts for the next step.
 
         Raises:
-            RuntimeError: a gradient was added to after it counted as finished; what was sent of it is wrong.
+            RuntimeError: something was added to a gradient after it counted as finished, so its sent value is wrong.
         """
         if self._expected is None:
             self._expected = self._additions

@@ -1,13 +1,16 @@
-"""Replicas that train on their own and meet every few steps (DiLoCo: Douillard et al., 2023, arXiv:2311.08105).
+"""Local SGD: replicas train on their own and combine their weights at each outer sync (DiLoCo: Douillard et al., 2023,
+arXiv:2311.08105).
 
-Between two meetings the weights of the replicas differ. So: a checkpoint is taken at a meeting only (`outer_sync`
-makes one), as is the state here; a validation loss is that of the replica which computes it, unless it follows a
-meeting; and norms of gradients, with the clipping that goes by them, are each replica's own: its loss is to be
-divided by its own number of tokens. Moments of the inner optimizer are never averaged, as in the paper; after a
-restart they are those that were saved.
+Between two outer syncs the weights of the replicas differ. This has three consequences:
 
-Why a checkpoint is taken at a meeting: one of all replicas would be n times as large and fit only n replicas, and one
-of a single replica would throw away the others' work.
+- A checkpoint, and the state of this module, is taken only right after an outer sync (call `outer_sync` first).
+- A validation loss is that of the replica which computes it, unless it follows an outer sync.
+- Gradient norms and clipping are per replica: each divides its loss by its own number of tokens.
+
+Moments of the inner optimizer are never averaged, as in the paper; after a restart they are those that were saved.
+
+Why checkpoints need an outer sync: one of all replicas would be n times as large and fit only n replicas, and one of a
+single replica would throw away the others' work.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from hpctrain.compress.reducers.reducer import DenseReducer
 
 
 class OuterOptimizer:
-    """Moves the weights of all replicas to a common place: one step of Nesterov's method against the mean way that the
-    replicas went since they last met."""
+    """Makes the weights of all replicas equal: one Nesterov step along the replicas' mean change of weights since the
+    last outer sync."""
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class OuterOptimizer:
         Args:
             group: the replicas.
             parameters: plain local tensors, equal on all replicas now; the same list in the same order everywhere.
-            every: steps from one meeting to the next.
+            every: steps from one outer sync to the next.
             outer_lr: 1 with momentum 0 is the mean of the replicas' weights.
             outer_momentum: of Nesterov's method, in [0, 1).
         """
@@ -50,22 +53,22 @@ class OuterOptimizer:
         self._outer_momentum = outer_momentum
         self._reducer = DenseReducer(group)
         self._anchors = [_full(parameter) for parameter in parameters]
-        """The weights at the last meeting."""
+        """The weights after the last outer sync."""
         self._velocities = [torch.zeros_like(anchor) for anchor in self._anchors]
         self._states_agree = False
-        """Whether the ranks know that all have velocities of the same meetings, or none has."""
+        """Whether the ranks have checked that the velocities of all of them come from the same outer syncs."""
         self._sync_count = 0
-        """Meetings that the velocities come from."""
+        """Outer syncs that the velocities come from."""
         self._in_sync = True
 
     @property
     def in_sync(self) -> bool:
-        """Whether all replicas have the same weights: nothing was trained since they last met."""
+        """Whether all replicas have the same weights, because no step was taken since the last outer sync."""
         return self._in_sync
 
     @torch.no_grad()
     def after_step(self, step: int) -> int:
-        """What follows the inner optimizer's step: a meeting, where one is due. Collective over the group.
+        """Run an outer sync if one is due; call it after each step of the inner optimizer. Collective over the group.
 
         Args:
             step: the one just done, 1 is the first of the run.
@@ -78,10 +81,10 @@ class OuterOptimizer:
 
     @torch.no_grad()
     def outer_sync(self) -> int:
-        """Meet now: before a checkpoint, at the end of a run. Nothing happens where all are together. Collective.
+        """Combine the weights now, before a checkpoint or at the end of a run. Does nothing if in sync. Collective.
 
-        A way that is not finite in any replica leaves all with weights that are not finite, for the loss to tell;
-        velocities and the place of the last meeting stay as they were.
+        If the change of any replica is not finite, the weights of all become NaN, so that the loss shows it; velocities
+        and anchors stay as they were.
 
         Returns:
             Bytes this rank put on the wire.
@@ -90,7 +93,7 @@ class OuterOptimizer:
             self._in_sync = True
             return 0
         sent_bytes = 0 if self._states_agree else self._agree_on_state()
-        # The way back to the last meeting takes the place of the weights, so that a message needs no memory of its own.
+        # The change since the last outer sync overwrites the weights, so that a message needs no memory of its own.
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             parameter.copy_(anchor - parameter)
         sent_bytes += self._reducer.reduce([parameter.data for parameter in self._parameters])
@@ -108,10 +111,10 @@ class OuterOptimizer:
         return sent_bytes
 
     def state(self) -> dict[str, Tensor]:
-        """The velocities, the same on every rank; live tensors. The place of the meeting is in the weights.
+        """The velocities, the same on every rank; the next outer sync changes them. The anchors equal the weights.
 
         Raises:
-            RuntimeError: the replicas are not together, so that no weights go with it.
+            RuntimeError: the replicas are not in sync, so that no common weights belong to this state.
         """
         if not self._in_sync:
             raise RuntimeError(
@@ -121,11 +124,11 @@ class OuterOptimizer:
         return {"met": torch.tensor(self._sync_count), **velocities}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on behind a `state`, with the weights that the parameters have now, the same on all replicas; velocities
-        that are missing on one rank start at zero on all of them.
+        """Restore what `state` returned. The parameters already hold the weights of that moment, equal on all replicas.
+        If velocities are missing on one rank, they start at zero on all.
 
         Raises:
-            CheckpointError: a tensor in it has another shape than here.
+            CheckpointError: a tensor of the state has another shape than here.
         """
         self.drop_state()
         for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
@@ -151,7 +154,11 @@ class OuterOptimizer:
         self._states_agree = False
 
     def _agree_on_state(self) -> int:
-        """Ranks whose velocities come from different meetings would part for ever: then all begin anew."""
+        """Drop the velocities of all ranks if they come from different outer syncs, because the weights would diverge.
+
+        Returns:
+            Bytes this rank put on the wire.
+        """
         ends = torch.tensor([self._sync_count, -self._sync_count], device=self._anchors[0].device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)
         if int(ends[0]) != -int(ends[1]):

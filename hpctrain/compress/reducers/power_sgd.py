@@ -20,36 +20,36 @@ from hpctrain.compress.reducers.warm_up import WarmUp
 
 @dataclass(frozen=True)
 class PowerSgdSettings:
-    """How matrices are sent as products."""
+    """Settings of the codec `power_sgd`."""
 
     rank: int = 4
-    """Columns of the thin matrices, r: of an m × n matrix r·(m + n) numbers are sent."""
+    """Columns of the thin matrices, r: of an m × n matrix, r·(m + n) numbers are sent."""
     warmup_steps: int = 100
     """Steps at the beginning of a run whose gradients are summed exactly."""
     min_compression: float = 2.0
     """A matrix that would not shrink by this factor is summed exactly."""
     feedback: Literal["standard", "none"] = "standard"
-    """Whether what a product leaves out is added to the next gradient, or lost."""
+    """Whether the error of the product is added to the next gradient, or lost."""
     warm_start: bool = True
-    """Whether a step's search for the largest directions begins with the ones found before, or with random ones."""
+    """Whether a step's power iteration begins with the directions of the last step, or with random ones."""
     seed: int = 0
-    """Of the random directions, the same on every rank."""
+    """Seed of the random directions, the same on every rank."""
 
 
 class PowerSgdReducer:
-    """Sums of matrices by their largest directions, in two messages a step whatever the number of matrices.
+    """The reducer of `power_sgd`: low-rank sums of matrices, in two messages per step for any number of matrices.
 
-    With M the sum of a rank's gradient and its residual: P = M·Q is summed over the ranks and made orthonormal, then
-    Q = Mᵀ·P is summed; P·Qᵀ stands for the sum of the gradients. A rank's residual is what P·(its own Q)ᵀ leaves of its
-    M, so all residuals and what was applied add up to all gradients. Tensors that are not compressed travel with P.
+    M is a rank's gradient plus its residual. P = M·Q is summed over the ranks and made orthonormal, then Q = Mᵀ·P is
+    summed; P·Qᵀ replaces the sum of the gradients. A rank's residual is M − P·(its own Q)ᵀ, so the applied sums and all
+    residuals add up to all gradients. Tensors that are not compressed travel with P.
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], settings: PowerSgdSettings) -> None:
         """
         Args:
             group: the replicas.
-            chosen: positions in the list of gradients of those that may be compressed; of these, ones with fewer than
-                two dimensions or too small for the rank are summed exactly, too.
+            chosen: indices of the gradients that may be compressed. Those with fewer than two dimensions, or too small
+                for the rank, are summed exactly too.
             settings: the same on every rank.
         """
         self._group = group
@@ -58,10 +58,10 @@ class PowerSgdReducer:
         self._chosen = frozenset(chosen)
         self._matrix_batches: list[MatrixBatch] = []
         self._loaded: dict[str, Tensor] = {}
-        """What `load_state` was given, until the first step tells the shapes."""
+        """The argument of `load_state`, until the first step shows the shapes."""
         self._warm_up: WarmUp | None = None
         self._norms: list[Tensor] = []
-        """Of this rank's matrices in the last step, where it was compressed."""
+        """Norms of this rank's matrices in the last step; empty if it was not compressed."""
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -77,7 +77,7 @@ class PowerSgdReducer:
         if not compressed or not matrices:
             return self._dense_others.reduce(others) + self._dense_matrices.reduce(matrices)
         if not self._settings.warm_start:
-            # By the step that the ranks agree on: those that joined later must draw the same directions.
+            # Seeded by the step that the ranks agreed on: those that joined later must draw the same directions.
             self._q.copy_(self._random(warm_up.step))
         return self._reduce_products(gradients, others, matrices)
 
@@ -86,7 +86,7 @@ class PowerSgdReducer:
         for matrix_batch in self._matrix_batches:
             matrix_batch.project([gradients[index] for index in matrix_batch.members])
         sent_bytes = self._first.reduce([*others, self._p])
-        # The sums are the same on every rank, so all decide alike; the residuals were not touched yet.
+        # The sums are the same on every rank, so all decide alike; the residuals are still unchanged.
         if not bool(torch.stack([tensor.isfinite().all() for tensor in (self._p, *others)]).all()):
             return sent_bytes + self._dense_matrices.reduce(matrices)
         for matrix_batch in self._matrix_batches:
@@ -100,8 +100,8 @@ class PowerSgdReducer:
         return sent_bytes + 2 * (self._world - 1) * self._q.numel() * self._q.element_size() // self._world
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step, where it was compressed: residual_norm_ratio, the norm of what this rank keeps by that of
-        its gradient."""
+        """The residual_norm_ratio of the last step, if it was compressed: the norm of this rank's residuals over that
+        of its gradient."""
         residuals = [
             matrix_batch.residual for matrix_batch in self._matrix_batches if matrix_batch.residual is not None
         ]
@@ -111,7 +111,7 @@ class PowerSgdReducer:
         return residual_ratio_metric(float(kept), float(torch.stack(self._norms).norm()))
 
     def state(self) -> dict[str, Tensor]:
-        """Residuals, directions and the number of steps, of this rank; live tensors, changed by the next step."""
+        """This rank's residuals, directions and step count, without a copy: the next step changes the tensors."""
         if self._warm_up is None:
             return dict(self._loaded)
         state = {"steps": self._warm_up.state()}
@@ -123,10 +123,11 @@ class PowerSgdReducer:
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on behind a `state`; what is missing in it starts afresh.
+        """Restore what `state` returned; whatever is missing starts afresh.
 
         Raises:
-            CheckpointError: a tensor in it has another shape than here; raised by the first step where none was yet.
+            CheckpointError: a tensor of the state has another shape than here. Before the first step the shapes are not
+                known; that step raises it then.
         """
         if self._warm_up is None:
             self._loaded = dict(state)
@@ -140,7 +141,7 @@ class PowerSgdReducer:
                     _restore(matrix_batch.residual[row], state, f"residual.{index}")
 
     def drop_state(self) -> None:
-        """Forget residuals and directions; on all ranks or on none."""
+        """Drop residuals and directions. All ranks must do so, or none."""
         self._loaded = {}
         for matrix_batch in self._matrix_batches:
             if matrix_batch.residual is not None:
@@ -183,7 +184,7 @@ class PowerSgdReducer:
         return self._settings.rank * sum(shape[side] * len(members) for shape, members in shapes.items())
 
     def _split(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
-        """One [matrices, rows or columns, rank] a shape, all of them in the memory of a message."""
+        """Views of a message, one per shape: [matrices, rows or columns, rank]."""
         rank = self._settings.rank
         parts = flat.split([rank * shape[side] * len(members) for shape, members in shapes.items()])
         pairs = zip(parts, shapes.items(), strict=True)
@@ -193,22 +194,22 @@ class PowerSgdReducer:
         return None if self._settings.feedback == "none" else torch.zeros(count, *shape, device=device)
 
     def _random(self, step: int) -> Tensor:
-        # On the processor, whatever the gradients are on: every kind of device must get the same numbers.
+        # Drawn on the CPU, because every kind of device must get the same numbers.
         generator = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + step)
         return torch.randn(self._q.numel(), generator=generator)
 
     def _broadcast_directions(self) -> None:
-        """Everyone goes on with the directions of the group's first rank: a rank that joined later has other ones."""
+        """Give all ranks the directions of the group's first rank, because a rank that joined later has others."""
         if self._matrix_batches:
             dist.broadcast(self._q, group=self._group, group_src=0)
 
 
 @dataclass
 class MatrixBatch:
-    """The matrices of one shape, so that a device starts one kernel for all of them."""
+    """The matrices of one shape, batched so that a device starts one kernel for all of them."""
 
     members: list[int]
-    """Their positions in the list of gradients."""
+    """Indices of the matrices in the list of gradients."""
     p: Tensor
     """[matrices, rows, rank], in the memory of the first message."""
     q: Tensor
@@ -219,8 +220,8 @@ class MatrixBatch:
     """[matrices, rows, columns]; None without feedback."""
 
     def project(self, gradients: list[Tensor]) -> None:
-        """P = (residual + gradient)·Q. The residual is only read: whether this step counts is not known yet."""
-        # A direction that the sum did not have stays zero for ever unless it is drawn again.
+        """Compute P = (residual + gradient)·Q. The residual is only read: the step may turn out not to count."""
+        # A direction that the last sum did not have is zero, and would stay so if it were not drawn again.
         torch.where(self.q.square().sum(dim=1, keepdim=True) > 0, self.q, self.fresh, out=self.q)
         if self.residual is None:
             self.p.zero_()
@@ -230,7 +231,7 @@ class MatrixBatch:
             p.addmm_(_matrix(gradient), q)
 
     def project_back(self, gradients: list[Tensor]) -> None:
-        """Q = (residual + gradient)ᵀ·P; from here on the gradient is in the residual."""
+        """Compute Q = (residual + gradient)ᵀ·P. With feedback, the residual becomes residual + gradient − P·Qᵀ."""
         if self.residual is None:
             for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
                 torch.mm(_matrix(gradient).T, p, out=q)

@@ -1,4 +1,4 @@
-"""Gradients that travel as integers of few bits, and what rounding takes of them is sent later."""
+"""Gradients that travel as integers of few bits. Rounding errors go to the residuals."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PREFIX = "residual."
 
 
 class QuantizedBucketCodec:
-    """Integers with a scale a block, rounded on their way out and, as sums, on their way back.
+    """The codec of `quantized`: integers with a scale per block. Gradients are rounded, and so are their sums.
 
-    A rank keeps what rounding took of its own numbers and of the sums that it owns, and adds it to the next gradient
-    (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888): what was applied and what all ranks keep
-    add up to all gradients. A bucket of which any number is not finite on any rank is summed to what is not finite in
-    its place, and what is kept of that bucket stays as it was.
+    A rank keeps the rounding errors of its own numbers and of the sums that it owns, and adds them to the next gradient
+    (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888). So the applied sums and all residuals add up
+    to all gradients. If any number of a bucket is not finite on some rank, its sum is not finite either, and the
+    residuals of that bucket do not change.
     """
 
     part_multiple = BLOCK
@@ -34,9 +34,9 @@ class QuantizedBucketCodec:
         """
         self._code = IntegerCode(bits)
         self._by_bucket: dict[tuple[int, ...], _BucketResidual] = {}
-        """By bucket."""
+        """Residuals by bucket."""
         self._loaded: dict[str, Tensor] = {}
-        """What `load_state` was given, until the first step tells the buckets."""
+        """The argument of `load_state`, until the first step shows the buckets."""
         self._spare: list[Tensor] = []
 
     def bytes_of(self, numbers: int) -> int:
@@ -73,7 +73,7 @@ class QuantizedBucketCodec:
         kept = self._by_bucket[tuple(bucket)]
         left, kept.left = kept.left, None
         assert left is not None, "the bucket was written in this step"
-        # All ranks read the same messages, so that all decide alike.
+        # All ranks decode the same messages, so all decide alike.
         if bool(torch.stack([self._code.finite(message) for message in gathered]).all()):
             kept.residual, left = left, kept.residual
         for part, message in zip(left.view(len(gathered), -1), gathered, strict=True):
@@ -83,7 +83,7 @@ class QuantizedBucketCodec:
         self._spare.append(left)
 
     def state(self) -> dict[str, Tensor]:
-        """What this rank keeps of each gradient, flat; shared memory."""
+        """This rank's residual of each gradient, flat, without a copy."""
         found = dict(self._loaded)
         for bucket, kept in self._by_bucket.items():
             parts = kept.residual[: sum(kept.sizes)].split(kept.sizes)
@@ -91,19 +91,19 @@ class QuantizedBucketCodec:
         return found
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave; what is missing starts at zero.
+        """Restore what `state` returned; missing residuals start at zero.
 
-        A residual of another size than its gradient makes the next step raise CheckpointError.
+        If a residual has another size than its gradient, the next step raises CheckpointError.
         """
         self._by_bucket = {}
         self._loaded = {key: tensor.detach().flatten().clone() for key, tensor in state.items()}
 
     def drop_state(self) -> None:
-        """Forget everything that is kept."""
+        """Drop all residuals."""
         self.load_state({})
 
     def metrics(self) -> dict[str, float]:
-        """residual_norm_ratio, of the last step."""
+        """The residual_norm_ratio of the last step."""
         if not self._by_bucket:
             return {}
         kept = torch.stack([torch.dot(each.residual, each.residual) for each in self._by_bucket.values()]).sum().sqrt()
@@ -127,7 +127,7 @@ class QuantizedBucketCodec:
         return kept
 
     def _memory(self, numbers: int, like: Tensor) -> Tensor:
-        """Kept memory, because fresh pages cost more than what is written to them."""
+        """A reused buffer, because fresh pages cost more than what is written to them."""
         for index, spare in enumerate(self._spare):
             if spare.numel() == numbers:
                 return self._spare.pop(index)
@@ -136,7 +136,7 @@ class QuantizedBucketCodec:
 
 @dataclass
 class _BucketResidual:
-    """Of a bucket, in the order in which its gradients stand there, filled up with zeros."""
+    """The residual of a bucket: those of its gradients one after the other, padded with zeros."""
 
     residual: Tensor
     """[n], fp32: what this rank has not sent."""
@@ -145,4 +145,4 @@ class _BucketResidual:
     square: Tensor
     """Squared norm of this rank's gradient in the last step."""
     left: Tensor | None = None
-    """[n], fp32: the residual to be, while the bucket is on its way."""
+    """[n], fp32: the next residual, while the bucket is on the wire."""

@@ -1,8 +1,8 @@
-"""A reduce-scatter of integers: each rank sends each owner, rounded, the numbers whose sums that rank owns, and keeps
-what rounding took for the next time. The owner adds them up in fp32; nothing is sent on from there.
+"""A reduce-scatter of integers: each rank sends each owner the numbers of the owner's part, rounded, and keeps the
+rounding errors in its residuals. The owner adds them up in fp32 and sends nothing on.
 
-At N ranks a number of the gradient costs (N−1)/N·b bytes, b being 1.016 or 0.516. ZeRO++'s qgZ (Wang et al. 2023,
-arXiv:2306.10209) sends gradients of a sharded state so, without keeping what rounding took.
+At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is 1.016 (8 bits) or 0.516 (4 bits). ZeRO++'s qgZ
+(Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state in this form, without residuals.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FULL_BYTES = 4
 
 
 class QuantizedReduceScatter:
-    """The reduce-scatter of one part of a stage; parameters that are not compressed are summed exactly.
+    """The reduce-scatter of one part of a stage; exempt parameters are summed exactly.
 
-    A rank's own numbers stay as they are. Where any rank's gradient is not finite, all owners get sums that are no
-    numbers, and nothing that is kept of the part changes.
+    A rank's own numbers are not rounded. If any rank's gradient is not finite, all owners get NaN, and the residuals of
+    the part do not change.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class QuantizedReduceScatter:
     ) -> None:
         """
         Args:
-            pieces: in the order in which they stand in the flat gradient.
-            compressed: positions of those to compress, ascending; at least one.
-            number: of the part in its stage.
-            residuals: of the stage.
+            pieces: the parameters, in the order of the flat gradient.
+            compressed: indices of the parameters to compress, ascending; at least one.
+            number: index of the part in its stage.
+            residuals: those of the stage, which all of its parts share.
         """
         self.residuals = residuals
         self._part = FlatGradientLayout(pieces, compressed)
@@ -45,9 +45,10 @@ class QuantizedReduceScatter:
         self._sizes = [end - start for start, end in self._part.compressed]
         self._exempt_sizes = [end - start for start, end in self._part.exempt]
         self._filled = -(-sum(self._sizes) // BLOCK) * BLOCK
-        """Numbers in an owner's integers, zeros at their end included."""
+        """Integers in an owner's message, padding included."""
         self._head = 1 + sum(self._exempt_sizes)
-        """Numbers in fp32 before them: a 0, or no number, and those that are summed exactly."""
+        """Numbers in fp32 at the head of a message: a flag (0, or NaN if the gradient is not finite), and those that
+        are summed exactly."""
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -68,12 +69,15 @@ class QuantizedReduceScatter:
         return (world - 1) * length
 
     def _write(self, rows: Tensor, left: Tensor, outgoing: Tensor, rank: int) -> Tensor:
-        """Write the messages, and leave in `left` what they do not say; squared norm of what is compressed.
+        """Write the messages, and the rounding errors to `left`.
 
         Args:
             rows: [world, part]: the gradient.
-            left: [world, filled], of whatever value. The row of this rank gets its own numbers, unrounded.
+            left: [world, filled], uninitialised. The row of this rank gets its own numbers, unrounded.
             outgoing: [world, bytes], uint8; of this rank's own message only the head is written.
+
+        Returns:
+            Squared norm of the compressed parameters' gradient.
         """
         numbers = sum(self._sizes)
         _copy(left[:, :numbers].split(self._sizes, 1), rows, self._part.compressed)
@@ -81,7 +85,7 @@ class QuantizedReduceScatter:
         exempt = self._heads(outgoing)[:, 1:]
         _copy(exempt.split(self._exempt_sizes, 1), rows, self._part.exempt)
         square = torch.dot(left.view(-1), left.view(-1))
-        # Each owner learns of any number of the part that is not finite, though it gets but some of them.
+        # Tells each owner if any number of the part is not finite, although it receives only some of them.
         self._heads(outgoing)[:, 0] = 0 * (square + exempt.square().sum())
         left += self.residuals.residual(self._number).view_as(left)
         for owner, message in enumerate(outgoing):
@@ -90,12 +94,12 @@ class QuantizedReduceScatter:
         return square
 
     def _add_up(self, incoming: Tensor, heads: Tensor, own: Tensor, output: Tensor, rank: int) -> None:
-        """The sums of this rank's part.
+        """Write the sums of this rank's part to `output`.
 
         Args:
             incoming: [world, bytes], uint8.
-            heads: the sum of what they say in fp32.
-            own: [filled]: this rank's own numbers; zeros when they are added, because nothing is left of them.
+            heads: [head]: the sum of the messages' fp32 numbers.
+            own: [filled]: this rank's own numbers; set to zero afterwards, because they leave no residual.
             output: [part].
         """
         for sender, message in enumerate(incoming):
@@ -109,7 +113,7 @@ class QuantizedReduceScatter:
         own.zero_()
 
     def _heads(self, messages: Tensor) -> Tensor:
-        """[world, head], fp32, of [world, bytes]."""
+        """The fp32 heads, [world, head], of messages [world, bytes]."""
         return messages[:, : _FULL_BYTES * self._head].view(torch.float32)
 
 
@@ -119,9 +123,9 @@ def _copy(targets: Sequence[Tensor], rows: Tensor, stretches: Sequence[tuple[int
 
 
 class QuantizedResiduals:
-    """What rounding took of the gradients of a stage, by part, and the memory that its parts share.
+    """The residuals of a stage, by part, and the buffers that its parts share.
 
-    The next residual is made in other memory, and they change places once the sums are known to be finite.
+    The next residual is written to another buffer; the two are swapped once the sums are known to be finite.
     """
 
     def __init__(self, bits: Bits) -> None:
@@ -132,17 +136,17 @@ class QuantizedResiduals:
         self.code = IntegerCode(bits)
         self._residuals: dict[int, Tensor] = {}
         self._squares: dict[int, Tensor] = {}
-        """Squared norm of this rank's gradient of a part when it was last summed."""
+        """Squared norm of this rank's gradient by part, when the part was last summed."""
         self._loaded: dict[str, Tensor] = {}
-        """What `load_state` was given of parts that were not summed since."""
+        """Loaded residuals of parts that were not summed since."""
         self._spare: list[Tensor] = []
         self._messages: dict[str, Tensor] = {}
 
     def begin(self, number: int, numbers: int, like: Tensor) -> Tensor:
-        """A part is about to be summed: memory for what is left of it, of whatever value, [numbers].
+        """Begin to sum a part; return an uninitialised buffer for its next residual, [numbers].
 
         Raises:
-            CheckpointError: its residual, which was loaded, is of another size.
+            CheckpointError: the loaded residual has another size.
         """
         if number not in self._residuals:
             self._residuals[number] = self._first(number, numbers, like)
@@ -152,14 +156,14 @@ class QuantizedResiduals:
         return like.new_empty(numbers)
 
     def residual(self, number: int) -> Tensor:
-        """What is kept of a part that was begun, flat."""
+        """The residual of a part for which `begin` was called, flat."""
         return self._residuals[number]
 
     def keep(self, number: int, left: Tensor, square: Tensor) -> None:
-        """A part is summed.
+        """Replace the residual of a part that was summed.
 
         Args:
-            left: what `begin` gave, with what was not sent.
+            left: the buffer from `begin`, with the new residual.
             square: squared norm of this rank's gradient.
         """
         self._spare.append(self._residuals[number])
@@ -167,12 +171,12 @@ class QuantizedResiduals:
         self._squares[number] = square
 
     def keep_as_it_was(self, left: Tensor) -> None:
-        """A part could not be summed; what `begin` gave for it is not needed."""
+        """Take back the buffer from `begin` and leave the residual unchanged, because the sums are not finite."""
         self._spare.append(left.view(-1))
 
     def message(self, purpose: str, world: int, length: int, like: Tensor) -> Tensor:
-        """[world, length], uint8, of whatever value. On a CPU all parts share it, because fresh pages cost more than
-        what is written to them; on CUDA torch sees to that."""
+        """An uninitialised buffer [world, length], uint8. On a CPU all parts share it, because fresh pages cost more
+        than what is written to them; on CUDA torch's allocator reuses memory."""
         if like.is_cuda:
             return like.new_empty(world, length, dtype=torch.uint8)
         kept = self._messages.get(purpose)
@@ -181,10 +185,10 @@ class QuantizedResiduals:
         return kept[: world * length].view(world, length)
 
     def end_step(self, device: torch.device) -> None:
-        """Nothing is left to do."""
+        """Do nothing: each part replaced its residual already."""
 
     def stats(self) -> ResidualStats:
-        """Of the last sum of each part; nothing is chosen."""
+        """Figures of the last sum of each part; all numbers are sent, so the counts are 0."""
         squares, residuals = list(self._squares.values()), [self._residuals[number] for number in self._squares]
         if not squares:
             return ResidualStats(0, 0, 0.0, 0.0)
@@ -192,13 +196,13 @@ class QuantizedResiduals:
         return ResidualStats(0, 0, float(torch.stack(squares).sum()), float(kept.sum()))
 
     def state(self) -> dict[str, Tensor]:
-        """What this rank keeps of each part, flat; shared memory."""
+        """This rank's residual of each part, flat, without a copy."""
         return self._loaded | {f"{_PREFIX}{number}": residual for number, residual in self._residuals.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave; what is missing starts at zero.
+        """Restore what `state` returned; missing residuals start at zero.
 
-        A residual of another size than its part makes the next sum of that raise CheckpointError.
+        If a residual has another size than its part, the next sum of that part raises CheckpointError.
         """
         self._residuals, self._squares = {}, {}
         self._loaded = {key: tensor.detach().flatten().clone() for key, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""Dense sums in fewer bytes than fp32 has: each rank adds up a part of every bucket and sends the sums to everybody."""
+"""All-reduce in fewer bytes than fp32 needs: each rank adds up a part of every bucket and sends the sums to all."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 BUCKETS_SCATTERED_AHEAD = 2
-"""Buckets that are handed out before the first of them is added up: of those behind it one is always on the wire."""
+"""Buckets whose all-to-all is started before the first of them is added up, so that one is always on the wire."""
 BUCKETS_IN_FLIGHT = 4
 """Buckets whose memory is in use at a time."""
 
 
 class BucketCodec(Protocol):
-    """How a bucket is written, in as many parts as there are ranks."""
+    """How a bucket is written, added up and read, in one part per rank."""
 
     part_multiple: int
-    """A part is a multiple of so many numbers."""
+    """The numbers of a part are a multiple of this."""
 
     def bytes_of(self, numbers: int) -> int:
-        """Length of a part's message, a multiple of 4."""
+        """Length of a part's message in bytes, a multiple of 4."""
 
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
-        """Write the gradients of a bucket, one after the other and filled up with zeros.
+        """Write the gradients of a bucket, one after the other and padded with zeros.
 
         Args:
-            bucket: their positions among those that are compressed; in every step the same.
+            bucket: indices of the gradients among the compressed ones; the same in every step.
             tensors: the gradients, fp32.
-            outgoing: [ranks, bytes of a part], uint8.
+            outgoing: [ranks, bytes of a part], uint8; written to.
         """
 
     def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
-        """The sums of this rank's part as a message, in memory of its own: [bytes of a part], uint8.
+        """The sums of this rank's part as a message, in newly allocated memory: [bytes of a part], uint8.
 
         Args:
-            incoming: [ranks, bytes of a part], uint8: everybody's message of it.
-            rank: of this one in its group, and so which part it is.
+            incoming: [ranks, bytes of a part], uint8: all ranks' messages about the part.
+            rank: rank of this process in its group, which is the index of its part.
         """
 
     def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
@@ -56,7 +56,7 @@ class BucketCodec(Protocol):
         """
 
     def state(self) -> dict[str, Tensor]:
-        """As `Reducer.state`, by position among the gradients that are compressed."""
+        """The same as `Reducer.state`, by index among the compressed gradients."""
 
     def load_state(self, state: dict[str, Tensor]) -> None: ...
 
@@ -66,11 +66,11 @@ class BucketCodec(Protocol):
 
 
 class ReduceScatterAllGather:
-    """Sums of which each rank owns a part of every bucket.
+    """A reducer in which each rank owns a part of every bucket and adds it up.
 
-    A bucket goes as an all-to-all, in which each rank gets its part of everybody's gradient and adds it up in fp32,
-    and an all-gather of the sums: as many messages of the same size as those of a ring all-reduce, which would round
-    after every addition. All ranks read the same bytes, so they have the same sums.
+    A bucket takes an all-to-all, which gives each rank its part of all gradients to add up in fp32, and an all-gather
+    of the sums. Messages are as many and as large as in a ring all-reduce, which would round after every addition. All
+    ranks decode the same bytes, so they have the same sums.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class ReduceScatterAllGather:
         """
         Args:
             group: the replicas.
-            chosen: positions in the list of gradients of those that travel on the wire; others are summed exactly.
+            chosen: indices of the gradients that `codec` writes; the others are summed exactly.
             codec: how numbers are written.
-            bucket_bytes: of gradients that go together.
+            bucket_bytes: size of a bucket.
         """
         self._group = group
         self._chosen = list(chosen)
@@ -97,7 +97,7 @@ class ReduceScatterAllGather:
     def overlap(self, parameters: list[nn.Parameter]) -> None:
         """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
 
-        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only where nothing
+        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only if nothing
         else is sent during the backward pass, and nothing changes gradients between it and `reduce`.
         """
         if self._world > 1:
@@ -129,7 +129,8 @@ class ReduceScatterAllGather:
         return self._codec.metrics()
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
-        """Hand out a bucket; then add up an earlier one. On all ranks alike, so their collectives keep one order."""
+        """Start the all-to-all of a bucket, then add up an earlier one. All ranks do so in the same order, as
+        collectives must."""
         while len(self._in_reduce_scatter) + len(self._in_all_gather) >= BUCKETS_IN_FLIGHT:
             self._finish_all_gather()
         numbers = sum(tensor.numel() for tensor in tensors)
@@ -144,7 +145,7 @@ class ReduceScatterAllGather:
             self._start_all_gather()
 
     def _start_all_gather(self) -> None:
-        """Add up this rank's part of what was handed out first, and begin to send it to everybody."""
+        """Add up this rank's part of the oldest bucket in its all-to-all, and start the all-gather of the sums."""
         flight = self._in_reduce_scatter.pop(0)
         with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
@@ -162,7 +163,7 @@ class ReduceScatterAllGather:
         self._spare += [flight.outgoing, flight.incoming]
 
     def _memory(self, part_bytes: int, like: Tensor) -> Tensor:
-        """Kept memory, because fresh pages cost more than what is written to them."""
+        """A reused buffer, because fresh pages cost more than what is written to them."""
         for index, spare in enumerate(self._spare):
             if spare.untyped_storage().nbytes() >= self._world * part_bytes:
                 return self._spare.pop(index).as_strided((self._world, part_bytes), (part_bytes, 1))
@@ -176,8 +177,8 @@ class _BucketInFlight:
     number: int
     tensors: list[Tensor]
     outgoing: Tensor
-    """What was handed out; once gathered, the sums of all parts."""
+    """The messages to all ranks; after the all-gather, the sums of all parts."""
     incoming: Tensor
     work: dist.Work
     part: Tensor | None = None
-    """This rank's sums, which must live until they are sent."""
+    """This rank's sums; the reference keeps them alive until they are sent."""

@@ -1,4 +1,4 @@
-"""What a reducer does, and the dense one: exact sums, an ordinary member of the family."""
+"""The interface of a reducer, and the dense reducer, which sums exactly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatt
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 COPIES_IN_FLIGHT = 4
-"""Pieces in memory of their own at a time."""
+"""Buckets on the wire at a time that are copies of their gradients."""
 
 
 class Reducer(Protocol):
@@ -29,32 +29,31 @@ class Reducer(Protocol):
         """
 
     def state(self) -> dict[str, Tensor]:
-        """What this rank keeps from one step to the next, as what it has not sent yet: `kind.position` of the gradient
-        -> tensor, in shared memory."""
+        """This rank's state between steps, such as residuals: `kind.position` of the gradient -> tensor, not copied."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave; what is missing starts afresh."""
+        """Restore what `state` returned; whatever is missing starts afresh."""
 
     def drop_state(self) -> None:
-        """Start afresh."""
+        """Drop all state and start afresh."""
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last reduction for the row of the step: those of `REDUCER_METRICS` that it has."""
+        """Figures of the last reduction for the metrics of the step: those of `REDUCER_METRICS` that it has."""
 
 
 REDUCER_METRICS = ("density", "residual_norm_ratio")
-"""density: numbers sent, as a share of those compressed. residual_norm_ratio: norm of what is kept back, by that of the
-gradient."""
+"""density: numbers sent, as a share of the compressed tensors' numbers. residual_norm_ratio: norm of the residuals over
+norm of the gradient."""
 
 
 def residual_ratio_metric(kept: float, gradient: float) -> dict[str, float]:
-    """`residual_norm_ratio` from the two norms, for `metrics`; nothing where it is no number."""
+    """The entry `residual_norm_ratio` of `Reducer.metrics`, from the two norms; empty if the ratio is not finite."""
     ratio = kept / gradient if gradient > 0 else math.nan
     return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
 
 
 class Stateless:
-    """A reducer of which every step is the first one."""
+    """Base of a reducer or codec that keeps no state between steps."""
 
     def state(self) -> dict[str, Tensor]:
         return {}
@@ -69,7 +68,7 @@ class Stateless:
 
 
 class DenseReducer(Stateless):
-    """Exact sums in the gradients' own precision, by ring all-reduce, beside the backward pass where told to."""
+    """Exact sums in the gradients' own dtype, by ring all-reduce; after `overlap`, beside the backward pass."""
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._group = group
@@ -81,14 +80,14 @@ class DenseReducer(Stateless):
         self._spare: list[Tensor] = []
         self._parameters: list[nn.Parameter] = []
         self._flat_gradients: dict[int, Tensor] = {}
-        """Number of a bucket -> memory in which its gradients live, from where they are sent until the next step."""
+        """Number of a bucket -> memory that holds its gradients, from the moment they are sent until the next step."""
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
         """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
 
-        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only where nothing
+        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only if nothing
         else is sent during the backward pass. Their `grad` moves into memory of the reducer, which the next step
-        overwrites: sums need not be copied back.
+        overwrites, so that sums need not be copied back.
         """
         if self._world > 1:
             self._parameters = parameters
@@ -99,12 +98,12 @@ class DenseReducer(Stateless):
         return self.finish()
 
     def begin(self, gradients: list[Tensor]) -> None:
-        """The first half of `reduce`: send everything, and wait for nothing that need not be."""
+        """Run the first half of `reduce`: send everything, without waiting for the sums."""
         if self._world > 1:
             self._scheduler.send_remaining(gradients)
 
     def finish(self) -> int:
-        """The other half: the sums are there. Bytes that this rank put on the wire."""
+        """Run the second half of `reduce`: wait for the sums. Return the bytes that this rank put on the wire."""
         while self._in_flight:
             self._finish_bucket()
         # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.
@@ -127,14 +126,14 @@ class DenseReducer(Stateless):
         self._sent_bytes += flat.numel() * flat.element_size()
 
     def _are_grads(self, number: int, tensors: list[Tensor]) -> bool:
-        """Whether these are the `grad` of parameters, and not views of them or what was made of them."""
+        """Whether these tensors are the parameters' `grad` themselves, not views or copies."""
         if not self._parameters:
             return False
         bucket = self._scheduler.buckets[number]
         return all(self._parameters[index].grad is tensor for index, tensor in zip(bucket, tensors, strict=True))
 
     def _flatten_in_place(self, number: int, tensors: list[Tensor]) -> Tensor:
-        """Move gradients into memory where they lie one after the other. It is kept, as fresh pages cost more than the
+        """Move gradients into one contiguous buffer and return it. It is reused, as fresh pages cost more than the
         copy."""
         if number not in self._flat_gradients:
             self._flat_gradients[number] = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
@@ -147,7 +146,7 @@ class DenseReducer(Stateless):
         return flat
 
     def _finish_bucket(self) -> None:
-        """Wait for what was sent first, and bring its sums home."""
+        """Wait for the oldest bucket, and copy its sums back if they are not in place."""
         flight = self._in_flight.pop(0)
         with ACTIVITY.doing(f"all-reduce over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
@@ -156,7 +155,7 @@ class DenseReducer(Stateless):
             self._spare.append(flight.kept)
 
     def _memory(self, tensors: list[Tensor]) -> Tensor:
-        """Memory for a bucket of several tensors; it is kept, because fresh pages cost more than the copy."""
+        """A buffer for a bucket of several tensors, reused because fresh pages cost more than the copy."""
         while sum(flight.kept is not None for flight in self._in_flight) >= COPIES_IN_FLIGHT:
             self._finish_bucket()
         for index, spare in enumerate(self._spare):
@@ -173,5 +172,5 @@ class _BucketInFlight:
     tensors: list[Tensor]
     flat: Tensor
     kept: Tensor | None
-    """Memory to be used again; None where the gradients themselves are summed in place."""
+    """Buffer to reuse; None if the gradients themselves are summed in place."""
     work: dist.Work

@@ -1,9 +1,9 @@
-"""Sums of the largest numbers only: each rank sends its choice to the owners of the sums, who send a choice of those
-to all. What was not sent stays with the rank that has it, and goes into its next choice.
+"""Top-k reduction: each rank sends its selected numbers to the owners of the sums, and each owner selects among its
+sums again and sends those to all. Numbers that a rank did not send stay in its residuals.
 
-At N ranks a number of a gradient costs 2·(N−1)/N·b bytes, b being what a message has for each, whatever N is. Sending
-every choice to every rank would cost (N−1)·b (the same at N = 2, where it is done, because it needs one exchange less
-and loses nothing of the sum).
+At N ranks a number of a gradient costs 2·(N−1)/N·b bytes, where b is a message's bytes per number. Sending every
+selection to every rank would cost (N−1)·b. At N = 2 that is the same, and it is done there: it needs one exchange less
+and loses nothing of the sum.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _STEP = "step"
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """Of the choice and its way over the wire."""
+    """How numbers are selected and sent."""
 
     selector: Selector = "sampled"
     values: ValueCode = ValueCode.BF16
     exchange: ExchangeRoute = "auto"
-    """owners: to those who sum a part each. all: to every rank. auto: all for two ranks, else owners."""
+    """Who receives a rank's selection. owners: the ranks that sum a part each. all: every rank. auto: all if there are
+    two ranks, else owners."""
     seed: int = 0
-    """Of samples and random places; the same on all ranks."""
+    """Seed of samples and random positions; the same on all ranks."""
 
 
 class SparseReducer:
-    """Approximate sums, the same bits on every rank; tensors that are not compressed are summed exactly.
+    """The reducer of `topk`: approximate sums, the same bits on every rank. Exempt tensors are summed exactly.
 
-    A step in which any rank's gradient is not finite is summed exactly and counts for nothing: neither residuals nor
-    profiles see it.
+    A step in which any rank's gradient is not finite is summed exactly; it changes neither residuals nor profiles.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class SparseReducer:
         """
         Args:
             group: the replicas.
-            compressed: positions of the tensors to compress in the list that `reduce` gets, ascending.
-            counts: how much of each is sent in which step.
-            feedback: what becomes of the rest.
-            settings: how it is chosen and sent.
+            compressed: indices of the tensors to compress, in the list that `reduce` gets, ascending.
+            counts: how many numbers of each tensor a step sends.
+            feedback: holds the residuals.
+            settings: how numbers are selected and sent.
         """
         self._group = group
         self._world = dist.get_world_size(group)
@@ -96,7 +96,7 @@ class SparseReducer:
         flat = [tensor.reshape(-1).float() for tensor in tensors]
         squares = torch.stack(torch._foreach_norm(flat)).float().square()
         self._square = squares.sum()
-        # Their sums tell every rank whether all gradients are finite, and cost no message of their own.
+        # The sums of the squares show every rank whether all gradients are finite, without a message of their own.
         sent = self._exempt.reduce([*exempt, squares])
         energies: list[float] = squares.tolist()
         if not all(math.isfinite(energy) for energy in energies):
@@ -118,12 +118,12 @@ class SparseReducer:
         return sent
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last step: density, the share of numbers this rank sent of the compressed tensors; and
-        residual_norm_ratio, the norm of what it keeps by that of its gradient, where that is a number."""
+        """Figures of the last step: density, the share of the compressed tensors' numbers that this rank sent; and
+        residual_norm_ratio, the norm of its residuals over that of its gradient, if that is finite."""
         return self._metrics | residual_ratio_metric(self._feedback.norm(), math.sqrt(float(self._square)))
 
     def state(self) -> dict[str, Tensor]:
-        """What this rank keeps; shared memory."""
+        """This rank's state between steps, without a copy."""
         return {
             _STEP: torch.tensor(self._step),
             **self._feedback.state(),
@@ -131,8 +131,8 @@ class SparseReducer:
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave; what is missing starts afresh. Where ranks loaded different steps, the next
-        `reduce` settles on the smallest."""
+        """Restore what `state` returned; whatever is missing starts afresh. If ranks loaded different steps, the next
+        `reduce` goes on from the smallest."""
         self._step = int(state.get(_STEP, 0))
         self._feedback.load_state(state)
         self._counts.load_state(state, self._compressed)
@@ -143,7 +143,7 @@ class SparseReducer:
         self.load_state({})
 
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
-        """Send everything, with all that was kept."""
+        """Sum the gradients and all residuals exactly; return the bytes sent."""
         for position, tensor, gradient in zip(self._compressed, tensors, flat, strict=True):
             tensor.copy_(self._feedback.take_all(str(position), gradient).view_as(tensor))
         self._metrics = {"density": 1.0}
@@ -164,7 +164,7 @@ class SparseReducer:
             borders = balanced_borders(wanted, [tensor.numel() for tensor in flat], self._world)
         parts = _OwnerParts(positions, torch.cat(values), borders)
         own = None if self._uses_all_gather else self._rank
-        # What the others will read; of the part that this rank owns itself, all of it.
+        # What the other ranks will decode. The part that this rank owns itself is not rounded.
         read = torch.cat([
             part if index == own else rounded(part, self._settings.values) for index, part in enumerate(parts.values)
         ])  # fmt: skip
@@ -182,13 +182,13 @@ class SparseReducer:
     def _reduce_scatter_all_gather(
         self, parts: _OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
-        """The choice of the sums of each part, as positions in all tensors and values; and the bytes sent."""
+        """Return the selected sums of each part, as positions over all tensors and values, and the bytes sent."""
         nothing = parts.positions[0].new_empty(0, dtype=torch.uint8)
         outgoing = [nothing if owner == self._rank else self._message(parts, owner) for owner in range(self._world)]
         incoming, sent = exchange(outgoing, self._group)
         start, end = parts.borders[self._rank : self._rank + 2]
         total = self._zeros(end - start, parts.values[0])
-        # In the order of ranks: the sum must not depend on who was first.
+        # In rank order: the sum must not depend on which message arrived first.
         for source, message in enumerate(incoming):
             if source == self._rank:
                 total.index_add_(0, parts.positions[source], parts.values[source])
@@ -208,13 +208,16 @@ class SparseReducer:
     def _select_sums(
         self, total: Tensor, parts: _OwnerParts, wanted: list[int], offsets: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """Positions within this rank's part, with the densities of the tensors that it is made of, and the sums
-        there."""
+        """Select among the sums of this rank's part, with the density of each tensor in it.
+
+        Returns:
+            Positions within the part, and the sums there.
+        """
         own = parts.positions[self._rank]
         start = parts.borders[self._rank]
         stretches = _overlaps(start, start + total.numel(), offsets)
         if self._settings.selector == "random" or not stretches:
-            # With random, all ranks chose the same ones.
+            # With random, all ranks selected the same positions.
             return own, total.index_select(0, own)
         found = []
         for layer, low, high in stretches:
@@ -224,7 +227,7 @@ class SparseReducer:
         return torch.cat([places for places, _ in found]), torch.cat([values for _, values in found])
 
     def _add_sum_residual(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
-        """Keep what is left of the sums of this rank's part."""
+        """Add the unsent rest of the sums of this rank's part to the residuals."""
         for layer, low, high in _overlaps(start, start + total.numel(), offsets):
             key = str(self._compressed[layer])
             self._feedback.add_residual(
@@ -239,26 +242,26 @@ class SparseReducer:
         return encode(parts.positions[index], parts.values[index], size, self._settings.values)
 
     def _zeros(self, size: int, like: Tensor) -> Tensor:
-        """Kept memory, because fresh pages cost more than what is written to them."""
+        """Zeros in reused memory, because fresh pages cost more than what is written to them."""
         if self._sum.numel() < size or self._sum.device != like.device:
             self._sum = like.new_empty(size)
         return self._sum[:size].zero_()
 
 
 class _OwnerParts:
-    """A choice, cut at borders."""
+    """A rank's selection, cut into the parts of the owners."""
 
     def __init__(self, positions: Tensor, values: Tensor, borders: list[int]) -> None:
         cuts = torch.searchsorted(positions, torch.tensor(borders, device=positions.device))
         lengths: list[int] = cuts.diff().tolist()
         self.borders = borders
         self.positions = [part - start for part, start in zip(positions.split(lengths), borders, strict=False)]
-        """In each part, from its border on."""
+        """Positions by part, relative to the start of the part."""
         self.values = values.split(lengths)
 
 
 def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, int]]:
-    """Which tensors a stretch is made of: index, and where in all tensors it begins and ends there."""
+    """The tensors that a range overlaps: index of the tensor, and start and end of the overlap over all tensors."""
     return [
         (layer, max(start, low), min(end, high))
         for layer, (low, high) in enumerate(pairwise(offsets))
@@ -267,18 +270,18 @@ def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, 
 
 
 def message_scales(energies: Sequence[float], sizes: Sequence[int]) -> list[float]:
-    """A power of two near the size of each tensor's numbers, by which they are divided on the wire: numbers of
-    several tensors share the scale of a block there. Exact, and the same wherever the energies are.
+    """A power of two near the root mean square of each tensor. Values are divided by it on the wire, because a block
+    there may hold numbers of several tensors under one scale. The division is exact.
 
     Args:
         energies: squared norms of the tensors.
-        sizes: their numbers.
+        sizes: numbers of each tensor.
     """
     return [math.ldexp(1.0, math.frexp(energy / size)[1] // 2) for energy, size in zip(energies, sizes, strict=True)]
 
 
 def _write(tensors: list[Tensor], sums: list[tuple[Tensor, Tensor]], offsets: list[int], scales: list[float]) -> None:
-    """Make each tensor the sum of what was read, in this order, and zero elsewhere."""
+    """Replace each tensor by the sum of the decoded values, added in this order, and zero elsewhere."""
     split = []
     for positions, values in sums:
         cuts = torch.searchsorted(positions, torch.tensor(offsets, device=positions.device))

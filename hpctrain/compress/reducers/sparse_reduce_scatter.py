@@ -1,10 +1,10 @@
-"""A reduce-scatter of the largest numbers only: each rank sends each owner a choice of the numbers whose sums that
-rank owns, and keeps the rest for its next choice. The owner adds them up in fp32; nothing is sent on from there.
+"""A top-k reduce-scatter: each rank sends each owner the selected numbers of the owner's part, and keeps the rest in
+its residuals. The owner adds them up in fp32 and sends nothing on.
 
-At N ranks a number of the gradient costs (N−1)/N·b bytes, b being what a message has for each.
+At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is a message's bytes per number.
 
-What is chosen from is a whole parameter: the ranks' parts of it stand between those of other parameters in the flat
-gradient, and are taken out of it. So a rank's choice is what it would be if the parameter were not sharded.
+Numbers are selected over a whole parameter, whose shards are first gathered out of the flat gradient. So a rank selects
+the same numbers as if the parameter were not sharded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _FULL_BYTES = 4
 
 
 class SparseReduceScatter:
-    """The reduce-scatter of one part of a stage; parameters that are not compressed are summed exactly.
+    """The reduce-scatter of one part of a stage; exempt parameters are summed exactly.
 
-    Where any rank's gradient is not finite, all owners get sums that are no numbers, and nothing that is kept changes.
+    If any rank's gradient is not finite, all owners get NaN, and no residual changes.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class SparseReduceScatter:
     ) -> None:  # fmt: skip
         """
         Args:
-            pieces: in the order in which they stand in the flat gradient.
-            compressed: positions of those to compress, ascending; at least one.
-            first: how many compressed parameters of the stage come before those of this part.
-            steps: of the stage.
-            settings: how numbers are chosen and sent; there is only one way of exchanging them.
+            pieces: the parameters, in the order of the flat gradient.
+            compressed: indices of the parameters to compress, ascending; at least one.
+            first: compressed parameters of the stage that come before those of this part.
+            steps: the state that all parts of the stage share.
+            settings: how numbers are selected and sent; `exchange` is ignored.
         """
         self.steps = steps
         part = self._flat = FlatGradientLayout(pieces, compressed)
         self._part, self._compressed, self._exempt = part.numbers, part.compressed, part.exempt
         self._sizes = [math.prod(pieces[index].shape) for index in compressed]
-        """Of the compressed parameters, without what fills them up."""
+        """Numbers of each compressed parameter, without padding."""
         self._owned = [pieces[index].owned for index in compressed]
         self._first = first
         self._settings = settings
@@ -70,7 +70,7 @@ class SparseReduceScatter:
             whole = self._with_kept(rows) if self.steps.feedback.is_flush_step(step) else rows
             messages = [_bytes(row) for row in whole]
         else:
-            # The others' are never empty: this says that there is nothing to add up.
+            # Empty messages tell the owners that this gradient is not finite; others are never empty.
             messages = [output.new_empty(0, dtype=torch.uint8)] * world
         own, messages[rank] = messages[rank], messages[rank][:0]
         arrived, sent = exchange(messages, group)
@@ -93,7 +93,7 @@ class SparseReduceScatter:
         return sent
 
     def _copies(self, rows: Tensor) -> list[Tensor]:
-        """Each compressed parameter by itself, [world · owned], fp32, in memory that the next call uses again."""
+        """Copies of the compressed parameters, each [world · owned], fp32, in memory that the next call overwrites."""
         world = rows.shape[0]
         parts = self.steps.memory(world * sum(self._owned), rows).split([world * owned for owned in self._owned])
         for part, (start, end) in zip(parts, self._compressed, strict=True):
@@ -114,14 +114,14 @@ class SparseReduceScatter:
         return _Choice(with_kept, found, scales, self._compressed, rows.shape[0], settings.values)
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
-        """To an owner: what is not compressed, the scales, the chosen numbers."""
+        """The message to an owner: exempt numbers, scales, selected numbers."""
         exempt = torch.cat([row[start:end] for start, end in self._exempt]) if self._exempt else row[:0]
         positions, values = choice.of(owner)
         numbers = encode(positions, values, self._part, self._settings.values)
         return torch.cat([_bytes(exempt), _bytes(exempt.new_tensor(choice.scales)), numbers])
 
     def _add(self, output: Tensor, messages: list[Tensor], own: tuple[Tensor, Tensor], rank: int) -> None:
-        """The sum of messages in the order of the ranks; of this rank's own numbers as they are."""
+        """Add up the messages in rank order; this rank's own numbers are added unrounded."""
         output.zero_()
         exempt = [output[start:end] for start, end in self._exempt]
         borders = torch.tensor([*(start for start, _ in self._compressed), self._part], device=output.device)
@@ -141,7 +141,7 @@ class SparseReduceScatter:
             self.steps.feedback.store_residual(key, a, positions, read)
 
     def _with_kept(self, rows: Tensor) -> Tensor:
-        """Everything that this rank has to send."""
+        """The gradient with its residuals, as a new tensor."""
         whole = rows.clone()
         for key, copy, (start, end) in zip(self._keys(), self._copies(rows), self._compressed, strict=True):
             whole[:, start:end] = self.steps.feedback.add_to(key, copy).view(rows.shape[0], -1)
@@ -160,7 +160,7 @@ class SparseReduceScatter:
 
 
 class _Choice:
-    """What is sent of the parameters of a part, by the owners of its sums."""
+    """The numbers that this rank selected from the parameters of a part, by owner."""
 
     def __init__(
         self, with_kept: list[Tensor], found: list[tuple[Tensor, Tensor]], scales: list[float],
@@ -168,21 +168,21 @@ class _Choice:
     ) -> None:  # fmt: skip
         """
         Args:
-            with_kept: each parameter as it is chosen from, [world · owned].
-            found: what is sent of each, positions and values; the memory of the values is used.
-            scales: of each; numbers are divided by them on the wire.
-            stretches: where each begins and ends in the part that an owner has.
-            world: how many owners.
-            code: of the wire.
+            with_kept: gradient plus residual of each parameter, [world · owned].
+            found: positions and values that are sent of each; the values are overwritten.
+            scales: of each parameter; values are divided by them on the wire.
+            stretches: start and end of each parameter in an owner's part.
+            world: number of owners.
+            code: precision of the values on the wire.
         """
         self.with_kept = with_kept
         self.positions = [places for places, _ in found]
         self.scales = scales
         self._code = code
         self._places: list[list[Tensor]] = []
-        """By parameter and owner, in the owner's part."""
+        """Positions by parameter and owner, within the owner's part."""
         self._values: list[tuple[Tensor, ...]] = []
-        """As they go over the wire, by parameter and owner."""
+        """Values by parameter and owner, divided by the scale."""
         for (places, values), scale, (start, end) in zip(found, scales, stretches, strict=True):
             size = end - start
             borders = torch.arange(world + 1, device=places.device) * size
@@ -193,11 +193,11 @@ class _Choice:
             self._values.append(values.div_(scale).split(lengths))
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
-        """Positions, ascending, and values that this owner is to add up, of all parameters."""
+        """The positions, ascending, and values that this owner adds up, over all parameters."""
         return torch.cat([parts[owner] for parts in self._places]), torch.cat([parts[owner] for parts in self._values])
 
     def read(self, rank: int) -> list[Tensor]:
-        """What owners read of each parameter; this rank, of its own part, reads all of it."""
+        """The values as the owners decode them, by parameter; those that `rank` owns are not rounded."""
         by_owner = []
         for owner in range(len(self._values[0])):
             parts = [values[owner] for values in self._values]
@@ -208,13 +208,13 @@ class _Choice:
 
 
 def _bytes(numbers: Tensor) -> Tensor:
-    """Numbers in fp32, filled up to the alignment of a message."""
+    """The bytes of fp32 numbers, padded to the alignment of a message."""
     data = numbers.contiguous().view(torch.uint8)
     missing = -data.numel() % ALIGNMENT
     return torch.cat([data, data.new_zeros(missing)]) if missing else data
 
 
 def _cut(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """So many numbers as `_bytes` wrote them, and what is behind them."""
+    """Split a message into `count` numbers, as `_bytes` wrote them, and the rest."""
     size = count * _FULL_BYTES
     return message[:size].view(torch.float32), message[size + -size % ALIGNMENT :]

@@ -1,11 +1,11 @@
-"""The largest numbers of each gradient, summed exactly where any rank sends one.
+"""The largest numbers of each gradient, summed exactly at every position that any rank sends.
 
 After TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorphic compression (Li et al., 2024, arXiv:2402.07529):
-the ranks agree on an index of all positions that one of them sends, then sum the numbers at these.
+the ranks agree on an index, the union of the positions that they send, and then sum the numbers at these positions.
 
-Numbers are sent as integers. In fp32 a sketch is read by subtracting numbers from a cell, so small ones inherit the
-rounding of large ones; and a GPU adds to a cell in any order, so ranks would get different bits. With `ratio: auto`
-there is no sketch: once all ranks know the index, a plain list of the numbers has one cell for each, where a sketch
+Numbers are sent as integers. In fp32 a sketch is decoded by subtracting numbers from a cell, so small ones inherit the
+rounding errors of large ones; and a GPU adds to a cell in any order, so ranks would get different bits. With
+`ratio: auto` there is no sketch: once all ranks know the index, a plain list needs one cell per number, where a sketch
 needs 1/0.818, and it cannot fail. A sketch would pay only if index and numbers travelled in one message.
 """
 
@@ -28,29 +28,29 @@ from hpctrain.compress.reducers.tagc_index import union_of
 from hpctrain.compress.reducers.warm_up import WarmUp
 
 SelectWithValues = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""Values [n] in fp32, k -> int64 positions, sorted, of about k of them to send, and these numbers."""
+"""Values [n] in fp32, k -> int64 positions, sorted, of about k numbers to send, and these numbers."""
 
 
 @dataclass(frozen=True)
 class TagcSettings:
-    """What is sent, and how."""
+    """Settings of the codec `tagc`."""
 
     density: float = 0.05
     """Share of each tensor's numbers that a rank sends."""
     ratio: float | Literal["auto"] = "auto"
     """How many times smaller than the gradient the message is. A number: a count sketch of that size, as published
-    with 2, 4 and 10; what cannot be read out of it stays in the residual. auto: one cell for each position of the
-    index, so that all is read, always, in the smallest message."""
+    with 2, 4 and 10; numbers that cannot be decoded stay in the residual. auto: one cell per position of the index, the
+    smallest message from which everything is decoded."""
     warmup_steps: int = 100
     """Steps at the beginning of a run whose gradients are summed exactly."""
 
 
 class TagcReducer:
-    """Exact sums of what the ranks chose to send; what nobody sends waits in the residuals.
+    """The reducer of `tagc`: exact sums of the numbers that the ranks selected; the others stay in the residuals.
 
-    Numbers travel as multiples of a quantum, a power of two by tensor that is agreed on in each step, in 32 bits that
-    the sum over the ranks just fits into. What rounding to the quantum takes goes to the residual, and sums of integers
-    are the same in whatever order, on whatever device, they are added up.
+    Numbers travel as multiples of a quantum, in 32 bits that just hold the sum over the ranks. The quantum is a power
+    of two per tensor that the ranks agree on in each step. Rounding errors go to the residual. Sums of integers do not
+    depend on the order of addition or on the device.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class TagcReducer:
         """
         Args:
             group: the replicas.
-            chosen: positions in the list of gradients of those that are compressed; the others are summed exactly.
+            chosen: indices of the gradients that are compressed; the others are summed exactly.
             settings: the same on every rank.
-            feedback: what becomes of the numbers that are not sent; of this reducer alone.
-            select: chooses what a rank sends of a tensor.
+            feedback: holds the residuals; used by this reducer alone.
+            select: selects the numbers of a tensor that a rank sends.
         """
         self._group = group
         self._world = dist.get_world_size(group)
@@ -79,7 +79,7 @@ class TagcReducer:
         self._warm_up = WarmUp(group, settings.warmup_steps)
         self._metrics: dict[str, float] = {}
         self._norm = torch.tensor(math.nan)
-        """Of this rank's gradients that are compressed, in the last step."""
+        """Norm of this rank's compressed gradients in the last step."""
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -93,8 +93,8 @@ class TagcReducer:
         if not compressed or not tensors:
             return sent_bytes + self._whole.reduce(tensors)
         sent_bytes += self._ring_bytes(1)
-        # A step with a number that is not finite counts for nothing: it is summed exactly, for all to see, and before
-        # a residual takes part in it.
+        # A step with a number that is not finite is summed exactly, so that all ranks see it, and before it could
+        # change a residual.
         if not self._finite_everywhere([*rest, *tensors]):
             return sent_bytes + self._whole.reduce(tensors)
         step = self._warm_up.step
@@ -146,14 +146,14 @@ class TagcReducer:
         )
         with ACTIVITY.doing("all-reduce over dp, largest numbers", waits=True):
             dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=self._group)
-        # Of a peak below 2^e, all ranks together stay below 2^(e + log2 n), and that is 2^30 quanta.
+        # If the peak is below 2^e, the sum over n ranks is below 2^(e + log2 n), which is made 2^30 quanta.
         above = math.ceil(math.log2(self._world)) - 30
         for choice, exponent in zip(choices, torch.frexp(peaks).exponent.tolist(), strict=True):
             choice.quantum = 2.0 ** max(exponent + above, -126)
         return choices
 
     def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
-        """The sums in all slots of the index, which of them could be read, and the cells that were sent."""
+        """Return the sums at all slots of the index, whether each could be decoded, and the number of cells sent."""
         ratio = self._settings.ratio
         if ratio == "auto":
             message = torch.zeros(count, dtype=torch.int32, device=numbers.device)
@@ -179,35 +179,35 @@ class TagcReducer:
         return 2 * (self._world - 1) * 4 * numbers // self._world
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step, where it was compressed: density, the share of the numbers that this rank sent;
-        union_density, that any rank sent; unread, what share of these could not be read out of the sketch; and
-        residual_norm_ratio, the norm of what this rank keeps by that of its gradient."""
+        """Figures of the last step, if it was compressed: density, the share of the numbers that this rank sent;
+        union_density, the share that any rank sent; unread, the share of the union that could not be decoded; and
+        residual_norm_ratio, the norm of this rank's residuals over that of its gradient."""
         return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
     def state(self) -> dict[str, Tensor]:
-        """Residuals and the number of steps, of this rank; live tensors, changed by the next step."""
+        """This rank's residuals and step count, without a copy: the next step changes the tensors."""
         return {"steps": self._warm_up.state(), **self._feedback.state()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on behind a `state`; what is missing in it starts afresh."""
+        """Restore what `state` returned; whatever is missing starts afresh."""
         self._warm_up.load_state(state.get("steps"))
         self._feedback.load_state(state)
 
     def drop_state(self) -> None:
-        """Forget the residuals."""
+        """Drop the residuals."""
         self._feedback.drop()
 
 
 @dataclass
 class _Choice:
-    """What a rank sends of one tensor."""
+    """The numbers that a rank sends of one tensor."""
 
     key: str
     tensor: Tensor
     start: int
-    """Where the tensor begins in all of them, one after the other."""
+    """Position of the tensor's first number over all compressed tensors."""
     whole: Tensor
-    """The gradient with its residual, flat."""
+    """The gradient plus its residual, flat."""
     places: Tensor
     values: Tensor
     quantum: float = field(default=1.0)
@@ -217,13 +217,13 @@ class _Choice:
         return (self.values / self.quantum).round_().to(torch.int32)
 
     def finish(self, feedback: ErrorFeedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:
-        """Keep what did not arrive, and put the sums in the tensor's place.
+        """Store the residual and replace the tensor by the sums.
 
         Args:
-            feedback: of the reducer.
-            arrived: bool, one for each of `places`.
-            union: positions in all tensors that any rank sent, those in this one.
-            sums: int32, in quanta, at these.
+            feedback: that of the reducer.
+            arrived: bool, whether each of `places` was decoded.
+            union: positions that any rank sent of this tensor, counted over all tensors.
+            sums: int32, in quanta, at these positions.
         """
         sent = self.numbers().float() * self.quantum
         feedback.store_residual(self.key, self.whole, self.places[arrived], sent[arrived])

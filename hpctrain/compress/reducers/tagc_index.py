@@ -1,4 +1,4 @@
-"""Which positions any rank sends: bitmaps of all ranks combined by OR."""
+"""The union of the positions that the ranks send: their bitmaps combined by OR."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hpctrain.compress.collectives.all_gather import all_gather
 def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[Tensor, int]:
     """The positions that at least one rank has, sorted, the same on every rank. Collective over the group.
 
-    Each rank combines one slice of all bitmaps and gives its result to the others: 2·(n−1)/n bits for each number,
-    whatever the number of ranks n. No collective library has OR; a sum of bits wraps, a maximum takes a byte for each.
+    Each rank combines one slice of all bitmaps and sends the result to the others: 2·(n−1)/n bits per number at n
+    ranks. NCCL has no reduction by OR: a sum of bits would wrap, and a maximum takes a byte per number.
 
     Args:
-        positions: int64, distinct, of this rank, in [0, numel).
+        positions: int64, distinct, in [0, numel): those of this rank.
         numel: the same on every rank.
 
     Returns:
@@ -36,7 +36,7 @@ def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[T
 
 
 def pack(positions: Tensor, length: int) -> Tensor:
-    """A bitmap of `length` bytes, the least bit of a byte first, with the bits at distinct positions set."""
+    """A bitmap of `length` bytes, least significant bit first, with the bits at these distinct positions set."""
     bitmap = torch.zeros(length, dtype=torch.uint8, device=positions.device)
     # No bit is added twice, so a sum of bits is their OR.
     return bitmap.index_add_(0, positions >> 3, torch.bitwise_left_shift(1, positions & 7).to(torch.uint8))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class WarmUp:
-    """Counts the steps of a run, alike on every rank, those that joined later included."""
+    """Counts the steps of a run. The count is equal on all ranks, including those that joined later."""
 
     def __init__(self, group: dist.ProcessGroup, steps: int) -> None:
         self._group = group
@@ -18,22 +18,22 @@ class WarmUp:
 
     @property
     def agreed(self) -> bool:
-        """Whether the ranks know of each other how far they are; False until `over` was asked after a start."""
+        """Whether the ranks have agreed on the step; False from a start or a load until the next call of `over`."""
         return self._agreed
 
     @property
     def step(self) -> int:
-        """The one that was counted last, 1 is the first."""
+        """The step that was counted last; the first is 1."""
         return self._taken
 
     def over(self, device: torch.device) -> bool:
-        """Count the step that begins; whether its gradients are compressed. Collective over the group.
+        """Count the step that begins; return whether its gradients are compressed. Collective over the group.
 
         Args:
-            device: of the gradients, where the group can send from.
+            device: device of the gradients, from which the group can send.
         """
         if not self._agreed:
-            # A rank without a memory takes the others' word: one that sends densely alone would wait for ever.
+            # A rank without a state takes over the others' step: if it alone sent densely, it would hang.
             taken = torch.tensor([self._taken], device=device)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX, group=self._group)
             self._taken = int(taken)
@@ -46,6 +46,6 @@ class WarmUp:
         return torch.tensor(self._taken)
 
     def load_state(self, taken: Tensor | None) -> None:
-        """Go on behind a `state`; None: from the beginning, unless another rank knows better."""
+        """Restore what `state` returned. None: start at the beginning, unless another rank is further."""
         self._taken = 0 if taken is None else int(taken)
         self._agreed = False

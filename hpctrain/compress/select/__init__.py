@@ -1,1 +1,1 @@
-"""Which gradients are sent: thresholds, densities and the kernels that pick them."""
+"""Selection of the gradients to send: densities, thresholds and kernels."""

@@ -1,4 +1,4 @@
-"""How much the gradients of each layer vary from step to step: equation (2), one gradient after the other."""
+"""The variance of each layer's gradients from step to step, equation (2), computed as a stream."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ _SEEN = "seen"
 
 
 class Moments:
-    """Streaming variances (Welford 1962) of this rank's own gradients, averaged over the ranks when asked for.
+    """Streaming variances (Welford 1962) of this rank's own gradients; `variances` averages them over the ranks.
 
-    A rank's gradient has the noise of its own rows in it, which all layers share; in return nothing has to be sent
-    to measure, and steps whose sums are compressed can be measured as well.
+    A rank's own gradient is noisier than the sum, but equally so for all layers. In return, measuring sends nothing,
+    and steps with compressed sums can be measured too.
 
-    Memory: as much as the gradients, while a profile is under way.
+    Memory: as much as the gradients, while a profile is being measured.
     """
 
     def __init__(self, layers: int) -> None:
         """
         Args:
-            layers: how many tensors.
+            layers: number of tensors.
         """
         self.layers = layers
         self._seen = [0] * layers
-        """Gradients of each tensor, in this profile."""
+        """Gradients of each tensor that this profile has observed."""
         self._means: dict[int, Tensor] = {}
         self._squares = torch.zeros(layers, dtype=torch.float64)
         """Sums of squared distances from the mean, as Welford updates them."""
 
     def observe(self, gradients: Sequence[Tensor], first: int = 0) -> None:
-        """Take the gradients of a step into account; leave out those that are not finite on any rank.
+        """Add the gradients of a step to the profile. Call it only for gradients that are finite on all ranks.
 
         Args:
-            gradients: [·] of [n_l], fp32, contiguous; unchanged.
-            first: which tensor the first of them is of; the others follow it.
+            gradients: each [n_l], fp32, contiguous; unchanged.
+            first: index of the tensor that the first gradient is of; the others follow.
 
         Raises:
-            CheckpointError: the profile, which was loaded, is of tensors of another size.
+            CheckpointError: the loaded profile is of tensors of another size.
         """
         for layer, gradient in enumerate(gradients, first):
             self._seen[layer] += 1
@@ -61,19 +61,19 @@ class Moments:
                 )
             elif mean.device != gradient.device:
                 mean = self._means[layer] = mean.to(gradient.device)
-            # With d = g − old mean, and the new mean that plus d/t: (g − old)·(g − new) = (1 − 1/t)·d².
+            # With d = g − old mean and new mean = old mean + d/t: (g − old)·(g − new) = (1 − 1/t)·d².
             distance = gradient - mean
             mean.add_(distance, alpha=1 / seen)
             self._squares[layer] += (1 - 1 / seen) * float(distance.norm()) ** 2
 
     def variances(self, group: dist.ProcessGroup, device: torch.device) -> list[float]:
-        """σ² of each layer by equation (2), the mean over the ranks: the same bits on all of them. Collective.
+        """The variance σ² of each layer by equation (2), averaged over the ranks; the same bits on all. Collective.
 
         Args:
             group: the ranks.
-            device: where the group's tensors lie.
+            device: device of the group's tensors.
         """
-        # Rounded to fp32 before they are sent, because not every device sums in fp64.
+        # Sent in fp32, because not every device sums in fp64.
         seen = torch.tensor(self._seen, dtype=torch.float64).clamp_min_(1)
         sums = (self._squares / seen).to(device, torch.float32)
         with ACTIVITY.doing("all-reduce over dp, variances", waits=True):
@@ -82,13 +82,13 @@ class Moments:
         return [total / world for total in sums.tolist()]
 
     def restart(self) -> None:
-        """Forget everything, and the memory for it."""
+        """Drop the profile and free its memory."""
         self._seen = [0] * self.layers
         self._means.clear()
         self._squares.zero_()
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """What the profile has so far, under the tensors' positions; empty where none is under way."""
+        """The unfinished profile, under the tensors' positions; empty if there is none."""
         seen = min(self._seen, default=0)
         if not seen:
             return {}
@@ -96,7 +96,7 @@ class Moments:
         return {**means, _SQUARES: self._squares, _SEEN: torch.tensor(seen)}
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
-        """Go on with what `state` gave; a profile of which anything is missing starts afresh."""
+        """Restore what `state` returned; an incomplete profile starts afresh."""
         self.restart()
         means = {layer: state.get(f"{_MEAN}{position}") for layer, position in enumerate(positions)}
         squares, seen = state.get(_SQUARES), state.get(_SEEN)

@@ -1,22 +1,22 @@
-"""Numbers of a large magnitude and where they are, found by two kernels of ours on a GPU.
+"""Selection by threshold on a GPU, with two Triton kernels.
 
-The first counts them in each tile; a cumulative sum of the counts tells where each tile's begin; the second finds them
-again and writes them there. What comes out is ascending, and the same bits in every run: nothing depends on which tile
-is done first.
+The first kernel counts the numbers of each tile that reach the threshold. A cumulative sum of the counts gives the
+offset of each tile's output. The second kernel finds the numbers again and writes them there. The output is ascending,
+and the same bits in every run: it does not depend on which tile finishes first.
 
 Why two passes: messages are written by gaps, and runs repeat bit by bit, so positions must be ascending. One pass
 with a shared counter (`atomic_add`) gives them in the order in which tiles finish. One pass in which tiles wait for
 those before them (decoupled look-back) needs programs that start in order, which Triton does not promise. torch's own
-operations, also compiled, write magnitudes or masks and read them again. By bytes, choosing a share ρ moves 8 + 12·ρ
-bytes a number where a copy moves 8. The goal is 60 % of a copy's rate on a GPU; below that, the first pass could
-write a bit for each number, for the second to read instead of all numbers.
+operations, even compiled, write magnitudes or masks and read them again. Selecting a share ρ moves 8 + 12·ρ bytes per
+number, where a copy moves 8. The goal is 60 % of a copy's rate on a GPU; below that, the first pass could write one bit
+per number, for the second pass to read instead of all numbers.
 
-Seen without a GPU: the kernels agree with the CPU's way in Triton's interpreter, and Triton 3.9 compiles them for
-sm_80, sm_90 and gfx942, with 16-byte loads where memory and length are multiples of 16. The first choice compiles
-both, in less than a second of one processor.
+Tested without a GPU: the kernels agree with the CPU implementation in Triton's interpreter, and Triton 3.9 compiles
+them for sm_80, sm_90 and gfx942, with 16-byte loads where memory and length are multiples of 16. The first call
+compiles both, in less than a second of one processor.
 
-To be imported only where Triton is installed and numbers are on a GPU, because loading it takes time. Where the
-environment variable TRITON_INTERPRET is 1 when Triton is loaded, its interpreter runs the kernels on tensors of a CPU.
+Import this module only where Triton is installed and the numbers are on a GPU, because loading Triton takes time. If
+the environment variable TRITON_INTERPRET is 1 when Triton is loaded, its interpreter runs the kernels on CPU tensors.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 4096
-"""Numbers that one program of a kernel looks at."""
+"""Numbers that one program of a kernel reads."""
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
-"""With warps of 32 threads each thread has 16 numbers, four loads of four. Fusion is named because Triton 3.9 warns of
-a default; there are no products here."""
+"""With warps of 32 threads each thread has 16 numbers, four loads of four. Fusion is set because Triton 3.9 warns about
+the default; there are no products here."""
 
 
 def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the magnitude reaches a threshold, and the numbers there; never where a value is not a number.
+    """The positions and values whose magnitude reaches a threshold. NaN is never selected.
 
     The host waits for the device once, for the count.
 
@@ -48,7 +48,7 @@ def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     tiles = triton.cdiv(values.numel(), TILE)
     if tiles == 0:
         return values.new_empty(0, dtype=torch.int64), values.new_empty(0)
-    # Triton launches on the current device, whatever device its arguments are on.
+    # Triton launches on the current device, even if its arguments are on another.
     with torch.cuda.device_of(values):
         counts = values.new_empty(tiles, dtype=torch.int32)
         _count[(tiles,)](values, threshold, counts, values.numel(), size=TILE, **_OPTIONS)
@@ -60,7 +60,7 @@ def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     return positions, numbers
 
 
-# Triton's compiler reads annotations too, and of this file's names it knows tl only.
+# Triton's compiler reads annotations too, and knows no name of this file but tl.
 @triton.jit
 def _count(values: tl.tensor, threshold: tl.tensor, counts: tl.tensor, n: int, size: tl.constexpr) -> None:
     tile = tl.program_id(0).to(tl.int64)

@@ -1,8 +1,8 @@
-"""Which numbers of a gradient are sent: the largest ones, found in several ways, or agreed random ones.
+"""Selectors: rules that pick the numbers of a gradient to send, the largest ones or random ones.
 
 `sampled` estimates a threshold from a random sample, because an exact `torch.topk` over a gradient takes about ten
-times as long (docs/results/compression.md). k is therefore not exact and differs between ranks: each exchange sends
-sizes first.
+times as long (docs/results/compression.md). The count is therefore only near k and differs between ranks, so each
+exchange sends sizes first.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from hpctrain.compress.select import device_select
 Selector = Literal["exact", "sampled", "block", "random"]
 
 TOLERANCE = 0.1
-"""By how much the count of `sampled` may differ from what was asked, as a share of it."""
+"""Largest deviation of the count of `sampled` from k, as a share of k."""
 CHUNK = 65536
-"""Numbers looked at together on a CPU: what is written about them stays in its second cache."""
+"""Numbers processed at a time on a CPU, so that intermediate results stay in the L2 cache."""
 SAMPLE = 65536
-"""Numbers in a sample, at most; at density 1 % the count then has a standard deviation of 4 %."""
+"""Most numbers in a sample; at density 1 % the count then has a standard deviation of 4 %."""
 HITS = 1000
-"""Numbers of a sample above its threshold that are enough: the count then has a standard deviation of 3 %."""
+"""Numbers of a sample above its threshold that suffice: the count then has a standard deviation of 3 %."""
 SMALLEST = 16384
-"""A shorter tensor is not sampled: the sample would be most of it."""
+"""Numbers below which a tensor is not sampled, because the sample would be most of it."""
 BLOCK = 1024
-"""Numbers in a block of `block`, about."""
+"""Approximate numbers in a block of `block`."""
 _TINY = torch.finfo(torch.float32).tiny
 
 _Selected = tuple[Tensor, Tensor | None]
-"""Positions, and the numbers there where they came along for nothing."""
+"""Positions, and the numbers there if they were a by-product; else None."""
 
 
 def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> Tensor:
-    """Choose about k numbers to send.
+    """Select about k numbers to send; return their positions.
 
-    exact, block, random: k of them. sampled: within `TOLERANCE` of k. Except for random, a zero is never chosen, so
-    that there are fewer where fewer differ from zero; a tensor of zeros gives none.
+    exact, block and random select k numbers; sampled, a count within `TOLERANCE` of k. Except with random, zeros are
+    never selected, so the count is lower if fewer than k numbers differ from zero.
 
     Args:
         values: [n], fp32, contiguous, finite.
-        k: how many; less than 1 gives none, n or more gives all.
+        k: less than 1 selects none, n or more selects all.
         how: exact: the largest by magnitude. sampled: those above a threshold that is estimated from a sample (as in
-            DGC, Lin et al. 2018, section 3.1), and corrected where its count is off. block: the largest of each of
-            equal stretches. random: one place, drawn evenly, in each of k equal stretches, whatever the values are.
-        seed: of the sample and of the random places. With random, ranks that give the same seed, n and k get the same
-            places; give another one in each step.
+            DGC, Lin et al. 2018, section 3.1), and corrected if its count is off. block: the largest of each of several
+            equal blocks. random: one uniformly drawn position in each of k equal blocks, regardless of the values.
+        seed: of the sample and of random positions. With random, ranks with the same seed, n and k get the same
+            positions; use another seed in each step.
 
     Returns:
-        [about k], int64, ascending, without repetition.
+        [about k], int64, ascending, distinct.
     """
     return _choose(values, k, how, seed)[0]
 
 
 def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> tuple[Tensor, Tensor]:
-    """What `select` gives, and the numbers there: [about k], fp32, memory of their own.
+    """The positions that `select` returns, and a copy of the numbers there: [about k], fp32.
 
     On a GPU `sampled` writes both in one pass over the values.
     """
@@ -66,7 +66,7 @@ def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: 
 
 
 def seed_of(seed: int, step: int, layer: int) -> int:
-    """A seed for `select`: another one for every step and tensor, the same on all ranks."""
+    """A seed for `select`: different for each step and tensor, the same on all ranks."""
     return ((seed * 1_000_003 + step) * 65_537 + layer) % 2**63
 
 
@@ -94,14 +94,14 @@ def _exact(values: Tensor, k: int) -> Tensor:
 def _sampled(values: Tensor, k: int, seed: int) -> _Selected:
     n = values.numel()
     size = min(SAMPLE, n // 8, -(-HITS * n // k))
-    # Drawn, not strided: a stride that divides the width of a matrix would look at a few of its columns only.
-    # On the CPU: a device's own generator would draw other places. From pinned memory they are copied without a wait.
+    # Drawn, not strided: a stride that divides the width of a matrix would sample only a few of its columns.
+    # Drawn on the CPU, because a device's generator draws other positions. Pinned memory is copied without a wait.
     drawn = torch.randint(n, (size,), generator=torch.Generator().manual_seed(seed), pin_memory=values.is_cuda)
     sample = values.index_select(0, drawn.to(values.device, non_blocking=True)).abs()
-    # The second threshold is for a first one that lets too few through; what is then too much is cut off exactly.
+    # The second, lower threshold is used if the first selects too few; a surplus is then cut off by exact selection.
     for share in (k / n, min(1.0, 1.5 * k / n + 8 / size)):
         rank = max(1, round(share * size))
-        # It stays on its device: reading it would wait for the device once more than the count does.
+        # The threshold stays on its device: reading it would be one more wait for the device.
         threshold = sample.topk(rank, sorted=False).values.min().clamp_min(_TINY)
         found, numbers = _at_least(values, threshold)
         if len(found) > k * (1 + TOLERANCE):
@@ -126,13 +126,13 @@ def _by_block(values: Tensor, k: int) -> Tensor:
 def _stratified(n: int, k: int, seed: int) -> Tensor:
     starts = torch.arange(k + 1, dtype=torch.int64) * n // k
     widths = starts.diff()
-    # On the CPU, in fp64: a device's own generator would draw other places.
+    # On the CPU, in fp64, because a device's generator draws other positions.
     drawn = torch.rand(k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return starts[:-1] + (drawn * widths).long()
 
 
 def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
-    """Where the magnitude reaches a threshold; never where a value is not a number."""
+    """Select the values whose magnitude reaches a threshold. NaN is never selected."""
     if values.device.type != "cpu":
         return device_select.at_least(values, threshold)
     n = values.numel()

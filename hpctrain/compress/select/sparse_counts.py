@@ -1,4 +1,4 @@
-"""How many numbers of each tensor a step sends: the same share of all, or more of those that vary more."""
+"""How many numbers of each tensor a step sends: the same density for all, or more for tensors that vary more."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ _UNKNOWN = -1.0
 
 
 class SendCounts(Protocol):
-    """Decides for every step; all ranks decide the same."""
+    """Decides how many numbers of each tensor a step sends. All ranks decide the same."""
 
     def watches(self, step: int) -> bool:
         """Whether `observe` wants the gradients of this step, counted from 1."""
 
     def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
-        """See this rank's gradients of a step that are finite on all ranks: all at once, or a few tensors at a time.
+        """Observe this rank's gradients of a step, all at once or a few tensors at a time. Call it only for gradients
+        that are finite on all ranks.
 
         Args:
             step: counted from 1.
             gradients: of compressed tensors, flat, fp32.
-            first: which of the compressed tensors the first of them is.
+            first: index, among the compressed tensors, of the first gradient's tensor.
         """
 
     def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
-        """All gradients of a step were seen. Collective in some steps.
+        """End a step, after all its gradients were observed. Collective in some steps.
 
         Args:
             step: counted from 1.
             sizes: numbers of each tensor.
-            device: where the group's tensors lie.
+            device: device of the group's tensors.
         """
 
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
-        """k of each tensor, or None for a step that sends everything.
+        """The count k to send of each tensor; None: the step sends everything.
 
         Args:
             step: counted from 1.
@@ -50,24 +51,24 @@ class SendCounts(Protocol):
         """
 
     def agree(self, step: int, device: torch.device) -> int:
-        """The step to go on after, where the ranks may have loaded different states. Collective."""
+        """Return the step from which all ranks go on, which may have loaded different states. Collective."""
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """What is kept between steps, by the positions of the tensors."""
+        """The state between steps, keyed by the positions of the tensors."""
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
-        """Go on from what `state` gave; what is missing starts afresh."""
+        """Restore what `state` returned; whatever is missing starts afresh."""
 
 
 class FixedSendCounts:
-    """The same share of every tensor, after steps that send everything."""
+    """The same density for every tensor, after warm-up steps that send everything."""
 
     def __init__(self, group: dist.ProcessGroup, density: float, warmup_steps: int) -> None:
         """
         Args:
             group: the ranks.
             density: share that is sent, above 0, at most 1.
-            warmup_steps: how many steps send everything.
+            warmup_steps: number of first steps that send everything.
         """
         self._group = group
         self._density = density
@@ -97,27 +98,27 @@ class FixedSendCounts:
 
 @dataclass(frozen=True)
 class AdaptiveSettings:
-    """Of section 3.3 of the paper; see `densities.sparsities`."""
+    """Settings of the adaptive density of section 3.3 of the paper; see `densities.sparsities`."""
 
     limits: tuple[float, float] = (0.7, 0.95)
     """s_min and s_max."""
     mapping: DensityMapping = "linear"
     form: VarianceForm = "ours"
     warmup_steps: int = 50
-    """Steps that are measured; the first ones send everything."""
+    """Steps that a profile measures; those of the first profile send everything."""
     reprofile_every: int | None = None
-    """Steps from the beginning of one profile to that of the next. Default: there is only one."""
+    """Steps from the beginning of one profile to that of the next; None: there is only one."""
 
 
 class AdaptiveSendCounts:
-    """The share of each tensor follows the variance of its gradients over a number of steps."""
+    """A density for each tensor that follows the variance of its gradients over a number of steps."""
 
     def __init__(self, group: dist.ProcessGroup, layers: int, settings: AdaptiveSettings) -> None:
         """
         Args:
             group: the ranks.
-            layers: how many tensors are compressed.
-            settings: how.
+            layers: number of compressed tensors.
+            settings: those of the codec.
         """
         self._group = group
         self._settings = settings
@@ -126,7 +127,7 @@ class AdaptiveSendCounts:
 
     @property
     def sparsity(self) -> list[float] | None:
-        """s of each tensor; None before the first profile is complete."""
+        """The sparsity s of each tensor; None before the first profile is complete."""
         return self._sparsity
 
     def watches(self, step: int) -> bool:
@@ -145,7 +146,7 @@ class AdaptiveSendCounts:
             self._moments.restart()
 
     def _passed(self, step: int) -> int:
-        """Steps since the last profile began, this one included."""
+        """Steps since the last profile began, including this one."""
         warmup, every = self._settings.warmup_steps, self._settings.reprofile_every
         return step if every is None else (step - 1) % max(every, warmup) + 1
 
@@ -159,7 +160,7 @@ class AdaptiveSendCounts:
         least, *sparsity = _least([float(step), *known], self._group, device)
         self._sparsity = None if min(sparsity) < 0 else sparsity
         if self._sparsity is None and least >= self._settings.warmup_steps:
-            # Past its profile, but without what came of it: measure again.
+            # The profile is over, but some rank lacks its result: measure again.
             least = 0
         if least != step:
             self._moments.restart()
@@ -180,7 +181,7 @@ class AdaptiveSendCounts:
 
 
 def _least(numbers: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
-    """The smallest of each number over the ranks. Collective."""
+    """The minimum of each number over the ranks. Collective."""
     tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=group)
     least: list[float] = tensor.tolist()

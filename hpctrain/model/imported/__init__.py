@@ -1,1 +1,1 @@
-"""A model of the person's own code: found, measured, cut into parts, and its errors told in its own words."""
+"""Models from the user's own code: loading, checking, measuring and cutting them, and reporting their errors."""

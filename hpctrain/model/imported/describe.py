@@ -1,7 +1,7 @@
-"""From a person's factory to the record that the planner works from: pieces by name, checked and measured.
+"""Builds, checks and measures the model of a user's factory, and makes the record that the planner reads.
 
-Every mistake that would show up only in the middle of a job is looked for here: pieces that do not fit one another,
-blocks that differ, weights that no piece holds, a forward pass that does something else.
+The checks find errors that would otherwise show up in the middle of a job: pieces that do not fit one another, blocks
+that differ, weights that no piece holds, a forward pass that does something else.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hpctrain.model.imported.user_error import describe_user_error
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes, Split
 
 MAX_TENSOR_PARALLEL = 16
-"""The largest tensor-parallel degree that is tried out."""
+"""The largest tensor-parallel degree that is tried."""
 
 
 @dataclass(frozen=True)
 class DescribeRequest:
-    """What the run file says about the model."""
+    """The run file's description of an imported model."""
 
     factory: str
     args: dict[str, Any]
@@ -49,17 +49,17 @@ class DescribeRequest:
 
 
 def describe(question: DescribeRequest) -> ImportedSpec:
-    """Make the model, check it and measure it on one sequence. Takes the memory of one model and a few passes.
+    """Build the model, check it and measure it on one sequence. Takes the memory of one model and a few passes.
 
     Raises:
-        InputError: what is wrong with factory, names, shapes or weights, in a line.
+        InputError: factory, names, shapes or weights are wrong; the message is one line.
     """
     torch.manual_seed(question.seed)
     known = {"vocabulary": question.tokens, "seq_len": question.seq_len}
     model = call_factory(question.factory, known, question.args).eval()
     pieces = split_into_pieces(model, question.front, question.blocks, question.back)
     check_weights(pieces)
-    # Two sequences are tried, so that a size of the batch that is written into the model shows; one is measured.
+    # The checks use two sequences, to detect a model with a fixed batch size; one is measured.
     tokens = torch.randint(0, question.tokens, (2, question.seq_len))
     hidden = hidden_state(pieces, tokens)
     logits = logits_of(pieces, hidden, question.tokens)
@@ -94,7 +94,7 @@ def describe(question: DescribeRequest) -> ImportedSpec:
 
 
 def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
-    """Sizes of modules that are applied in turn to x, one sequence."""
+    """The sizes of modules that are applied in turn to x, one sequence."""
     parameters = sum(weight.numel() for weight in weights_of(modules) if id(weight) not in counted)
 
     def forward() -> Tensor:
@@ -106,7 +106,7 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
     for module in modules:
         module.train()
     kept, _ = _kept_bytes(forward, weights_of(modules))
-    # The CPU's fused attention is no operation that torch's counter knows; in its parts it is.
+    # torch's counter does not know the CPU's fused attention, but it knows the operations of the MATH backend.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         forward()
     for module in modules:
@@ -115,7 +115,7 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
 
 
 def _kept_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> tuple[int, Tensor]:
-    """Bytes that autograd keeps for a backward pass of `forward`, each memory once, and its output."""
+    """Run `forward`; return the bytes that autograd keeps for its backward pass, each storage once, and its output."""
     left_out = {weight.untyped_storage().data_ptr() for weight in weights}
     kept: dict[int, int] = {}
 
@@ -131,7 +131,7 @@ def _kept_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> t
 
 
 def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tuple[list[int], int, int]:
-    """(degrees at which the split block is right, parameters that are split, kept bytes that are split)."""
+    """Return (degrees at which the split block is correct, split parameters, split activation bytes)."""
     if not plan:
         return [], 0, 0
     split_parameters, widths = _split_parameters(block, plan)
@@ -163,7 +163,7 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
 def _try_split(
     block: nn.Module, x: Tensor, plan: dict[str, Split], tp: int, expected: Tensor
 ) -> tuple[int, float, str | None]:
-    """(bytes that one device keeps, relative difference to the whole block, what was raised)."""
+    """Return (bytes that one device keeps, relative difference to the whole block, description of an error or None)."""
     seen: list[int] = []
 
     def first(share: nn.Module) -> Tensor:
@@ -179,7 +179,7 @@ def _try_split(
 
 
 def _split_parameters(block: nn.Module, plan: dict[str, Split]) -> tuple[int, list[int]]:
-    """Parameters that are split, and the widths that the degree must divide.
+    """Return the number of parameters that are split, and the widths that the degree must divide.
 
     Raises:
         InputError: a name is no linear of a block.

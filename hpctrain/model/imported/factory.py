@@ -1,4 +1,4 @@
-"""A person's own factory: found on the module path, called with what it takes, its model's pieces found by name."""
+"""Imports and calls the user's factory, and finds modules of its model by name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hpctrain.model.imported.user_error import describe_user_error
 
 
 def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:
-    """The model that 'package.module:factory' makes.
+    """Call 'package.module:factory' and return its model.
 
     Args:
-        known: keyword arguments that are given where the factory takes them.
-        args: those of the run file, always given.
+        known: keyword arguments that are passed if the factory accepts them.
+        args: keyword arguments of the run file, which are always passed.
 
     Raises:
         InputError: it cannot be imported or called, or gives no module.
@@ -27,7 +27,7 @@ def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -
     factory = _find(name)
     try:
         taken = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # built in C: takes what it is given
+    except (TypeError, ValueError):  # a callable written in C has no signature
         taken = ()  # type: ignore[assignment]
     names = {parameter.name for parameter in taken}
     everything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken)
@@ -45,7 +45,7 @@ def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
     """The module at a dotted path.
 
     Raises:
-        InputError: there is none; what lies beside it is told.
+        InputError: there is none; the message names the modules beside it.
     """
     here = model
     done: list[str] = []
@@ -60,7 +60,7 @@ def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
 
 
 def find_blocks(model: nn.Module) -> str:
-    """Path of the only container of equal blocks.
+    """The path of the only container of equal blocks.
 
     Raises:
         InputError: there is none, or more than one.
@@ -73,7 +73,7 @@ def find_blocks(model: nn.Module) -> str:
 
 
 def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
-    """Paths of the modules before and after the blocks, in the order in which they were made part of the model."""
+    """The paths of the modules before and after the blocks, in the order in which the model registered them."""
     front: list[str] = []
     back: list[str] = []
     prefix = ""
@@ -114,14 +114,14 @@ def _find(name: str) -> Any:
 
 
 def _searched() -> str:
-    """Where modules are looked for, without the folders of the Python installation."""
+    """The module search path as text, without the folders of the Python installation."""
     installed = (sys.prefix, sys.base_prefix)
     named = [path for path in sys.path if not path.startswith(installed)]
     return ", ".join([*named[:5], "the installed packages"])
 
 
 def _containers(module: nn.Module, path: str) -> Iterator[tuple[str, int]]:
-    """(path, number of children) of the outermost containers of at least two equal blocks with weights."""
+    """Yield (path, number of children) of each outermost container of at least two equal blocks with weights."""
     for name, child in module.named_children():
         inner = list(child.children())
         kinds = {type(block) for block in inner}

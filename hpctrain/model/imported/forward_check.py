@@ -1,7 +1,7 @@
-"""The forward pass that a person wrote for the whole model, beside that of its pieces.
+"""Compares the model's own forward pass with that of its pieces.
 
-Training applies the pieces in turn and computes the loss itself. So whatever else the model's own forward does or
-gives would never be trained on: it is refused before a job is queued.
+Training applies the pieces in turn and computes the loss itself. Anything else that the model's own forward does or
+returns would be lost, so such a model is refused before a job is queued.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpctrain.model.imported.split_check import TOLERANCE, largest_difference
 from hpctrain.model.imported.user_error import describe_user_error
 
 BESIDE_LOGITS = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
-"""What outputs of transformers hold beside logits without a share in the loss."""
+"""Fields beside logits in outputs of the library transformers that do not affect the loss."""
 
 _REMEDY = (
     "training calls front, blocks and back in turn, and its loss is cross-entropy with the next token: give the logits "
@@ -25,20 +25,20 @@ _REMEDY = (
 
 
 def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
-    """The model's own forward pass, where it has one, gives the logits of its pieces applied in turn, and no more.
+    """Check that the model's own forward pass, if it has one, returns the logits of its pieces and nothing else.
 
     Args:
         tokens: [batch, seq].
         logits: those of the pieces, in evaluation mode.
 
     Raises:
-        InputError: it raises, gives something else, or other logits.
+        InputError: it raises, or returns something else or other logits.
     """
     if getattr(model.forward, "__func__", None) is nn.Module.forward:
-        return  # there is none
+        return  # it has none
     _own_logits(model.train(), tokens, logits, " in training")
     own = _own_logits(model.eval(), tokens, logits, "")
-    # For generation, many models give the last position alone.
+    # Many models return only the last position, for generation.
     difference = largest_difference(own, logits[:, -own.shape[1] :])
     if not difference < TOLERANCE:
         raise InputError(
@@ -48,7 +48,7 @@ def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
 
 
 def _own_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> Tensor:
-    """What forward gives where it is the logits of all positions, or of the last one."""
+    """The output of the model's own forward, checked to be the logits of all positions or of the last one."""
     batch, seq, width = logits.shape
     try:
         with torch.no_grad():
@@ -68,7 +68,7 @@ def _own_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> 
 
 
 def _alone(output: object) -> Tensor | None:
-    """The tensor that has nothing of weight beside it; None where there is no such tensor."""
+    """The logits in an output without other relevant fields; None if it is not such an output."""
     if isinstance(output, Mapping):
         beside = [key for key, value in output.items() if value is not None and key not in ("logits", *BESIDE_LOGITS)]
         output = None if beside else output.get("logits")
@@ -78,7 +78,7 @@ def _alone(output: object) -> Tensor | None:
 
 
 def _described(output: object) -> str:
-    """What was given, with the shapes of its tensors: tuple (Tensor [2, 6, 11], Tensor [])."""
+    """An output as text with the shapes of its tensors, as 'tuple (Tensor [2, 6, 11], Tensor [])'."""
     if isinstance(output, Tensor):
         return f"Tensor {list(output.shape)}"
     if isinstance(output, Mapping):

@@ -1,4 +1,4 @@
-"""A stage of a person's own model: the part that the stage holds, under the names that the person gave."""
+"""A stage of an imported model: its part of the modules, under their original names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpctrain.records.model.imported_spec import ImportedSpec
 class ImportedPart(nn.Module):
     """Front modules, blocks [start, start + n) and back modules of a model, applied in turn.
 
-    Parameters have the names that they have in the whole model, so they are the same however it is cut.
+    Parameters have the names of the whole model, so they do not depend on the cut.
     """
 
     def __init__(self, model: nn.Module, front: list[str], blocks: dict[int, str], back: list[str]) -> None:
         super().__init__()
-        # Names that no model of a person has: its own modules are placed beside them.
+        # These names must not clash with those of the user's modules, which are added beside them.
         self._stage_front = front
         self._stage_blocks = blocks
         self._stage_back = back
@@ -28,9 +28,9 @@ class ImportedPart(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] (first) or hidden state [batch, seq, dim] in; hidden state or logits (last) out.
 
-        The hidden state travels in fp32; logits come in the type of matrix products, fp32 outside of autocast.
+        The hidden state is fp32. Logits have autocast's dtype, or fp32 without autocast.
         """
-        # By name each time: what wraps a block takes its place in the tree.
+        # Looked up by name each time, because a wrapper replaces its block in the module tree.
         for path in [*self._stage_front, *self._stage_blocks.values(), *self._stage_back]:
             x = self.get_submodule(path)(x)
             if not isinstance(x, Tensor):
@@ -42,17 +42,17 @@ class ImportedPart(nn.Module):
 
 
 def numbered_blocks(part: ImportedPart) -> dict[int, nn.Module]:
-    """The blocks of a part by their number in the whole model."""
+    """The blocks of a part, by their number in the whole model."""
     return {index: part.get_submodule(path) for index, path in part._stage_blocks.items()}
 
 
 def build_imported(spec: ImportedSpec, start: int, stop: int, *, first: bool, last: bool, seed: int) -> nn.Module:
-    """The stage's part of the model that the factory makes after `torch.manual_seed(seed)`.
+    """Build a stage of the model that the factory returns after `torch.manual_seed(seed)`.
 
-    The whole model is made, so that the weights do not depend on the cut; the rest of it is given up at once.
+    The whole model is built, so that the weights do not depend on the cut; the rest of it is freed at once.
 
     Raises:
-        InputError: the factory fails, or gives another model than the one that was measured.
+        InputError: the factory fails, or returns another model than the one that was measured.
     """
     torch.manual_seed(seed)
     model = call_factory(spec.factory, {"vocabulary": spec.tokens, "seq_len": spec.seq_len}, spec.args)
@@ -76,13 +76,13 @@ def build_imported(spec: ImportedSpec, start: int, stop: int, *, first: bool, la
 
 
 def block_names(model: nn.Module, container: str) -> list[str]:
-    """Paths of the blocks in their container."""
+    """The paths of the blocks in their container."""
     children = submodule(model, container, "model.blocks").named_children()
     return [f"{container}.{name}" for name, _ in children]
 
 
 def _place(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a dotted path, with plain modules on the way."""
+    """Add a module at a dotted path, with plain modules as its parents."""
     *way, name = path.split(".")
     for part in way:
         if part not in dict(root.named_children()):

@@ -1,4 +1,4 @@
-"""What every stage module has, whoever wrote the model: blocks that are numbered over the whole model."""
+"""The blocks of any stage module, built-in or imported, numbered over the whole model."""
 
 from __future__ import annotations
 

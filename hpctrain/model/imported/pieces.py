@@ -1,4 +1,4 @@
-"""A person's model taken apart into front modules, blocks and back modules, and its weights looked at."""
+"""Splits an imported model into front modules, blocks and back modules, and checks its weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.model.imported.model import block_names
 
 @dataclass(frozen=True)
 class Pieces:
-    """A model taken apart."""
+    """A model and the paths of its pieces."""
 
     model: nn.Module
     front: list[str]
@@ -33,10 +33,10 @@ class Pieces:
 
 
 def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | None, back: list[str] | None) -> Pieces:
-    """The pieces that were named, and by default those that lie around the only container of equal blocks.
+    """Return the named pieces; by default, the only container of equal blocks and the modules before and after it.
 
     Raises:
-        InputError: a name leads nowhere, or nothing was named and it is not plain what is meant.
+        InputError: a name does not exist, or a piece was not named and is ambiguous.
     """
     blocks = blocks or find_blocks(model)
     container = submodule(model, blocks, "model.blocks")
@@ -58,10 +58,11 @@ def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | N
 
 
 def check_weights(pieces: Pieces) -> None:
-    """Every weight belongs to a piece, is fp32 and trained, and all blocks have the same ones, each its own.
+    """Check that every weight belongs to a piece, is fp32 and trained, and that all blocks have weights of the same
+    names and shapes without sharing any.
 
     Raises:
-        InputError: it is not so.
+        InputError: one of these does not hold.
     """
     model, paths = pieces.model, pieces.block_paths
     shapes = [shapes_of(block) for block in pieces.modules(paths)]
@@ -92,7 +93,7 @@ def check_weights(pieces: Pieces) -> None:
 
 
 def weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Each weight of the modules, once."""
+    """The weights of the modules, each once."""
     found = {id(weight): weight for module in modules for weight in module.parameters()}
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""A person's model run piece by piece on one sequence: what comes out must fit what comes next."""
+"""Runs an imported model piece by piece and checks that each output fits the next piece."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def hidden_state(pieces: Pieces, tokens: Tensor) -> Tensor:
     """The hidden state [batch, seq, dim] of tokens [batch, seq], from the front modules.
 
     Raises:
-        InputError: they cannot be applied in turn, or give something else.
+        InputError: the modules cannot be applied in turn, or return something else.
     """
     x = tokens
     with torch.no_grad():
@@ -32,7 +32,7 @@ def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
     """Logits [batch, seq, vocabulary] of a hidden state, through all blocks and the back modules.
 
     Raises:
-        InputError: they cannot be applied in turn, or give something else.
+        InputError: the modules cannot be applied in turn, or return something else.
     """
     with torch.no_grad():
         x = hidden
@@ -54,10 +54,11 @@ def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
 
 
 def check_training(pieces: Pieces, tokens: Tensor, vocabulary: int) -> None:
-    """A pass in training mode gives tensors of the same shapes, and changes no buffer: only parameters are saved.
+    """Check that a pass in training mode returns tensors of the same shapes and changes no buffer, because only
+    parameters are saved.
 
     Raises:
-        InputError: it does not.
+        InputError: one of these does not hold.
     """
     before = {name: buffer.clone() for name, buffer in pieces.model.named_buffers()}
     pieces.model.train()

@@ -1,7 +1,7 @@
-"""Whether a block computes the same when its linears are split as `model.tensor_parallel` says: tried out in threads.
+"""Checks that a block computes the same when its linears are split as `model.tensor_parallel` says.
 
-A split that is wrong often fits all the same (a fused query-key-value matrix by columns, say) and trains another model;
-so the split block is run, a thread for each device, and compared with the whole one.
+A wrong split often has fitting shapes (as a fused query-key-value matrix by columns) and trains another model. So the
+split block is run, with one thread per device, and compared with the whole block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpctrain.records.model.imported_spec import Split
 
 TOLERANCE = 1e-4
-"""Largest difference, relative to the largest output, between a split block and a whole one in fp32."""
+"""Largest allowed difference between a split and a whole block in fp32, relative to the largest output."""
 WAIT_S = 120.0
 
 
@@ -35,7 +35,7 @@ class _ThreadAllReduce:
         self.barrier.wait()
         total = torch.stack([part.detach() for part in self.parts]).sum(0)
         self.barrier.wait()
-        # The sum of the others is added as a constant, so that autograd keeps what one device would keep.
+        # The others' sum is added as a constant, so that autograd keeps only what one device would keep.
         return part + (total - part.detach())
 
 
@@ -64,14 +64,14 @@ class _SplitRun:
 def run_split(
     block: nn.Module, x: Tensor, plan: dict[str, Split], tp: int, first: Callable[[nn.Module], Tensor]
 ) -> Tensor:
-    """The output of the block on the first of `tp` devices.
+    """Run a block split over `tp` devices; return the output on the first device.
 
     Args:
         x: [batch, seq, dim], the same on every device.
-        first: does the forward pass of the first device, given its share of the block.
+        first: runs the forward pass of the first device, given its share of the block.
 
     Raises:
-        Exception: whatever the block raised on one of them.
+        Exception: the error that the block raised on one of the devices.
     """
     trial, barrier = _SplitRun(), threading.Barrier(tp)
     shares = _shares(block, plan, tp, barrier)
@@ -81,7 +81,7 @@ def run_split(
             output = first(shares[0]) if rank == 0 else shares[rank](x)
             trial.outputs[rank] = output.detach()
         except threading.BrokenBarrierError:
-            pass  # another thread failed and says why
+            pass  # another thread failed and reports its error
         except Exception as error:
             trial.errors.append(error)
             barrier.abort()
@@ -97,7 +97,7 @@ def run_split(
 
 
 def largest_difference(output: Tensor, expected: Tensor) -> float:
-    """Relative to the largest of the expected values; infinite where the shapes differ."""
+    """The largest difference, relative to the largest expected value; infinite if the shapes differ."""
     if output.shape != expected.shape:
         return float("inf")
     return float((output - expected).abs().max() / expected.abs().max().clamp_min(1e-30))

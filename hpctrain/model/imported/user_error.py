@@ -1,4 +1,4 @@
-"""An error of a person's own code in one line: what it says, and where in their code it was raised."""
+"""Describes an error of the user's own code in one line: its text, and the line of their code that raised it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import hpctrain
 
 TEXT_LIMIT = 300
-"""Characters of an error's text that one line has room for."""
+"""Most characters of an error's text that are shown."""
 
 _OWN = f"{Path(hpctrain.__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -20,7 +20,7 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def describe_user_error(error: BaseException) -> str:
-    """The error's kind and text, and the line of the person's code that raised it or called what did."""
+    """The error's class and text, and the line of the user's code that raised it or led to it."""
     frame = _frame(error)
     place = f" (line {frame.lineno} of {frame.filename}: {frame.line})" if frame else ""
     text = " ".join(str(error).split())
@@ -28,7 +28,8 @@ def describe_user_error(error: BaseException) -> str:
 
 
 def _frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame of code that was not installed, else of any but torch, Python and hpctrain; None without."""
+    """The innermost frame of code that is not an installed package; else the innermost outside of torch, Python and
+    hpctrain; else None."""
     frames = traceback.extract_tb(error.__traceback__)
     called = [frame for frame in frames if not frame.filename.startswith((_OWN, _TORCH, _STDLIB, "<"))]
     written = [frame for frame in called if not any(part in frame.filename for part in _INSTALLED)]
