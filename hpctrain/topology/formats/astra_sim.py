@@ -16,8 +16,8 @@ _GB = 2**30
 def network_yml(topology: Topology) -> str:
     """Return the network as one or two dimensions of type `Switch`, innermost first.
 
-    Every dimension has one bandwidth and one latency: between nodes the medians over pairs, within nodes those of the
-    slowest node.
+    Every dimension has one bandwidth and one latency: between nodes the medians over pairs, within nodes the bandwidth
+    of the slowest node and an assumed latency.
 
     Raises:
         InputError: nodes differ in their number of devices, there is only one device, or a figure is absent.
