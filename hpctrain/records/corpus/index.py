@@ -60,7 +60,7 @@ class Sources(Part):
     skipped_bad: int = Field(default=0, ge=0)
     """Records left out because they are damaged or hold no text."""
     damaged_files: int = Field(default=0, ge=0)
-    """Of `files`, those that lost what follows a damaged place; packed text files are lost whole."""
+    """Damaged files, also counted above: the text after the damage is lost, in packed text files all of it."""
     beside_records: int = Field(default=0, ge=0)
     """Text files left out because they are in a folder with files of records."""
     other_splits: int = Field(default=0, ge=0)

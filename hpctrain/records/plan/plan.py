@@ -49,7 +49,7 @@ class Replica(Part):
 
 
 class Predicted(Part):
-    """What the planner expects."""
+    """What the planner predicts."""
 
     step_time_s: dict[str, float]
     """Time of a step by term; 'total' is the step time that one would measure."""
