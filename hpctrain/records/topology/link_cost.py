@@ -92,7 +92,7 @@ class LinkCost:
         return min((alpha for alpha, _ in known), default=0.0), min((beta for _, beta in known), default=0.0)
 
     def _least_of_matrix(self) -> list[Cost]:
-        """Return the smallest alpha and beta in the matrix for each class; the backend scales pairs of a class alike."""
+        """Return the smallest alpha and beta in the matrix per class; the backend scales pairs of a class alike."""
         if self._pairs is None or self._matrix is None:
             return []
         import numpy as np  # only for large clusters, as the matrix itself

@@ -225,7 +225,7 @@ class Topology(Document):
     schema_kind: ClassVar[str] = "topology"
 
     provenance: Provenance
-    """How the file came about."""
+    """How the file was made."""
     device_types: dict[str, DeviceType]
     """Kinds of devices, by the name that devices refer to."""
     nodes: list[Node] = Field(min_length=1)
@@ -233,7 +233,7 @@ class Topology(Document):
     fabric: Fabric = Fabric()
     """The network between them."""
     verdict: Verdict = Verdict()
-    """What the probe advises for the whole allocation."""
+    """The probe's advice for the whole allocation."""
 
     _pairs: PairMatrix | None = PrivateAttr(default=None)
 
