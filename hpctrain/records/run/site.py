@@ -65,9 +65,9 @@ class Site(Document):
 
 
 def site_file(environ: Mapping[str, str]) -> Path:
-    """Where site.yaml lies, or would."""
+    """Return the path of site.yaml, whether or not it exists."""
     base = environ.get("XDG_CONFIG_HOME") or ""
-    # The specification has relative paths ignored.
+    # The specification requires that relative paths are ignored.
     return (Path(base) if base.startswith("/") else Path(environ.get("HOME", "~")).expanduser() / ".config") / FILE
 
 
