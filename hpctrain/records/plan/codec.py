@@ -165,7 +165,7 @@ def kept_bytes(codec: Codec, dim: int) -> float:
             # A mean of the gradients is kept while variances are measured.
             return FULL_BYTES + (0.0 if codec.feedback == "none" else RESIDUAL_BYTES[codec.residual])
         case PowerSgd():
-            # Besides the residual: both factors, and directions for a restart.
+            # Besides the residual: both factors, and the initial directions, to which a reset returns.
             return FULL_BYTES * (1 + 3 * codec.rank / dim)
         case LocalSteps():
             return 2 * FULL_BYTES  # the weights at the last outer sync, and the outer velocity

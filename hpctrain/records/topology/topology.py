@@ -175,7 +175,7 @@ class NodeCluster(Part):
     source: str = "measured"
     """Where it comes from: measured, slurm, or prior (an earlier file)."""
     oversubscription: float | None = None
-    """Bandwidth of one pair alone that leaves the cluster, divided by its bandwidth when all members send out."""
+    """Bandwidth of a pair alone that leaves the cluster, by that with all members sending to another cluster."""
 
 
 class MatrixFile(Part):
