@@ -1,7 +1,7 @@
-"""config.json of a Hugging Face folder as a spec, and the other way round; pure, no tensors.
+"""Reads the config.json of a Hugging Face folder into a spec; pure, no tensors. `config_of_spec` is the inverse.
 
-The keys and what they are when absent follow the configuration classes of transformers 4.45 to 5. What our models do
-not have is refused by name: a model that computes something else would train, and be worse without a word.
+Keys and their defaults follow the configuration classes of transformers 4.45 to 5. A setting that our models lack is
+refused by name: a model that computes something else would train, and be silently worse.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BY_TYPE = {
     "bert": "BertForMaskedLM",
     "t5": "T5ForConditionalGeneration",
 }
-"""What a config.json without `architectures` means, by its `model_type`."""
+"""The architecture of a config.json without `architectures`, by its `model_type`."""
 
 _DROPOUT = (
     "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob",
@@ -38,13 +38,13 @@ _DROPOUT = (
 
 
 SIZE_MAX = 2**31
-"""Of any size in a config.json; what each of them may be, the spec says."""
+"""Upper limit of every size in a config.json; the spec then checks each of them."""
 
 FamilySpecT = TypeVar("FamilySpecT", DecoderSpec, Gpt2Spec, EncoderSpec, EncoderDecoderSpec)
 
 
 class _Keys:
-    """The keys of one config.json, and the mistakes found in them."""
+    """The keys of one config.json, and the errors in their values."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
@@ -52,7 +52,7 @@ class _Keys:
         self._mistakes: list[FieldError] = []
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0; without a default the key has to be there."""
+        """Return the whole number above 0 at `key`; without a default the key is required."""
         found = self._values.get(key)
         found = default if found is None else found
         if isinstance(found, int) and not isinstance(found, bool) and 0 < found <= SIZE_MAX:
@@ -61,7 +61,7 @@ class _Keys:
         return 1
 
     def number(self, key: str, default: float) -> float:
-        """A number above 0."""
+        """Return the number above 0 at `key`."""
         found = self._values.get(key, default)
         if isinstance(found, int | float) and not isinstance(found, bool) and found > 0:
             return float(found)
@@ -69,7 +69,7 @@ class _Keys:
         return default
 
     def number_in(self, key: str, inner: str) -> float:
-        """A number above 0 within the mapping at `key`."""
+        """Return the number above 0 at `inner` in the mapping at `key`."""
         found = self._values[key][inner]
         if isinstance(found, int | float) and not isinstance(found, bool) and found > 0:
             return float(found)
@@ -77,7 +77,7 @@ class _Keys:
         return 1.0
 
     def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
+        """Return the boolean at `key`."""
         found = self._values.get(key)
         found = default if found is None else found
         if isinstance(found, bool):
@@ -86,7 +86,7 @@ class _Keys:
         return default
 
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
-        """A key that has to be one of these; absent, it is what transformers takes it for."""
+        """Return the value at `key`, which has to be one of `allowed`; `default` is what transformers assumes."""
         found = self._values.get(key, default)
         if found not in allowed:
             self.refuse(key, " or ".join(_short_repr(value) for value in allowed))
@@ -96,15 +96,15 @@ class _Keys:
         return self._values.get(key)
 
     def refuse(self, key: str, allowed: str) -> None:
-        """Note that a key has a value that no model here has."""
+        """Record the error that the value at `key` is not supported."""
         found = f"found {_short_repr(self._values[key])}" if key in self._values else "not there"
         self._mistakes.append(FieldError(key, f"{found}; allowed: {allowed}"))
 
     def build_spec(self, kind: type[FamilySpecT], **fields: Any) -> FamilySpecT:
-        """The spec with these fields, unless there were mistakes.
+        """Return the spec with these fields.
 
         Raises:
-            FileError: all of them.
+            FileError: a key or a field has an error; all of them are listed.
         """
         if not self._mistakes:
             try:
@@ -118,13 +118,13 @@ class _Keys:
 
 
 def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
-    """The dimensions that a config.json gives.
+    """Return the model's dimensions from a config.json.
 
     Args:
         source: path of the file, for errors.
 
     Raises:
-        FileError: it is of another architecture, or has what the models here have not; every such key is told.
+        FileError: the architecture is unknown, or keys have values that our models do not support; all are listed.
     """
     name = architecture(config, source)
     keys = _Keys(config, source)
@@ -132,10 +132,10 @@ def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
 
 
 def architecture(config: Mapping[str, Any], source: str) -> str:
-    """Name of the class that transformers loads the folder with.
+    """Return the name of the class with which transformers loads the folder.
 
     Raises:
-        FileError: it is none that is known here.
+        FileError: the class is not supported here.
     """
     named, kind = config.get("architectures"), config.get("model_type")
     if not named and isinstance(kind, str) and kind in _BY_TYPE:
@@ -147,7 +147,7 @@ def architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
-    """The keys with a dropout, 'resid_pdrop 0.1': the models here have none."""
+    """Return the keys with a dropout above 0, as 'resid_pdrop 0.1': our models have no dropout."""
     found = [(key, config.get(key)) for key in _DROPOUT]
     return [f"{key} {value:g}" for key, value in found if isinstance(value, int | float) and value > 0]
 
@@ -174,14 +174,14 @@ def _decoder(keys: _Keys) -> FamilySpec:
 
 
 def _mistral(keys: _Keys) -> FamilySpec:
-    """As Llama, without a window: transformers takes an absent one for one of 4096 tokens."""
+    """Return the spec of a Mistral: a Llama without a window. transformers assumes a window of 4096 tokens."""
     keys.only("sliding_window", None, default=4096)
     keys.size("num_key_value_heads")  # absent it would be 8 here, not all heads
     return _decoder(keys)
 
 
 def _rope_base(keys: _Keys) -> float:
-    """Base of the rotary angles: a key of its own, or, since transformers 5, in `rope_parameters`."""
+    """Return the base of the rotary angles: from its own key or, since transformers 5, from `rope_parameters`."""
     for key in ("rope_parameters", "rope_scaling"):
         found = keys.get(key)
         if isinstance(found, dict):
@@ -246,7 +246,7 @@ def _encoder_decoder(keys: _Keys) -> FamilySpec:
         ffn_dim=keys.size("d_ff"),
         vocab=keys.size("vocab_size"),
         gated=form == "gated-gelu",
-        # transformers 5 says of every T5 that it is tied, and keeps what the key told before in another one.
+        # transformers 5 marks every T5 as tied; the former meaning of the key is in scale_decoder_outputs.
         tied=keys.flag("tie_word_embeddings", True) and keys.flag("scale_decoder_outputs", True),
         buckets=keys.size("relative_attention_num_buckets", 32),
         max_distance=keys.size("relative_attention_max_distance", 128),

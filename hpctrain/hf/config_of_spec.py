@@ -1,4 +1,4 @@
-"""The config.json that transformers builds a model of a spec from; pure. Its reading is in `hf_config`."""
+"""Writes a spec as the config.json from which transformers builds the model; pure. `config` reads it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 @dataclass(frozen=True)
 class TokenIds:
-    """What transformers is told of the vocabulary."""
+    """Special tokens that config.json names."""
 
     end_of_text: int
     start: int | None = None
-    """First token that the decoder of a model with two stacks reads."""
+    """First token that the decoder of an encoder-decoder reads."""
 
 
 def config_of(spec: FamilySpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
-    """A config.json for a model that began with seeded weights.
+    """Return a config.json for a model that was initialized from the seed.
 
     Args:
-        seq_len: tokens of the sequences it was trained on; a model without a table of positions is told that they are
-            its longest.
+        seq_len: tokens in a training sequence; becomes the maximum length of a model without a table of positions.
     """
     match spec:
         case DecoderSpec():
@@ -41,12 +40,12 @@ def config_of(spec: FamilySpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
 
 
 def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
-    """The config.json that a run began with, as it fits the weights that the run has by now."""
+    """Return the config.json that a run started from, adapted to the run's present weights."""
     config = {key: value for key, value in recorded.items() if key not in ("transformers_version", "dtype")}
     if config.get("architectures") == ["BertForPreTraining"]:
         config["architectures"] = ["BertForMaskedLM"]  # its other head was not trained
     if isinstance(spec, EncoderDecoderSpec) and not spec.tied:
-        # transformers 5 tells a T5 without scaling by this key, and scales the one that it wrote itself.
+        # By this key transformers 5 recognizes a T5 without scaling; it scales the one that it wrote itself.
         config["tie_word_embeddings"] = False
     if isinstance(spec, DecoderSpec):
         config["max_position_embeddings"] = max(seq_len, config.get("max_position_embeddings") or 0)

@@ -1,6 +1,6 @@
-"""A Hugging Face folder as it lies on disk: its config.json, and where each tensor is in its safetensors files.
+"""A Hugging Face folder on disk: its config.json, and where each tensor is in its safetensors files.
 
-No torch here: the folder is judged before a job is queued.
+Needs no torch, because the folder is checked before a job is queued.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hpctrain.records.model.hf_model import HfModel
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
 _SAMPLE = 1024
-"""Bytes of each tensor that tell one set of weights from another of the same shapes."""
+"""Bytes of each tensor that are hashed, to distinguish weights of the same shapes."""
 
 
 def read_folder(path: Path) -> HfModel:
-    """What is in a folder, with every tensor of the model in its place.
+    """Return the config, dimensions and weights hash of a folder, once all tensors of the model are there.
 
     Raises:
-        InputError: there is no such folder, or it has no safetensors.
-        FileError: config.json is of a model that is not known here, or tensors are missing, strange or of other shapes.
+        InputError: the folder does not exist, or has no safetensors files.
+        FileError: the model in config.json is not supported, or tensors are missing, unknown or of other shapes.
     """
     if not path.is_dir():
         raise InputError(f"model.hf: {path}: no such folder; name one with config.json and safetensors files in it")
@@ -44,21 +44,21 @@ def read_folder(path: Path) -> HfModel:
 
 
 def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, StoredTensor]:
-    """The tensors of a folder by the name that transformers has for them today.
+    """Return the tensors of a folder by their current names in transformers.
 
     Raises:
-        InputError, FileError: there are none, or a file is damaged.
+        InputError, FileError: the folder has no tensors, or a file is damaged.
     """
     return {current_tensor_name(spec, item.name): item for file in _shard_files(path) for item in tensors_in(file)}
 
 
 def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTensor | None:
-    """Where a tensor lies, under its own name or the one that stands in for it."""
+    """Return the stored tensor of that name, else of its alternative name; None where neither exists."""
     return stored.get(tensor.name) or (stored.get(tensor.instead) if tensor.instead else None)
 
 
 def weights_sha256(stored: dict[str, StoredTensor]) -> str:
-    """Hash of names, types, shapes and the first bytes of all tensors: a thousandth of the folder is read."""
+    """Return the hash of names, types, shapes and first bytes of all tensors; about a thousandth of the folder."""
     digest = hashlib.sha256()
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
         item = stored[name]
@@ -93,7 +93,7 @@ def _check(path: Path, spec: FamilySpec, stored: dict[str, StoredTensor]) -> Non
 
 
 def _shard_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder."""
+    """Return the safetensors files of a folder."""
     if (path / INDEX).is_file():
         index = read_json(path / INDEX)
         names = index.get("weight_map") if isinstance(index, dict) else None
@@ -113,10 +113,10 @@ def _shard_files(path: Path) -> list[Path]:
 
 
 def _plain(name: str, index: Path) -> str:
-    """A name of a file in the index's own folder.
+    """Return `name`, which has to be a plain file name in the index's folder.
 
     Raises:
-        FileError: it leads out of the folder.
+        FileError: the name leads out of the folder.
     """
     try:
         return plain_file_name(name)

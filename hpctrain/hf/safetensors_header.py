@@ -1,7 +1,7 @@
-"""The header of a safetensors file: which tensors it holds, and where; checked before a byte of them is believed.
+"""The header of a safetensors file: which tensors it holds, and where. It is checked before any tensor is read.
 
-The format: 8 bytes with the length of a JSON header, the header with type, shape and place of each tensor, the tensors,
-one after the other without holes (https://github.com/huggingface/safetensors#format).
+Format: 8 bytes with the length of a JSON header, the header with type, shape and offsets of each tensor, then the
+tensors, one after the other without holes (https://github.com/huggingface/safetensors#format).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpctrain.records.format.input_file import open_input
 from hpctrain.records.format.json_text import JsonError, parse_json
 
 _HEADER_LIMIT = 100_000_000
-"""The most that the format allows, bytes."""
+"""Largest header that the format allows, bytes."""
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -28,11 +28,11 @@ _SIZE_MAX = 2**62
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file."""
+    """One tensor in a file."""
 
     file: Path
     name: str
-    """As the file calls it."""
+    """Name in the file."""
     dtype: str
     shape: tuple[int, ...]
     begin: int
@@ -41,10 +41,10 @@ class StoredTensor:
 
 
 def tensors_in(path: Path) -> list[StoredTensor]:
-    """The tensors of one file.
+    """Return the tensors of one file.
 
     Raises:
-        FileError: it cannot be read, is none of the format, or was cut short.
+        FileError: the file cannot be read, is no safetensors file, or is truncated.
     """
     try:
         with os.fdopen(open_input(path), "rb") as file:
@@ -77,10 +77,10 @@ def _place(item: StoredTensor) -> tuple[int, int]:
 
 
 def _stored(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
-    """One entry of the header.
+    """Return the tensor that one entry of the header describes.
 
     Raises:
-        FileError: its values are none that the format has.
+        FileError: the entry has values that the format does not allow.
     """
     values: dict[str, Any] = entry if isinstance(entry, dict) else {}
     shape, offsets, dtype = values.get("shape"), values.get("data_offsets"), values.get("dtype")

@@ -1,4 +1,4 @@
-"""How the tensors of a folder are shared out over files; pure."""
+"""Distributes the tensors of a folder over files of limited size; pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hpctrain.base.errors import InputError
 from hpctrain.hf.tensors import HfTensor
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number, by the types that an export can have."""
+"""Bytes of a number, by type of an export."""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 
 
 def shard_bytes(text: str) -> int:
-    """Bytes of '5GB' or '500MiB'.
+    """Return the bytes that '5GB' or '500MiB' stands for.
 
     Raises:
-        InputError: it is no size.
+        InputError: the text is no size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     size = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
@@ -29,7 +29,7 @@ def shard_bytes(text: str) -> int:
 
 
 def assign_to_shards(tensors: Sequence[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
-    """The tensors by file, in their order; a file is not larger than the limit unless one tensor is."""
+    """Return the tensors by file, in their order; a file exceeds `limit` bytes only where a single tensor does."""
     groups: list[list[HfTensor]] = []
     room = 0
     for tensor in tensors:
@@ -46,7 +46,7 @@ def assign_to_shards(tensors: Sequence[HfTensor], bytes_per_value: int, limit: i
 
 
 def index_of(files: dict[str, list[HfTensor]], bytes_per_value: int) -> dict[str, Any]:
-    """model.safetensors.index.json."""
+    """Return the content of model.safetensors.index.json."""
     total = sum(tensor.count for group in files.values() for tensor in group)
     return {
         "metadata": {"total_parameters": total, "total_size": total * bytes_per_value},

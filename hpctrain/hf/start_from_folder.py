@@ -1,4 +1,4 @@
-"""Starting from a Hugging Face folder: it is judged before anything starts, together with the data."""
+"""Starting a run from a Hugging Face folder, which is checked together with the data before anything starts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpctrain.records.run.run import Run
 
 
 def with_hf_folder(run: Run) -> Run:
-    """The run with what is in the folder that `model.hf` names; a run folder's own run file has it already.
+    """Return the run with the content of the folder at `model.hf`; a run folder's run file has it already.
 
     Raises:
-        InputError, FileError: the folder cannot be used, or its tokenizer is not that of the data.
+        InputError, FileError: the folder cannot be used, or its tokenizer differs from that of the data.
     """
     if run.model.hf is None or run.model.found is not None:
         return run
@@ -29,7 +29,7 @@ def with_hf_folder(run: Run) -> Run:
 
 
 def dropout_warning(run: Run) -> list[str]:
-    """What a person should know of how the training differs from that of the folder's model."""
+    """Return a warning where the folder's model was trained with dropout, which this training does not have."""
     if run.model.found is None:
         return []
     dropout = dropout_of(run.model.found.config)
@@ -37,10 +37,10 @@ def dropout_warning(run: Run) -> list[str]:
 
 
 def _check_tokenizer(run: Run, folder: Path) -> None:
-    """A token of the data must be the same piece of text for the model, or all that it has learned is lost.
+    """Check that data and model use the same tokenizer; with another one, all that the model has learned is lost.
 
     Raises:
-        InputError: it is not.
+        InputError: the tokenizers differ.
     """
     path = folder / TOKENIZER_NAME
     if not path.is_file():

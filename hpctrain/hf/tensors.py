@@ -1,7 +1,6 @@
-"""The tensors of a Hugging Face folder by name and shape, and which parameters of ours each of them holds; pure.
+"""The tensors of a Hugging Face folder by name and shape, and which of our parameters each of them holds; pure.
 
-Names are those that transformers writes and reads for LlamaForCausalLM, GPT2LMHeadModel, BertForMaskedLM and
-T5ForConditionalGeneration.
+Names are those of transformers for LlamaForCausalLM, GPT2LMHeadModel, BertForMaskedLM and T5ForConditionalGeneration.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ class HfTensor:
     name: str
     shape: tuple[int, ...]
     own: tuple[str, ...]
-    """Our parameters in it: one, or several of equal shape side by side along its last axis."""
+    """Names of our parameters that it holds: one, or several of equal shape, concatenated along its last axis."""
     transposed: bool = False
-    """A matrix [in, out], where ours are [out, in]."""
+    """Whether it is a matrix [in, out]; ours are [out, in]."""
     instead: str | None = None
-    """Tensor that a folder may hold in its place."""
+    """Name of the tensor that a folder may hold in its place."""
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """Shape of each of our parameters."""
+        """Shape of each of our parameters in it."""
         last = self.shape[-1] // len(self.own)
         return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
 
@@ -46,7 +45,7 @@ class HfTensor:
 
 
 def tensors_of(spec: FamilySpec) -> list[HfTensor]:
-    """All tensors of a model, in its order; a tied head has none of its own."""
+    """Return all tensors of a model, in the model's order; a tied head has no tensor of its own."""
     match spec:
         case DecoderSpec():
             return list(_of_llama(spec))
@@ -59,7 +58,7 @@ def tensors_of(spec: FamilySpec) -> list[HfTensor]:
 
 
 def current_tensor_name(spec: FamilySpec, name: str) -> str:
-    """The present name of a tensor: early folders lack GPT-2's prefix, and call a norm's numbers gamma and beta."""
+    """Return the current name of a tensor: early folders lack GPT-2's prefix, and call a norm's weights gamma, beta."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     if isinstance(spec, Gpt2Spec) and name.startswith(("wte.", "wpe.", "h.", "ln_f.")):
         return f"transformer.{name}"
@@ -67,8 +66,8 @@ def current_tensor_name(spec: FamilySpec, name: str) -> str:
 
 
 def is_ignorable(spec: FamilySpec, name: str) -> bool:
-    """Whether a folder may hold this beside the tensors of a model: constants, second copies of a tied matrix, and
-    BERT's pooler and head for sentence order, which are not trained here."""
+    """Whether the tensor may be skipped: a constant, a second copy of a tied matrix, or BERT's pooler or head for
+    sentence order, which are not trained here."""
     return any(re.fullmatch(pattern, name) for pattern in _ignorable_patterns(spec))
 
 
@@ -85,7 +84,7 @@ def _ignorable_patterns(spec: FamilySpec) -> Iterator[str]:
                 yield r"cls\.predictions\.decoder\.(weight|bias)"
         case EncoderDecoderSpec():
             yield r"(encoder|decoder)\.embed_tokens\.weight"
-            # The first releases hold a table that no computation uses.
+            # The first releases contain a table that no computation uses.
             yield r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
     if spec.tied:
         yield r"lm_head\.weight"
@@ -146,7 +145,7 @@ def _of_bert(spec: EncoderSpec) -> Iterator[HfTensor]:
     head = "cls.predictions"
     yield from _linear(f"{head}.transform.dense", "transform", dim, dim)
     yield from _biased_norm(f"{head}.transform.LayerNorm", "transform_norm", dim)
-    # Two names of one bias; where they differ, the decoder's is what transformers adds.
+    # Two names of one bias; where the values differ, transformers adds the decoder's.
     biases = (f"{head}.bias", f"{head}.decoder.bias")
     if not spec.tied:
         yield _same(f"{head}.decoder.weight", "head.weight", spec.vocabulary, dim)
@@ -204,6 +203,6 @@ def _linear(theirs: str, own: str, width_in: int, width_out: int) -> Iterator[Hf
 
 
 def _conv1d(theirs: str, own: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
-    """GPT-2's matrices stand the other way round."""
+    """Yield weight and bias of one GPT-2 linear, whose matrix is transposed."""
     yield HfTensor(f"{theirs}.weight", (width_in, width_out), (f"{own}.weight",), transposed=True)
     yield _same(f"{theirs}.bias", f"{own}.bias", width_out)

@@ -17,27 +17,27 @@ from hpctrain.corpus.read.index import read_index
 from hpctrain.corpus.read.special_tokens import SpecialTokens
 
 MASK, START = "[MASK]", "<pad>"
-"""Names of tokens that an objective needed and the tokenizer had not."""
+"""Names of the tokens that an objective adds to the tokenizer."""
 
 
 @dataclass(frozen=True)
 class HfTokenizer:
-    """The two files."""
+    """The content of the two files."""
 
     tokenizer: str
-    """tokenizer.json."""
+    """Text of tokenizer.json."""
     config: Mapping[str, Any]
-    """tokenizer_config.json."""
+    """Values of tokenizer_config.json."""
 
 
 def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokenizer:
-    """What turns text into the tokens of a corpus folder, and the tokens that the objective adds, by name.
+    """Return the tokenizer of a corpus folder, with named tokens for those that the objective adds.
 
     Args:
-        longest: tokens that the model takes.
+        longest: most tokens that the model takes.
 
     Raises:
-        InputError, FileError: the folder is gone, or its tokenizer is damaged.
+        InputError, FileError: the folder is missing, or its tokenizer is damaged.
     """
     index = read_index(folder, "data.train[0]")
     if index.tokenizer.file is None:
@@ -46,7 +46,7 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokeni
         tokenizer = read_tokenizer(folder / index.tokenizer.file, "data.train[0]")
     names = {number: name for name, number in _added(special).items() if tokenizer.id_to_token(number) is None}
     for number in sorted(names):
-        if tokenizer.get_vocab_size() == number:  # ids are given one after the other
+        if tokenizer.get_vocab_size() == number:  # ids are assigned in sequence
             tokenizer.add_special_tokens([AddedToken(names[number], special=True)])
     named = {"eos_token": special.end_of_text, "mask_token": special.mask, "pad_token": special.start}
     config = {
@@ -60,9 +60,9 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokeni
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """Each byte of UTF-8 is the token of its number, and the one behind them ends a text."""
-    # Byte-level BPE without merges; the alphabet gives each byte a character: those that can be printed are their own,
-    # the others follow in order from 256 on (Radford et al. 2019).
+    """Return a tokenizer whose token is the value of each UTF-8 byte; token 256 ends a text."""
+    # Byte-level BPE without merges. Its alphabet maps a printable byte to its own character, and the others in order
+    # to characters from 256 on (Radford et al. 2019).
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     vocabulary = {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -74,7 +74,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def _added(special: SpecialTokens) -> dict[str, int]:
-    """The objective's tokens by name."""
+    """Return the objective's tokens, name -> id."""
     found = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
     for name, number in ((MASK, special.mask), (START, special.start)):
         if number is not None:

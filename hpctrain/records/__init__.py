@@ -1,1 +1,1 @@
-"""The files that the rooms exchange: frozen models with `schema`, read and written whole."""
+"""The files that rooms exchange: frozen models with `schema`, read and written as a whole."""

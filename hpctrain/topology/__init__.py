@@ -1,1 +1,1 @@
-"""Topology files as people see them: printed, compared, read from other tools' formats."""
+"""Topology files for people: printed, compared, converted from and to other tools' formats."""

@@ -1,4 +1,4 @@
-"""What changed between two topologies, pure: nodes, health, drivers, devices and links."""
+"""Differences between two topologies: nodes, health, drivers, devices and links. Pure."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from hpctrain.records.topology.topology import Node, Topology
 
 Group = Literal["nodes", "health", "drivers", "devices", "links"]
 GROUPS: tuple[Group, ...] = ("nodes", "health", "drivers", "devices", "links")
-"""In the order of what a person wants to know first."""
+"""Groups of differences, the most important for a reader first."""
 
 _VERDICTS = ("ok", "degraded", "unknown", "bad")
-"""From the best to the worst."""
+"""Health verdicts, from the best to the worst."""
 Value = float | str | None
 _Key = tuple[Group, tuple[str, ...], str, str]
-"""Group, nodes, what, unit."""
+"""(group, nodes, what, unit), as the fields of `Difference`."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs: both values, or a thing that only one file has (the other is None)."""
+    """One difference: both values, or the value of the only file that has one (the other is None)."""
 
     group: Group
     what: str
-    """'n1:cuda0 bf16', 'n1 -> n2 bandwidth'; of a node that came or went, its name."""
+    """What differs: 'n1:cuda0 bf16', 'n1 -> n2 bandwidth', or the name of a node that only one file has."""
     unit: str
-    """'' of what is no figure."""
+    """Unit of a figure; '' where the values are not figures."""
     before: Value
     after: Value
     better: bool | None = None
-    """None where neither is: a driver, a figure that one file lacks."""
+    """Whether the later value is better; None where that cannot be said: a driver, a figure that one file lacks."""
     nodes: tuple[str, ...] = ()
-    """The node it is of, or both ends of a link."""
+    """The node that it concerns, or both ends of a link."""
 
     @property
     def ratio(self) -> float | None:
-        """After over before, where both are figures."""
+        """The later value divided by the earlier one, where both are figures."""
         before, after = self.before, self.after
         if isinstance(before, str) or isinstance(after, str) or not before or after is None:
             return None
@@ -47,9 +47,9 @@ class Difference:
 
 
 def differences(before: Topology, after: Topology, tolerance: float) -> list[Difference]:
-    """What is in one file only, or differs; figures by more than `tolerance` (0.1 is 10 %) of the earlier value.
+    """Return what only one file has, or what differs; figures by more than `tolerance` (0.1 is 10 %) of the earlier.
 
-    A node that only one file has is one difference: nothing is said of its devices and links.
+    A node that only one file has is one difference: its devices and links are not listed.
     """
     old_names, new_names = {node.id for node in before.nodes}, {node.id for node in after.nodes}
     both = old_names & new_names
@@ -63,7 +63,7 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
             ends = (change.source, change.target)
             key: _Key = ("links", ends, f"{change.source} -> {change.target} {change.what}", change.unit)
             found.append(_difference(key, change.before, change.after))
-        # Every pair that the files list is among these.
+        # The matrices contain every pair that the files list as links.
         before, after = _without_links(before), _without_links(after)
     once = _pairs(before) ^ _pairs(after)
     old, new = dict(_values(before, both, once)), dict(_values(after, both, once))
@@ -102,11 +102,11 @@ def _directed_pairs(link: Link) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
-    """Everything that is compared.
+    """Yield each value that is compared.
 
     Args:
-        once: directed pairs that one of the files lists and the other leaves to their class, as large ones do: of these
-            what the planner takes is compared.
+        once: directed pairs that only one of the files lists, because large files leave others to their class. Their
+            figures for the planner are compared.
     """
     for node in topology.nodes:
         if node.id in names:

@@ -1,6 +1,6 @@
-"""Pairs of two large topologies that differ, from the figures of all pairs that lie beside both. Pure.
+"""Differences between the pair matrices of two large topologies. Pure.
 
-A million pairs as keys of a dictionary are a gigabyte, so that arrays are compared and only what differs is told.
+A million pairs as keys of a dictionary take a gigabyte, so arrays are compared and only differences become objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class PairChange:
-    """One figure of one directed pair; None where that file has none."""
+    """One figure of a directed pair that differs; None where that file lacks it."""
 
     source: str
     target: str
@@ -34,10 +34,10 @@ class PairChange:
 def pair_changes(
     before: PairMatrix, after: PairMatrix, names: Collection[str], tolerance: float
 ) -> Iterator[PairChange]:
-    """Figures that differ by more than `tolerance` of the earlier value (0.1 is 10 %), or that one file lacks.
+    """Yield figures that differ by more than `tolerance` (0.1 is 10 %) of the earlier value, or that one file lacks.
 
     Args:
-        names: nodes that both have.
+        names: nodes that both files have.
     """
     both = [name for name in before.nodes if name in names]
     old_at = np.ix_(*[[before.index[name] for name in both]] * 2)

@@ -1,4 +1,4 @@
-"""The devices of a topology in a terminal: each of them, or for many nodes the spread of each kind. Pure."""
+"""Table of a topology's devices: one by one, or for many nodes the spread of each kind. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpctrain.base.units import format_bytes, format_count, format_seconds
 from hpctrain.records.topology.topology import Device, Topology
 
 NODES_LISTED_MAX = 16
-"""Nodes whose devices are listed one by one."""
+"""Up to this many nodes, devices are listed one by one."""
 ABSENT = "·"
 COLOURS = {"go": "green", "ok": "green", "warn": "yellow", "degraded": "yellow", "unknown": "yellow"}
-"""Of a verdict; red for every other."""
+"""Colour of each verdict; all others are red."""
 
 
 def devices_table(topology: Topology) -> Table:
-    """One row a device, or above 16 nodes one row a kind with minimum, median and maximum."""
+    """Return one row per device, or above 16 nodes one row per kind with minimum, median and maximum."""
     if len(topology.nodes) > NODES_LISTED_MAX:
         return _kinds(topology)
     dtypes = _dtypes(topology)
@@ -65,7 +65,7 @@ def _dtypes(topology: Topology) -> list[str]:
 
 
 def _figures(device: Device, dtypes: list[str]) -> list[tuple[float | None, Callable[[float], str]]]:
-    """Each figure with the form it is told in."""
+    """Return each figure of a device with the function that formats it."""
     flops: list[tuple[float | None, Callable[[float], str]]] = [
         (device.flops.get(dtype), format_count) for dtype in dtypes
     ]

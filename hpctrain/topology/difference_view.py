@@ -1,4 +1,4 @@
-"""Differences of two topologies in a terminal: a table for each group, and one line that sums up. Pure."""
+"""Differences between two topologies for the terminal: a table for each group, and one line of summary. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpctrain.topology.compare import GROUPS, Difference, Value
 from hpctrain.topology.view import ABSENT
 
 ROWS_PER_GROUP_MAX = 20
-"""The rest of a group is counted: a person reads the largest changes, a program takes --json."""
+"""Rows that a group lists; the rest is counted. People read the largest changes, programs use --json."""
 _TITLES = {"nodes": "Nodes", "health": "Health", "drivers": "Drivers", "devices": "Devices", "links": "Links"}
 
 
 def render_differences(found: list[Difference], tolerance: float) -> RenderableType:
-    """Every group with its largest changes first, then the summary."""
+    """Return a table for each group with its largest changes first, then the summary."""
     if not found:
         return Text(f"nothing differs; figures may, by up to {tolerance:.0%}")
     parts: list[RenderableType] = []
@@ -32,7 +32,7 @@ def render_differences(found: list[Difference], tolerance: float) -> RenderableT
 
 
 def summary(found: list[Difference]) -> str:
-    """'1 node went, 1 came; 3 figures of links worse, 1 better', for what there is of it."""
+    """Return one line of counts: '1 node went, 1 came; 3 figures of links worse, 1 better'."""
     went = sum(entry.group == "nodes" and entry.after is None for entry in found)
     came = sum(entry.group == "nodes" and entry.before is None for entry in found)
     parts = [f"{went} node(s) went" if went else "", f"{came} node(s) came" if came else ""]
@@ -46,7 +46,7 @@ def summary(found: list[Difference]) -> str:
 
 
 def _common_node(worse: list[Difference]) -> str:
-    """One node that most of the worse links have in common: it, and not the network, has changed."""
+    """Return a hint where most of the worse links share one node: then the node has changed, not the network."""
     ends = Counter(node for entry in worse for node in entry.nodes)
     for node, count in ends.most_common(1):
         if count > 2 and count > 2 / 3 * len(worse):
@@ -59,7 +59,7 @@ def _direction(entry: Difference) -> str:
 
 
 def _size(entry: Difference) -> float:
-    """How many times larger or smaller; what has no ratio comes first."""
+    """Return the factor by which a value grew or shrank; infinity without a ratio, so that it is listed first."""
     ratio = entry.ratio
     return float("inf") if not ratio else max(ratio, 1 / ratio)
 

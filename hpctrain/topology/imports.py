@@ -1,4 +1,4 @@
-"""Topologies out of other tools' files: priors to begin from, with nothing measured. Pure."""
+"""Topologies from other tools' files: priors in which nothing was measured. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.topology.formats.slurm_read import clusters_of_conf, clusters_of_y
 
 
 def from_nccl(text: str, source: str, nodes: Sequence[str], wall: float) -> Topology:
-    """The GPUs, network cards and links that a dump of one node has, for each of `nodes`, which are alike.
+    """Return a topology in which each of `nodes` has the GPUs, network cards and links of an NCCL dump of one node.
 
     Args:
         source: names the file in errors and in the notes.
@@ -33,10 +33,10 @@ def from_nccl(text: str, source: str, nodes: Sequence[str], wall: float) -> Topo
 
 
 def from_slurm(text: str, source: str, wall: float) -> Topology:
-    """The nodes and switches of a topology.conf, or of a topology.yaml by the ending of `source`.
+    """Return the nodes and switches of a topology.conf, or of a topology.yaml; the suffix of `source` decides.
 
     Raises:
-        FileError: every mistake of the file, with its line.
+        FileError: the file has errors; all are listed with their lines.
     """
     read = clusters_of_yaml if source.endswith((".yaml", ".yml")) else clusters_of_conf
     clusters = read(text, source)

@@ -1,4 +1,4 @@
-"""Latency and bandwidth between nodes as a coloured matrix; of many nodes, between their clusters. Pure."""
+"""Latency and bandwidth between nodes as a coloured matrix; for many nodes, between their clusters. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.device_view import ABSENT
 
 MATRIX_NODES_MAX = 16
-"""Above this many nodes the matrix is of clusters."""
+"""Above this many nodes, rows and columns are clusters."""
 _COLUMNS_UP_TO = 12
-"""What fits 80 columns; a wider matrix goes on below."""
+"""Matrix columns that fit a terminal of 80 characters; a wider matrix continues in another table."""
 QUANTITIES = ("latency", "bandwidth")
 _LATENCY_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _RATE_SCALES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 
 _Cell = tuple[str, str]
-"""Row and column."""
+"""(row, column)"""
 
 
 @dataclass(frozen=True)
 class _Quantity:
-    """One matrix: what is told, in which unit, and from where on it is far from the usual."""
+    """One matrix: its title, which figure of a link it shows, its units, and whether high values are bad."""
 
     title: str
     value: Callable[[LinkFigures], float | None]
@@ -38,7 +38,7 @@ class _Quantity:
     high_is_bad: bool
 
     def colour(self, value: float, usual: float) -> str:
-        """By how many times it is worse than the median of its class: the bands of the probe's verdict."""
+        """Return the colour of a value by its ratio to the median of its class; limits as in the probe's verdict."""
         if usual <= 0 or value <= 0:
             return ""
         if self.high_is_bad:
@@ -58,7 +58,7 @@ _KNOWN = {
 
 
 def matrices(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
-    """The matrices of these quantities, of 'latency' and 'bandwidth', that anything is known of."""
+    """Return the matrices of `quantities` ('latency', 'bandwidth') for which the topology has figures."""
     if len(topology.nodes) > MATRIX_NODES_MAX:
         return _between_groups(topology, quantities)
     drawn: list[RenderableType] = []
@@ -70,7 +70,7 @@ def matrices(topology: Topology, quantities: Collection[str]) -> list[Renderable
 
 
 def _values(links: Iterable[Link], quantity: _Quantity) -> dict[_Cell, tuple[float, str | None]]:
-    """Value and class of every directed pair that was measured."""
+    """Return value and class of every directed pair that was measured."""
     found: dict[_Cell, tuple[float, str | None]] = {}
     for link in links:
         for cell, side in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
@@ -98,7 +98,7 @@ def _nodes(
 
 
 def _between_groups(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
-    """Every pair as the planner takes it: a large file lists only pairs that are off their class."""
+    """Return matrices between clusters, with the planner's figures for each pair: large files list only outliers."""
     home, costs = _cluster_of_node(topology), LinkCost(topology)
     found: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
     for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
@@ -133,7 +133,7 @@ def _folded(quantity: _Quantity, names: list[str], found: dict[_Cell, list[float
 
 
 def _cluster_of_node(topology: Topology) -> dict[str, str]:
-    """The cluster of each node, at the lowest level that has few enough of them for a matrix."""
+    """Return the cluster of each node, at the lowest level whose clusters fit a matrix."""
     best: dict[str, str] = {}
     for level in sorted({cluster.level for cluster in topology.fabric.clusters}):
         clusters = [cluster for cluster in topology.fabric.clusters if cluster.level == level]
@@ -146,7 +146,7 @@ def _cluster_of_node(topology: Topology) -> dict[str, str]:
 
 
 def _matrix_tables(title: str, names: list[str], cells: dict[_Cell, Text], sick: set[str]) -> list[RenderableType]:
-    """A table, or several of them where the columns do not fit. Columns have the numbers of the rows."""
+    """Return the title and a table, or several where the columns do not fit. Rows and columns share numbers."""
     tables: list[RenderableType] = [Text(title)]
     for start in range(0, len(names), _COLUMNS_UP_TO):
         columns = range(start, min(start + _COLUMNS_UP_TO, len(names)))
@@ -163,7 +163,7 @@ def _matrix_tables(title: str, names: list[str], cells: dict[_Cell, Text], sick:
 
 
 def _scale(quantity: _Quantity, values: list[float]) -> tuple[float, str]:
-    """One unit for the whole matrix: the largest in which the median is 1 or more."""
+    """Return size and name of the matrix's unit: the largest in which the median is at least 1."""
     middle = statistics.median(values)
     for size, unit in quantity.scales:
         if middle >= size:
@@ -172,5 +172,5 @@ def _scale(quantity: _Quantity, values: list[float]) -> tuple[float, str]:
 
 
 def _short(value: float) -> str:
-    """Three digits, in five characters or less for what is usual in the matrix."""
+    """Return the value with three digits, in five characters or fewer for values near the median."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,6 +1,6 @@
-"""A topology in a terminal: the verdict and what is sick, devices, links, a matrix. Pure; the caller prints.
+"""A topology for the terminal: verdict, unhealthy nodes, devices, links, matrices. Pure; the caller prints.
 
-Widths: everything fits 80 columns for node names of up to a dozen letters; longer names are folded.
+Everything fits 80 columns for node names of up to a dozen letters; longer names are folded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hpctrain.topology.device_view import ABSENT, COLOURS, devices_table
 from hpctrain.topology.matrix_view import QUANTITIES, matrices
 
 UNHEALTHY_NODES_MAX = 20
-"""Nodes with a fault that are listed; the rest is counted."""
+"""Most nodes with a fault that are listed; the rest is counted."""
 _CLUSTERS_UP_TO = 24
 _UNMEASURED = ("published", "prior")
-"""Modes of a file that nobody measured."""
+"""Modes of files in which nothing was measured."""
 
 
 def render(topology: Topology, quantities: Collection[str] = QUANTITIES) -> RenderableType:
-    """The whole file for a person: what is sick, where it is from, devices, links.
+    """Return the whole file for printing: verdict, unhealthy nodes, provenance, devices, links.
 
     Args:
         quantities: which matrices to draw, of 'latency' and 'bandwidth'.
@@ -59,11 +59,11 @@ def _verdict(topology: Topology) -> Text:
 
 
 def _unhealthy_nodes(topology: Topology) -> list[Text]:
-    """Nodes that are not ok, each with its reasons, unless the verdict has told them."""
+    """Return the nodes that are not ok, each with those reasons that the verdict does not list."""
     told = {_reason_line(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:
-        # The verdict names the node in a fault that is the node's own reason.
+        # Where a node's reason is a fault of the verdict, the verdict puts the node's name before its text.
         own = {f"{reason.code}: {node.id}: {reason.text}": _reason_line(reason) for reason in node.health.reasons}
         reasons = [words for named, words in own.items() if named not in told and words not in told]
         if reasons:
@@ -78,7 +78,7 @@ def _unhealthy_nodes(topology: Topology) -> list[Text]:
 
 
 def _evidence_and_fix(reason: Reason) -> str:
-    """What it was compared with, and the next thing to do, a line each."""
+    """Return two lines: what the figure was compared with, and what to do next."""
     told = (("seen", reason.evidence), ("do", reason.fix))
     return "".join(f"\n    {label}: {words}" for label, words in told if words)
 

@@ -1,1 +1,1 @@
-"""The files of a corpus folder, and the recipe that one is made by."""
+"""The files of a corpus folder, and the recipe for several of them."""

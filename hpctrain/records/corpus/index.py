@@ -15,14 +15,14 @@ from hpctrain.records.format.file_name import PlainName
 INDEX_NAME = "index.json"
 """Name of the index within a corpus folder."""
 SHARD_TOKENS_MAX = 2**48
-"""Of one file; the largest one that a file system takes is as long."""
+"""Tokens of one file, about the largest that a file system takes."""
 
 
 class TokenizerInfo(Part):
-    """What turned text into tokens; two folders with equal entries may be trained on together."""
+    """The tokenizer of a corpus folder; folders with equal entries may be trained on together."""
 
     kind: Literal["bytes", "trained", "given"]
-    """bytes: a token for each byte. trained: byte-level BPE of this text. given: a tokenizer.json of the person's."""
+    """bytes: a token for each byte. trained: byte-level BPE of this text. given: a tokenizer.json of the user."""
     end_of_text: int = Field(ge=0, le=VOCAB_MAX)
     """Token that ends each document."""
     file: PlainName | None = None
@@ -37,9 +37,9 @@ class Shard(Part):
     file: PlainName
     """Name within the folder."""
     split: Literal["train", "valid"]
-    """What it is for; valid was kept aside and is never trained on."""
+    """What it is used for; valid is never trained on."""
     tokens: int = Field(ge=1, le=SHARD_TOKENS_MAX)
-    """How many."""
+    """Number of tokens."""
     sha256: str
     """Content hash of the file."""
 
@@ -48,11 +48,11 @@ class Sources(Part):
     """What the corpus was made from."""
 
     files: int = Field(ge=0)
-    """Files that are in it."""
+    """Files in the corpus."""
     documents: int = Field(default=0, ge=0)
     """Documents in them: records, or whole text files."""
     text_bytes: int = Field(ge=0)
-    """Their size, uncompressed."""
+    """Size of their text, uncompressed."""
     skipped_not_text: int = Field(default=0, ge=0)
     """Files left out because they are binary or not UTF-8."""
     skipped_unreadable: int = Field(default=0, ge=0)
@@ -60,11 +60,11 @@ class Sources(Part):
     skipped_bad: int = Field(default=0, ge=0)
     """Records left out because they are damaged or hold no text."""
     damaged_files: int = Field(default=0, ge=0)
-    """Files, counted among these, of which what follows their damage is lost; of packed text files, all."""
+    """Damaged files, also counted above: the text after the damage is lost, in packed text files all of it."""
     beside_records: int = Field(default=0, ge=0)
-    """Text files left out because they lie in a folder with files of records."""
+    """Text files left out because they are in a folder with files of records."""
     other_splits: int = Field(default=0, ge=0)
-    """Files left out because their names call them validation or test, beside others called train."""
+    """Files left out because their names say validation or test, next to files whose names say train."""
     clean: Cleaning = NO_CLEANING
     """What was done to the text."""
 
@@ -75,13 +75,13 @@ class CorpusIndex(Document):
     schema_kind: ClassVar[str] = "corpus"
 
     vocab_size: int = Field(ge=2, le=VOCAB_MAX)
-    """Tokens are below this."""
+    """Size of the vocabulary; all tokens are below it."""
     dtype: Literal["uint16", "uint32"]
     """How a token is stored."""
     tokenizer: TokenizerInfo
     """What made the tokens."""
     shards: list[Shard] = Field(min_length=1)
-    """In the order in which they are read."""
+    """Token shards, in the order of reading."""
     sources: Sources
     """What they were made from."""
 
@@ -95,5 +95,5 @@ class CorpusIndex(Document):
         return value
 
     def tokens(self, split: str) -> int:
-        """Tokens of one split."""
+        """Return the number of tokens of one split."""
         return sum(shard.tokens for shard in self.shards if shard.split == split)

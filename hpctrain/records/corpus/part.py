@@ -1,4 +1,4 @@
-"""unit.json of a part of a corpus that is being made: what is finished, and how to see that it is whole."""
+"""unit.json of a part of a corpus that is being made: what is finished, and how to verify it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hpctrain.records.corpus.index import Shard
 from hpctrain.records.format.document import Document
 
 PART_NAME = "unit.json"
-"""Name within the part's folder; the folder has its name only when it is whole."""
+"""File name in the part's folder; the folder gets its final name only when it is complete."""
 
 
 class CorpusPart(Document):
-    """One unit of work, turned into tokens."""
+    """One work unit, turned into tokens."""
 
     schema_kind: ClassVar[str] = "corpus_part"
 
     text_sha256: str
-    """Hash over the passages that it was made of."""
+    """Hash of the passages that it was made from."""
     shards: list[Shard]
-    """Files of tokens in this folder; may be none."""
+    """Token shards in this folder; may be empty."""

@@ -15,7 +15,7 @@ from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 
 RECIPE_NAME = "recipe.json"
-"""The recipe as it was used, in the folder made of it; says that the folder was made by `hpctrain data prepare`."""
+"""Copy of the recipe in the folder made from it; it marks the folder as written by `hpctrain data prepare`."""
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 
@@ -26,19 +26,19 @@ class RecipeSource(Part):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
     """Name of its folder."""
     path: list[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
-    """Files and folders, from the recipe's folder; * ? [] stand for parts of names, ** for folders."""
+    """Files and folders, relative to the recipe's folder; * ? [] match parts of names, ** matches folders."""
     format: Format = "auto"
-    """What the files are. auto: by their names."""
+    """Format of the files. auto: by their names."""
     text_field: str = Field(default="text", min_length=1)
     """Field or column that holds the text, in formats that have several."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """How often it is drawn from in training, against the other sources; changes nothing in the folder."""
+    """How often training draws from it, relative to the other sources; does not change the folder."""
     clean: Cleaning | None = None
-    """Default: the recipe's."""
+    """What is done to its text before it becomes tokens. Default: the recipe's."""
     valid_fraction: float | None = Field(default=None, ge=0, lt=1)
-    """Default: the recipe's."""
+    """Share of its text for validation. Default: the recipe's."""
     limit_bytes: int | None = Field(default=None, ge=1)
-    """Take no more text than that."""
+    """Most bytes of text that are used."""
 
     @field_validator("path", mode="before")
     @classmethod
@@ -54,9 +54,9 @@ class Recipe(Document):
     tokenizer: AnyPath = "bytes"
     """bytes, train:N (over all sources together), or the path of a tokenizer.json, from the recipe's folder."""
     sample_bytes: int | None = Field(default=None, ge=1)
-    """Text that a tokenizer is trained on. Default: 4 MiB."""
+    """Bytes of text that a tokenizer is trained on. Default: 4 MiB."""
     valid_fraction: float = Field(default=0.01, ge=0, lt=1)
-    """Share of each source's text kept aside for validation."""
+    """Share of each source's text for validation."""
     clean: Cleaning = NO_CLEANING
     """What is done to text before it becomes tokens."""
     skip_bad: bool = False
@@ -78,7 +78,7 @@ def read_recipe(path: Path) -> Recipe:
     """Read recipe.yaml.
 
     Raises:
-        FileError: it is missing, no YAML, or wrong; every mistake is told with its line.
+        FileError: the file is missing, no YAML, or has errors; all are listed with their lines.
     """
     file = read_yaml(path)
     if not isinstance(file.value, dict) or not file.value:

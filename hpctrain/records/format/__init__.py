@@ -1,1 +1,1 @@
-"""How every file is read and written: frozen models, YAML, JSON, JSON lines, bounds, and errors with their line."""
+"""Reads and writes every file: frozen models, YAML, JSON, JSON lines, bounds, and errors with their line."""

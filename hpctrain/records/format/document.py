@@ -1,4 +1,4 @@
-"""What all files share: frozen models that are read whole, checked whole and written whole."""
+"""Base classes of all files: frozen models that are read, checked and written as a whole."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Self = TypeVar("Self", bound="Document")
 
 
 class Part(BaseModel):
-    """A piece of a file: frozen; unknown keys are errors, and every number is finite."""
+    """A part of a file: frozen; unknown keys are errors, and every number is finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; a number that was not measured is absent."""
+        """Return plain JSON values; a number that was not measured is absent."""
         return self.model_dump(mode="json", by_alias=True)
 
     @classmethod
@@ -44,8 +44,8 @@ class Part(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is absent. A null that stands for something else than its default is kept, or it would be read
-        back as that default."""
+        """Leave out absent values. A null whose field has another default stays, or it would be read back as that
+        default."""
         values: dict[str, Any] = handler(self)
         for name, field in type(self).model_fields.items():
             if getattr(self, name) is None and field.default is None:
@@ -78,14 +78,14 @@ class Document(Part):
             raise ValueError(f"schema is {self.schema_!r}, this version reads {expected!r}")
 
     def sha256(self) -> str:
-        """Hash of the content, independent of white space and key order."""
+        """Return the hash of the content, independent of white space and key order."""
         return content_sha256(self)
 
     def write(self, path: Path) -> None:
         """Write the file atomically.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         write_json(path, self.to_json())
 
@@ -94,11 +94,11 @@ class Document(Part):
         """Read and check the file.
 
         Args:
-            owned: it is believed only if it is this user's, in a folder of this user's: a file of a run folder.
+            owned: require that the file and its folder belong to this user, as in a run folder.
 
         Raises:
-            FileError: missing, not JSON, or with mistakes; all are listed.
-            UntrustedError: it is somebody else's, or others can write to it.
+            FileError: the file is missing, not JSON, or has errors; all are listed.
+            UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
         """
         return cls.from_json(read_json(path, owned=owned), str(path))
 
@@ -112,19 +112,19 @@ class Document(Part):
 
 
 def content_sha256(part: Part) -> str:
-    """Hash of the content, independent of white space and key order."""
+    """Return the hash of the content, independent of white space and key order."""
     return hashlib.sha256(json.dumps(part.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = False) -> Any:
-    """The JSON value in a file.
+    """Return the JSON value in a file.
 
     Args:
-        owned: it is believed only if it is this user's, in a folder of this user's.
+        owned: require that the file and its folder belong to this user.
 
     Raises:
-        FileError: missing, unreadable, too large, or not JSON.
-        UntrustedError: it is somebody else's, or others can write to it.
+        FileError: the file is missing, unreadable, too large, or not JSON.
+        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
     """
     text = read_input_text(path, limit_bytes, owned=owned)
     try:

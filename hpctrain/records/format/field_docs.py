@@ -1,7 +1,7 @@
-"""What the docstrings below a class's attributes say, for a JSON Schema.
+"""Reads the docstrings below a class's fields, for a JSON Schema.
 
-Pydantic can read them itself, but does so for every class that is loaded: a third of the processor time of loading the
-records, in each command and on each node, for a text that only `hpctrain schema` prints.
+Pydantic can read them itself, but would do so for every class that is loaded. That takes a third of the records' load
+time, in each command and on each node, and only `hpctrain schema` prints the texts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 
 def describe_fields(model: type[BaseModel], properties: dict[str, Any]) -> None:
-    """Add each field's docstring to its entry in a schema's `properties`; a description that is there stays."""
+    """Add each field's docstring to its entry in a schema's `properties`; an existing description stays."""
     for owner in model.__mro__:
         if not issubclass(owner, BaseModel) or owner is BaseModel:
             continue
@@ -27,10 +27,10 @@ def describe_fields(model: type[BaseModel], properties: dict[str, Any]) -> None:
 
 
 def _docstrings(owner: type) -> dict[str, str]:
-    """Field -> the text that follows its definition in the class's source."""
+    """Return field -> docstring below its definition in the class's source."""
     try:
         source = inspect.getsource(owner)
-    except OSError:  # installed without it
+    except OSError:  # installed without sources
         return {}
     (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)

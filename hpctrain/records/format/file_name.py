@@ -1,4 +1,4 @@
-"""Names of files that stand in a file: each is one plain name, or a path below a folder made of such."""
+"""Types for file names inside files: a plain name, or a path below a folder that is made of plain names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 NAME_BYTES_MAX = 255
-"""Of one name on every file system of Linux (NAME_MAX)."""
+"""Bytes of one name, on every file system of Linux (NAME_MAX)."""
 PATH_BYTES_MAX = 4095
-"""Of a path (PATH_MAX, without the NUL at its end)."""
+"""Bytes of a path (PATH_MAX, without the NUL at its end)."""
 _CONTROLS = ("Cc", "Cs", "Zl", "Zp")
-"""Categories of Unicode that end lines or steer terminals; other rare characters, as a no-break space, are in use."""
+"""Categories of Unicode that end lines or control terminals; other rare characters, as a no-break space, are in use."""
 
 
 def plain_file_name(name: str) -> str:
-    """The name itself, if it can only name a file within the folder that it is used in.
+    """Return the name, if it can only name a file directly in the folder that it is used in.
 
     Raises:
-        ValueError: it has a separator, a character that is not printed, a dot at its beginning, or is too long.
+        ValueError: the name has a separator or a character that is not printed, begins with a dot, or is too long.
     """
     if name.startswith("."):
         raise ValueError("a file's plain name is expected; it may not begin with a dot")
@@ -27,19 +27,19 @@ def plain_file_name(name: str) -> str:
 
 
 def checkpoint_name(name: str) -> str:
-    """As `plain_file_name`; torch's own `.metadata` is the one name with a dot that a checkpoint has.
+    """Return the name as `plain_file_name` does, or torch's `.metadata`, the only name with a dot in a checkpoint.
 
     Raises:
-        ValueError: as `plain_file_name`.
+        ValueError: as for `plain_file_name`.
     """
     return name if name == ".metadata" else plain_file_name(name)
 
 
 def path_below(path: str) -> str:
-    """The path itself, if it is made of plain names: 'checkpoints/step-00000010'.
+    """Return the path, if it is made of plain names: 'checkpoints/step-00000010'.
 
     Raises:
-        ValueError: one of its parts is no plain name.
+        ValueError: a part of the path is no plain name.
     """
     for part in path.split("/"):
         plain_file_name(part)
@@ -47,10 +47,10 @@ def path_below(path: str) -> str:
 
 
 def any_path(path: str) -> str:
-    """The path itself, if a file can have it; it may lead anywhere.
+    """Return the path, if a file can have it; it may lead anywhere.
 
     Raises:
-        ValueError: it has a NUL or another character that ends lines or steers terminals, or is too long.
+        ValueError: the path has a NUL or another character that ends lines or controls terminals, or is too long.
     """
     strange = next((character for character in path if unicodedata.category(character) in _CONTROLS), None)
     if strange is not None:
@@ -61,13 +61,13 @@ def any_path(path: str) -> str:
 
 
 PlainName = Annotated[str, AfterValidator(plain_file_name)]
-"""Name of a file in the folder of the file that it stands in."""
+"""Name of a file in the same folder as the file that contains the name."""
 CheckpointName = Annotated[str, AfterValidator(checkpoint_name)]
 """Name of a file in a checkpoint's folder."""
 PathBelow = Annotated[str, AfterValidator(path_below)]
-"""Path of a file below a folder, of plain names."""
+"""Path of a file below a folder, made of plain names."""
 AnyPath = Annotated[str, AfterValidator(any_path)]
-"""Path that a person gives."""
+"""Path that a user gives."""
 
 
 def _within_folder(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The door for files that people give: regular ones of a bounded size, and every failure is a FileError."""
+"""Opens files that users give: only regular files of a bounded size, and every failure is a FileError."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hpctrain.base.owned_files import read_owned
 from hpctrain.base.regular_file import open_regular, read_regular
 
 DOCUMENT_BYTES = 64 * 2**20
-"""Most bytes of a file that is held in memory as a whole; a topology of a thousand nodes has a tenth of that."""
+"""Most bytes of a file that is read into memory whole; a topology of a thousand nodes has a tenth of that."""
 
 
 def read_input(
     path: Path, limit_bytes: int = DOCUMENT_BYTES, missing: str = "no such file", *, owned: bool = False
 ) -> bytes:
-    """All bytes of a file, which may be reached by a symbolic link unless it has to be `owned`.
+    """Return all bytes of a file; it may be reached by a symbolic link, except with `owned`.
 
     Args:
-        missing: what the person is told where there is none.
-        owned: it is believed only if it is this user's, in a folder of this user's.
+        missing: message for a file that does not exist.
+        owned: require that the file and its folder belong to this user.
 
     Raises:
-        FileError: it is missing, unreadable, larger, or a folder, FIFO or device.
-        UntrustedError: it has to be this user's, and is somebody else's, or others can write to it.
+        FileError: the file is missing, unreadable, larger than `limit_bytes`, or a folder, FIFO or device.
+        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
     """
     try:
         return read_owned(path, limit_bytes) if owned else read_regular(os.path.realpath(path), limit_bytes)
@@ -35,10 +35,10 @@ def read_input(
 def read_input_text(
     path: Path, limit_bytes: int = DOCUMENT_BYTES, missing: str = "no such file", *, owned: bool = False
 ) -> str:
-    """As `read_input`, as text in UTF-8.
+    """Return the text of a UTF-8 file, read as by `read_input`.
 
     Raises:
-        FileError, UntrustedError: as `read_input`, or it is no text.
+        FileError, UntrustedError: as for `read_input`, or the file is no text.
     """
     try:
         return read_input(path, limit_bytes, missing, owned=owned).decode()
@@ -47,10 +47,10 @@ def read_input_text(
 
 
 def open_input(path: Path, missing: str = "no such file") -> int:
-    """A descriptor for reading a regular file of any size, which may be reached by a symbolic link.
+    """Return a descriptor for reading a regular file of any size, which may be reached by a symbolic link.
 
     Raises:
-        FileError: it is missing, unreadable, or a folder, FIFO or device.
+        FileError: the file is missing, unreadable, or a folder, FIFO or device.
     """
     try:
         return open_regular(os.path.realpath(path))
@@ -59,7 +59,7 @@ def open_input(path: Path, missing: str = "no such file") -> int:
 
 
 def _as_file_error(path: Path, error: Exception, missing: str) -> FileError:
-    """The same error about the path that the person gave."""
+    """Return the error as a FileError about the path that the user gave."""
     match error:
         case FileError():
             return FileError(path, error.mistakes)

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written: whatever is wrong with it is one ValueError, with bounded work."""
+"""Parses untrusted JSON with bounded work; every fault of the text is one ValueError."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 LEVELS_MAX = 64
-"""No file that hpctrain reads nests half as deep; code that walks a value may recurse over so many levels."""
+"""Nested levels. No file of hpctrain nests half as deep, and code that walks a value may recurse this far."""
 DIGITS_MAX = 40
-"""Digits of a whole number; 64 bits have 20, and Python's own limit of 4300 ends in an error about Python."""
+"""Digits of a whole number. 64 bits need 20, and Python's limit of 4300 gives an error about Python."""
 
 
 class JsonError(ValueError):
-    """A text that is no usable JSON; its words are for the person, `line` is None where it is not known."""
+    """The text is no usable JSON. The message is for the user; `line` is None where it is unknown."""
 
     def __init__(self, text: str, line: int | None = None) -> None:
         super().__init__(text)
@@ -21,10 +21,10 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Every number in it is finite.
+    """Return the value of a JSON text. Every number in it is finite.
 
     Raises:
-        JsonError: it is not JSON, nests too deep, or has a number that is none or too long to be one.
+        JsonError: the text is not JSON, nests too deep, or has a number that is not finite or too long.
     """
     try:
         whole = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
@@ -41,10 +41,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_integer(text: str, base: int = 10) -> int:
-    """The whole number that a text stands for.
+    """Return the whole number that a text stands for.
 
     Raises:
-        ValueError: it has too many digits.
+        ValueError: the text has too many digits.
     """
     if len(text) > DIGITS_MAX:
         raise ValueError(f"found a number of {len(text):,} digits; allowed: up to {DIGITS_MAX}")
@@ -72,8 +72,8 @@ def _constant(text: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_constant)
 _BOUNDED_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_constant)
 _LONG_NUMBER = re.compile(r"\d{41}|[eE]\+?\d{3}")
-"""What every number that is too long or not finite holds. Without it no number needs a look of its own, by which the
-steps of a long run take twice as long to read."""
+"""Matches in every text with a number that is too long or not finite. Other texts need no check of each number, which
+would double the time of reading a long run's steps."""
 
 
 def _nesting_error() -> str:
@@ -81,7 +81,7 @@ def _nesting_error() -> str:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and mappings nest in more levels; without recursion."""
+    """Whether lists and mappings nest deeper than `levels`; computed without recursion."""
     here = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         here = [

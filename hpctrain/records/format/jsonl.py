@@ -1,4 +1,4 @@
-"""JSON-lines files of this user's own that are appended to while others read them."""
+"""Reads JSON-lines files of this user, to which processes append while others read."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hpctrain.base.regular_file import open_regular
 from hpctrain.records.format.json_text import JsonError, parse_json
 
 FILE_BYTES = 2 * 2**30
-"""Most bytes of a file of lines: steps of a run for years."""
+"""Most bytes of a file of lines; enough for the steps of years."""
 LINE_BYTES = 16 * 2**20
-"""Most bytes of a line; a row of ten thousand ranks has a tenth of that."""
+"""Most bytes of a line; a row for ten thousand ranks has a tenth of that."""
 
 
 def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
-    """The JSON object of each line; a file that is not there has none.
+    """Return the JSON object of each line; an empty list where the file does not exist.
 
-    Lines that are no whole JSON object are left out: a writer was killed in the middle of one.
+    Lines that are no whole JSON object are left out: their writer was killed while it wrote.
 
     Args:
-        owned: it is believed only if it is this user's, in a folder of this user's.
+        owned: require that the file and its folder belong to this user.
 
     Raises:
-        UntrustedError: the file or its folder is somebody else's, or others can write to it.
-        FileError: it cannot be read, or is larger than FILE_BYTES.
+        UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to it.
+        FileError: the file cannot be read, or is larger than FILE_BYTES.
     """
     try:
         descriptor = open_owned(path) if owned else open_regular(path)
@@ -50,7 +50,7 @@ def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
 
 
 def parse_json_line(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in a line, or None where it holds none."""
+    """Return the JSON object in a line, or None where there is none."""
     try:
         value = parse_json(line.decode("utf-8", "replace"))
     except JsonError:

@@ -1,4 +1,4 @@
-"""Sets of nodes as Slurm and people write them, 'gpu[01-03],mig1', unfolded with bounded work."""
+"""Expands and folds node sets as Slurm writes them, 'gpu[01-03],mig1', with bounded work."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 NODES_MAX = 100_000
-"""More than the largest cluster has; Slurm itself takes 65,533."""
+"""Nodes of a set, more than the largest cluster has; Slurm's own limit is 65,533."""
 
 NODE_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?$"
-"""The characters of a host name (RFC 1123; sites use '_' too). No option, list, blank or 'None assigned' is one."""
+"""A host name (RFC 1123; sites use '_' too). It matches no option, list, blank or 'None assigned'."""
 DEVICE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Of a device within its node: cuda0."""
+"""Name of a device within its node: cuda0."""
 
 _BRACKETS = re.compile(r"\[([^\]]*)")
 _RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
@@ -23,17 +23,17 @@ _TEXT_CHARS_MAX = 2**20
 
 
 def expand_node_set(text: str) -> list[str]:
-    """The names of a set, in its order; none for an empty text.
+    """Return the names in a node set, in its order; none for an empty text.
 
     Raises:
-        ValueError: it is no set of nodes, or of more than NODES_MAX.
+        ValueError: the text is no node set, or has more than NODES_MAX names.
     """
     if len(text) > _TEXT_CHARS_MAX:
         raise ValueError(f"has {len(text)} characters; a set of nodes has at most {_TEXT_CHARS_MAX}")
     if _names_max(text) > NODES_MAX:
         raise ValueError(f"'{text[:100]}' has more than {NODES_MAX} names")
     try:
-        # A name with an '@' is no group of this machine's ClusterShell, which may run commands to look it up.
+        # With this resolver a name with '@' is no ClusterShell group; looking a group up may run commands.
         names = [str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP)]
     except (NodeSetException, ValueError) as error:
         raise ValueError(str(error)[:200]) from None
@@ -44,17 +44,17 @@ def expand_node_set(text: str) -> list[str]:
 
 
 def compress_node_set(names: Iterable[str]) -> str:
-    """The set of these names as a text, which `expand_node_set` reads."""
+    """Return these names as one folded node set, which `expand_node_set` reads."""
     return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
 
 
 def _names_max(text: str) -> int:
-    """A bound on the number of names: brackets of one item multiply (rack[1-8]node[1-32]), items add up."""
+    """Return an upper bound on the number of names: brackets in one item multiply (rack[1-8]node[1-32]), items add."""
     return sum(math.prod(map(_choices, _BRACKETS.findall(item))) for item in _OUTSIDE_BRACKETS.split(text))
 
 
 def _choices(text: str) -> int:
-    """How many numbers '01-32,40' stands for, at most; more than NODES_MAX for a number too long to be one."""
+    """Return the most numbers that '01-32,40' can stand for; above NODES_MAX where a number is too long."""
     most = 1 + text.count(",")
     for first, last in _RANGE.findall(text):
         most += max(0, int(last) - int(first)) if max(len(first), len(last)) <= 18 else NODES_MAX

@@ -1,4 +1,4 @@
-"""`--set key.path=value`: the same typed rules as the file, applied on top of it; and defaults, put below it."""
+"""Overrides (`--set key.path=value`) and defaults for a file's values; the same typed rules apply to all of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpctrain.records.format.yaml_file import parse_scalar
 
 
 def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """A copy of `value` with each 'a.b=c' put in place; values are read as YAML would read them.
+    """Return a copy of `value` with each 'a.b=c' applied; values are read as in YAML.
 
     Raises:
-        InputError: an override has no '=', an empty key, or goes through a value that is no mapping.
+        InputError: an override has no '=', has an empty key, or leads through a value that is no mapping.
     """
     result = copy.deepcopy(value)
     for text in overrides:
@@ -27,12 +27,12 @@ def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
 
 
 def override_paths(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The key paths that the overrides set."""
+    """Return the key paths that the overrides set."""
     return [tuple(text.partition("=")[0].strip().split(".")) for text in overrides]
 
 
 def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `value` with what it leaves out; what it has, null included, stays."""
+    """Return a copy of `value` with `defaults` for keys that it leaves out; its own values, null included, stay."""
     result = copy.deepcopy(dict(value))
     for path in missing_paths(value, defaults):
         leaf: Any = defaults
@@ -46,7 +46,7 @@ def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 
 def missing_paths(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Key paths of `defaults` that `value` leaves out; a list counts whole."""
+    """Yield the key paths of `defaults` that `value` leaves out; a list counts as one value."""
     for key, leaf in defaults.items():
         given = value.get(key, {})
         if isinstance(leaf, Mapping) and isinstance(given, Mapping):

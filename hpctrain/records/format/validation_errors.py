@@ -1,4 +1,4 @@
-"""From pydantic's errors to lines for the person who wrote the file, with the nearest known key for a typo."""
+"""Turns pydantic's errors into lines for the author of the file, with the nearest known key for a typo."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hpctrain.base.errors import FieldError
 Path = tuple[str | int, ...]
 
 _DISCRIMINATORS = ("mode", "family")
-"""The keys that tell the members of a union apart."""
+"""Keys that distinguish the members of a union."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
 def validation_errors(
     error: ValidationError, model: type[BaseModel], lines: Mapping[Path, int] | None = None
 ) -> list[FieldError]:
-    """Every mistake pydantic found, in file order.
+    """Return every error that pydantic reports, in file order.
 
     Args:
-        lines: line number of each key path, where the file knows them.
+        lines: line number of each key path, where they are known.
     """
     found = []
     for item in error.errors(include_url=False):
@@ -37,7 +37,7 @@ def validation_errors(
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """('data', 'train', 0) -> 'data.train[0]'."""
+    """Return a key path as text: ('data', 'train', 0) -> 'data.train[0]'."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -45,12 +45,12 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def known_keys(model: type[BaseModel]) -> dict[str, Any]:
-    """The keys a model accepts in a file, with their annotations."""
+    """Return the keys that a model accepts in a file, with their annotations."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """'; did you mean …?' with the nearest known key, else the list of allowed ones."""
+    """Return '; did you mean …?' with the nearest known key, else the list of allowed keys."""
     known = sorted(known)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if close:
@@ -59,7 +59,7 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that an annotation may hold: of `list[Stage] | None` it is [Stage]."""
+    """Return the models in an annotation: [Stage] for `list[Stage] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) in (Union, UnionType, Annotated, list, tuple, dict):
@@ -90,7 +90,7 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
 
 
 def _found_text(value: Any) -> str:
-    """What was found, short enough for a line."""
+    """Return 'found …' with the value, shortened to fit a line."""
     if value is None:
         return "found nothing"
     text = repr(value)
@@ -98,16 +98,16 @@ def _found_text(value: Any) -> str:
 
 
 def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[BaseModel]], list[type[BaseModel]]]:
-    """Where pydantic's location lies in the file, the models that may own its last key, and their whole union.
+    """Return the key path of a pydantic location, the models that may own its last key, and their whole union.
 
-    Pydantic puts the tag of a union into the location ('parallel', 'fixed', 'pp'); a person's file has no such key.
-    Keys of mappings with free names ('device_types', 'a100', 'kind') are in both.
+    Pydantic puts the tag of a union into the location ('parallel', 'fixed', 'pp'); the file has no such key. Keys of
+    mappings with free names ('device_types', 'a100', 'kind') are in both.
     """
     path: list[str | int] = []
     here, owners, family = [model], [model], [model]
     for part in location:
         if str(part).startswith("("):
-            continue  # the branch of a union by shape
+            continue  # pydantic's name for a branch of a union that `_shape` chose
         members = [owner for owner in here if _has_tag(owner, part)]
         if len(here) > 1 and members:
             here, family = members, here
@@ -122,7 +122,7 @@ def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[
 
 
 def _has_tag(owner: type[BaseModel], part: str | int) -> bool:
-    """Whether pydantic calls this member of a union `part`: the value of its discriminator."""
+    """Whether `part` is the value of this union member's discriminator, which pydantic puts into locations."""
     tags = [owner.model_fields[name].annotation for name in _DISCRIMINATORS if name in owner.model_fields]
     return any(get_origin(tag) is Literal and part in get_args(tag) for tag in tags)
 

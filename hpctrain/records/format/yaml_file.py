@@ -1,8 +1,8 @@
-"""Reading the YAML that people write: YAML 1.2 scalars, duplicate keys refused, a line number for every key.
+"""Reads YAML that people write: YAML 1.2 scalars, no duplicate keys, a line number for every key.
 
-PyYAML follows YAML 1.1, where `1:30:00` is 5400, `on` is true and `1e-4` is text. People who write a wall time, a
-switch or a learning rate mean none of that, so the scalars here are those of YAML 1.2's core schema
-(https://yaml.org/spec/1.2.2/, section 10.3.2).
+PyYAML follows YAML 1.1, where `1:30:00` is 5400, `on` is true and `1e-4` is text. Nobody who writes a wall time, a
+switch or a learning rate means that, so scalars follow YAML 1.2's core schema (https://yaml.org/spec/1.2.2/, section
+10.3.2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpctrain.records.format.json_text import LEVELS_MAX, parse_integer
 from hpctrain.records.format.validation_errors import dotted
 
 YAML_BYTES = 2**20
-"""Most bytes of a file that people write by hand: PyYAML needs a second for a tenth of that."""
+"""Most bytes of a file that people write: PyYAML needs a second for a tenth of that."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -31,8 +31,8 @@ class _Loader(yaml.SafeLoader):
     _level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """No alias (*name): it may hold itself, and a few lines of them grow to any size. No tag (!!bool): it makes a
-        value something else than what it looks like. No more than LEVELS_MAX levels."""
+        """Refuse aliases (*name), which may contain themselves and grow to any size; tags (!!bool), which change what a
+        value looks like; and more than LEVELS_MAX levels."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise _problem(event, f"found the alias *{event.anchor}, which is not supported; write the value out")
@@ -84,7 +84,7 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    """JSON writes characters beyond the basic plane as two escapes, which PyYAML leaves apart: join them."""
+    """Return the text with surrogate pairs joined: JSON writes characters beyond the basic plane as two escapes."""
     text = str(loader.construct_scalar(node))
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
@@ -107,11 +107,11 @@ def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
     """Read a YAML file.
 
     Args:
-        owned: it is believed only if it is this user's, in a folder of this user's.
+        owned: require that the file and its folder belong to this user.
 
     Raises:
-        FileError: missing, not YAML, or with duplicate keys or keys that are no text (all are listed).
-        UntrustedError: it is somebody else's, or others can write to it.
+        FileError: the file is missing, not YAML, or has duplicate keys or keys that are no text; all are listed.
+        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
     """
     text = read_input_text(path, YAML_BYTES, "no such file; `hpctrain init` writes a run file", owned=owned)
     return parse_yaml(text, str(path))
@@ -121,7 +121,7 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
     """Parse YAML text; `source` names it in errors.
 
     Raises:
-        FileError: as `read_yaml`, or it is longer than YAML_BYTES.
+        FileError: as for `read_yaml`, or the text is longer than YAML_BYTES.
     """
     if len(text) > YAML_BYTES:
         raise FileError(source, [FieldError("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
@@ -147,7 +147,7 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
 
 
 def parse_scalar(text: str) -> Any:
-    """One value as YAML would read it: '1e-4' -> 0.0001, '[a, b]' -> list."""
+    """Return one value as YAML reads it: '1e-4' -> 0.0001, '[a, b]' -> list."""
     return parse_yaml(text).value if text.strip() else text
 
 

@@ -1,1 +1,1 @@
-"""What a run writes while it lives: attempts, events, metrics, generations, checkpoints' manifests, bad nodes."""
+"""Files that a run writes: attempts, events, metrics, generations, checkpoint manifests, bad nodes."""

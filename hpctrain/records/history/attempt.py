@@ -1,4 +1,4 @@
-"""attempts.jsonl, the ledger of a run: one line an attempt, and what the lines add up to. Pure functions."""
+"""attempts.jsonl, the ledger of a run: one line per attempt, and counts over the lines. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Literal
 ATTEMPTS_FILE = "attempts.jsonl"
 
 ExitClass = Literal["done", "resumable", "infrastructure", "fatal", "no_progress"]
-"""done: the run is finished. resumable: it was asked to leave (preemption, time limit, a person). infrastructure: nodes
-or the network failed. fatal: the training itself failed. no_progress: it ended without a new checkpoint, again."""
+"""done: the run is finished. resumable: the attempt was asked to stop (preemption, time limit, a user). infrastructure:
+nodes or the network failed. fatal: the training itself failed. no_progress: it again ended without a new checkpoint."""
 COUNTED_AGAINST_RETRIES = ("fatal", "no_progress")
-"""Classes that spend recovery.retries; for the others nobody can blame the run."""
+"""Classes that count against recovery.retries; the others are not the run's fault."""
 
 
 def last_end_text(lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """How the newest attempt that has ended did so: 'attempt 0 ended (infrastructure): …'; None before the first end.
+    """Return how the last attempt ended: 'attempt 0 ended (infrastructure): …'; None before the first end.
 
-    An attempt of a run that is finished needs no words.
+    The result is also None for a run that is finished.
     """
     ended = next((line for line in reversed(lines) if line.get("reason") and "end" in line), None)
     if ended is None or ended.get("class") == "done":
@@ -26,7 +26,7 @@ def last_end_text(lines: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def attempts_without_checkpoint(lines: Sequence[dict[str, Any]]) -> int:
-    """Attempts in a row at the end of the ledger that left no new checkpoint, those apart that made room."""
+    """Return the number of attempts since the last one that saved a checkpoint, without `resumable` ones."""
     count = 0
     for line in reversed(lines):
         if _saved_checkpoint(line):
@@ -36,10 +36,10 @@ def attempts_without_checkpoint(lines: Sequence[dict[str, Any]]) -> int:
 
 
 def failures_since_checkpoint(lines: Sequence[dict[str, Any]], bad: Collection[str] = ()) -> int:
-    """Failures of the run since its last new checkpoint: what of recovery.retries is used up.
+    """Return the failures of the run since its last new checkpoint, which count against recovery.retries.
 
-    An attempt that left a checkpoint and then failed counts as the first one after it. One that failed on nodes alone
-    which a later probe confirmed to be bad does not count.
+    An attempt that saved a checkpoint and then failed counts as the first failure after it. An attempt that failed only
+    on nodes that a later probe confirmed to be bad does not count.
 
     Args:
         bad: nodes that the probe of the attempt after these lines confirmed to be bad.

@@ -1,4 +1,4 @@
-"""bad_nodes.jsonl: nodes that a run had trouble with, for how long its next jobs do without them, and why."""
+"""bad_nodes.jsonl: nodes that made trouble in a run, why, and how long its next jobs exclude them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.format.node_set import NODE_NAME
 
 BAD_NODES_FILE = "bad_nodes.jsonl"
-"""File in a run folder; lines are only added, and a person may take some away."""
+"""File in a run folder; hpctrain only adds lines, and you may remove some."""
 
 
 class BadNode(Document):
-    """One node, once."""
+    """One bad node in one attempt."""
 
     schema_kind: ClassVar[str] = "bad_node"
 
     node: str = Field(pattern=NODE_NAME)
     attempt: int
-    """Attempt in which it was seen."""
+    """Attempt in which the node made trouble."""
     time_s: float
     """Seconds since 1970."""
     expires_s: float
-    """From then on it may be used again, seconds since 1970."""
+    """When the node may be used again, seconds since 1970."""
     reason: str
     """One sentence."""
 
 
 def read_bad_nodes(folder: Path) -> list[BadNode]:
-    """Every line of the file.
+    """Return every line of the file.
 
     Raises:
-        FileError: a line is wrong; a name that is no host name is never passed on.
+        FileError: a line is invalid, for example its name is no host name.
     """
     path = folder / BAD_NODES_FILE
     return [BadNode.from_json(value, str(path)) for value in read_jsonl(path)]

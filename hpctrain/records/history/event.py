@@ -1,4 +1,4 @@
-"""events.jsonl: what happened to the run, one line an event, in the order in which it was written."""
+"""events.jsonl: what happened to the run, one line per event, in the order of writing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EventKind = Literal[
 
 
 class Event(Document):
-    """One thing that happened."""
+    """One event of a run."""
 
     schema_kind: ClassVar[str] = "event"
     kind: EventKind
@@ -57,5 +57,5 @@ class Event(Document):
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events of a file; half a line at the end, of a killed writer, is left out."""
+    """Return all events of a file, without an incomplete last line of a killed writer."""
     return [Event.from_json(value, str(path)) for value in read_jsonl(path)]

@@ -1,7 +1,7 @@
-"""Whose fault an end is: one table, read by workers, agents, the job script and `status`. Pure functions over it.
+"""The table of faults and who is to blame, for workers, agents, the job script and `status`. Pure functions.
 
-The texts are those of torch, NCCL, gloo and the CUDA runtime, in lower case; the Xids are those of NVIDIA's driver
-(docs.nvidia.com/deploy/xid-errors), which reach the kernel's log and NVML.
+The texts are those of torch, NCCL, gloo and the CUDA runtime, in lower case. The Xids are those of NVIDIA's driver
+(docs.nvidia.com/deploy/xid-errors), which it reports in the kernel's log and through NVML.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Blame = Literal["device", "node", "network", "user"]
-"""device, node: the hardware or system of one node. network: what lies between nodes, so nobody is named. user: the
+"""device, node: hardware or system of one node. network: the links between nodes, so no node is named. user: the
 program, the data or the settings of the run."""
 
 
@@ -23,16 +23,16 @@ class Fault:
     name: str
     blame: Blame
     words: str
-    """For a person: 'uncorrectable memory error of a GPU'."""
+    """Description for users: 'uncorrectable memory error of a GPU'."""
     texts: tuple[str, ...] = ()
     """Parts of messages, in lower case."""
     kinds: tuple[str, ...] = ()
-    """Names of exception classes, any of the bases counts."""
+    """Names of exception classes; base classes count too."""
     xids: tuple[int, ...] = ()
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether nodes or the network are to blame: the attempt spends none of recovery.retries."""
+        """Whether nodes or the network are to blame; the attempt then does not count against recovery.retries."""
         return self.blame != "user"
 
     @property
@@ -42,7 +42,7 @@ class Fault:
 
 
 EXCEPTION = "exception"
-"""The row of everything that no other row knows."""
+"""Name of the row for every error that no other row matches."""
 LOST_PEER = "lost_peer"
 
 FAULTS: tuple[Fault, ...] = (
@@ -134,27 +134,27 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(EXCEPTION, "user", "an error of the program"),
 )  # fmt: skip
-"""In order: the first row that knows a message has the word. What names a cause (a device's memory) stands before what
-others only see of it (a peer that is gone)."""
+"""The table, in order: the first row that matches a message counts. Rows of causes (a device's memory) precede rows of
+symptoms on other nodes (a lost peer)."""
 
 _BY_NAME = {fault.name: fault for fault in FAULTS}
 _BY_XID = {xid: fault for fault in FAULTS for xid in fault.xids}
 _XID = re.compile(r"\bNVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
 _SYSTEM = frozenset({"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError", "Superseded"})
-"""Bases of what torch, NCCL and the system raise. A ValueError that speaks of open files is the program's own."""
+"""Base classes of what torch, NCCL and the system raise. A ValueError about open files is the program's own."""
 
 
 def fault_named(name: object) -> Fault:
-    """The row of that name; of any other value that of an exception."""
+    """Return the row of that name, or the row `exception` for any other value."""
     return _BY_NAME.get(name, _BY_NAME[EXCEPTION]) if isinstance(name, str) else _BY_NAME[EXCEPTION]
 
 
 def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
-    """Whose fault an error is.
+    """Return the fault that an error is classified as.
 
     Args:
-        message: all of its text; a line of a log where there is no more.
-        kinds: names of its class and of all bases; empty for a line of a log.
+        message: full text of the error, or a line of a log.
+        kinds: names of its class and of all base classes; empty for a line of a log.
     """
     if kinds and _SYSTEM.isdisjoint(kinds):
         return _BY_NAME[EXCEPTION]
@@ -169,11 +169,11 @@ def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
 
 
 def fault_of_xid(xid: int) -> Fault | None:
-    """The row of an Xid; None for one that says nothing about who is to blame."""
+    """Return the row of an Xid; None where the Xid does not tell who is to blame."""
     return _BY_XID.get(xid)
 
 
 def xid_of(line: str) -> int | None:
-    """The Xid in a line of the kernel's log: 79 of 'NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has fallen …'."""
+    """Return the Xid in a line of the kernel's log: 79 in 'NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has …'."""
     match = _XID.search(line)
     return int(match[1]) if match else None

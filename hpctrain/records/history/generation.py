@@ -1,4 +1,4 @@
-"""A generation: one set of workers that train together until one is lost. Its record is what agents agree on."""
+"""Records of generations: a set of workers that train together until one is lost. Agents agree on each record."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ GENERATIONS = "generations"
 
 
 class Member(Part):
-    """An agent as the others know it. A restarted agent is another member: its incarnation differs."""
+    """An agent as other agents see it. A restarted agent is another member, because its incarnation differs."""
 
     node: str = Field(pattern=NODE_NAME)
     incarnation: str
     """Host, pid and start time of the agent's process."""
     addr: str
-    """Address the others reach it at."""
+    """Address at which others reach it."""
     store_port: int
-    """Port this agent holds open, bound, for the store of the next generation."""
+    """Port that this agent keeps bound for the store of the next generation."""
 
 
 class StoreAddress(Part):
-    """Where the workers meet."""
+    """Address of the store through which the workers find each other."""
 
     addr: str
     port: int
     node: str = Field(pattern=NODE_NAME)
-    """Node that holds the listening socket: that of rank 0."""
+    """Node of the listening socket, that of rank 0."""
 
 
 class Generation(Document):
-    """What all agents of a generation know."""
+    """The record of one generation, the same for all its agents."""
 
     schema_kind: ClassVar[str] = "generation"
 
     number: int = Field(ge=0)
-    """Counts up over the whole life of the run, attempts included."""
+    """Counts up over the whole run, across attempts."""
     attempt: int = Field(ge=0)
-    """Start of the job: 0, then one more after each requeue."""
+    """Attempt it belongs to: 0, then one more after each requeue."""
     members: list[Member]
     """Every agent that is alive, spares included."""
     plan: PathBelow
     """File of the plan, within the run folder."""
     store: StoreAddress
     restore: PathBelow | None = None
-    """Checkpoint to start from, within the run folder; None: from the first weights."""
+    """Checkpoint to start from, within the run folder; None: from the initial weights."""
     first_weights: str = "the seed"
-    """Where the weights come from that no checkpoint has, in words."""
+    """Source of the initial weights, in words."""
     reason: str
     """Why this generation was started."""
     proposer: str = ""
@@ -65,17 +65,17 @@ class Generation(Document):
 
 
 def record_file(generations: Path, number: int) -> Path:
-    """Where the record of a generation lies."""
+    """Return the path of a generation's record."""
     return generations / f"gen-{number:06d}.json"
 
 
 @dataclass(frozen=True)
 class Fence:
-    """Keeps a worker that wakes late from writing: asked right before a row, a checkpoint or `latest` is written.
+    """Prevents a stale worker from writing: checked right before a row, a checkpoint or `latest` is written.
 
-    Generations count up by one, so the record of the next one is all there is to look for. What a file system does
-    between the question and the write is not covered: a process that is stopped within these microseconds writes one
-    row or gives one checkpoint its name, and the row carries its generation.
+    Generations count up by one, so it is enough to look for the next record. The time between check and write is not
+    covered: a process that is stopped within these microseconds may still write one row, which carries its generation,
+    or publish one checkpoint.
     """
 
     generations: Path
@@ -83,10 +83,10 @@ class Fence:
     """The generation that the writer belongs to."""
 
     def check(self) -> None:
-        """Return while the writer's generation is the newest.
+        """Check that the writer's generation is the newest.
 
         Raises:
-            Superseded: another one was decided.
+            Superseded: a newer generation was decided.
         """
         if record_file(self.generations, self.number + 1).exists():
             raise Superseded(f"generation {self.number} is over: generation {self.number + 1} began meanwhile")

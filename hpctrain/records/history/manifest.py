@@ -1,4 +1,4 @@
-"""manifest.json of a checkpoint: what lies in it, so that nothing is opened that was not written by this run."""
+"""manifest.json of a checkpoint: the list of its files, so that only files that this run wrote are opened."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class FileEntry(Part):
 
 
 class LossScale(Part):
-    """What the loss is multiplied by in fp16 (Micikevicius et al. 2018, section 3.2)."""
+    """Factor on the loss in fp16 (Micikevicius et al. 2018, section 3.2)."""
 
     value: float = Field(default=2.0**16, ge=1)
     """A power of two, so that scaling rounds nothing."""
     good_steps: int = Field(default=0, ge=0)
-    """Steps without overflow since it last changed."""
+    """Steps without overflow since the factor last changed."""
     skipped: int = Field(default=0, ge=0)
     """Steps of the run that overflowed and changed no weight."""
 
     def after_good_step(self) -> LossScale:
-        """Doubled after `GROWTH_INTERVAL` good steps, up to `LARGEST_SCALE`."""
+        """Return the scale after a step without overflow: doubled every `GROWTH_INTERVAL` steps, to `LARGEST_SCALE`."""
         if self.good_steps + 1 < GROWTH_INTERVAL:
             return self.model_copy(update={"good_steps": self.good_steps + 1})
         return self.model_copy(update={"value": min(2 * self.value, LARGEST_SCALE), "good_steps": 0})
 
     def after_overflow(self) -> LossScale:
-        """Halved, down to 1; the step counts as skipped."""
+        """Return the scale after an overflow: halved, but at least 1; the step counts as skipped."""
         value = max(self.value / 2, 1.0)
         return self.model_copy(update={"value": value, "good_steps": 0, "skipped": self.skipped + 1})
 
@@ -45,7 +45,7 @@ LARGEST_SCALE = 2.0**24
 
 
 class Manifest(Document):
-    """Everything about a checkpoint that is no tensor."""
+    """Everything in a checkpoint that is not a tensor."""
 
     schema_kind: ClassVar[str] = "manifest"
 
@@ -54,17 +54,17 @@ class Manifest(Document):
     generation: int
     """Generation that wrote it."""
     samples: int = Field(ge=0)
-    """Sequences consumed: where the sampler goes on."""
+    """Sequences consumed; the sampler continues there."""
     seed: int
     run_sha256: str
     """Content hash of the resolved run file."""
     model_sha256: str
     """Content hash of the model's dimensions: a checkpoint of another model is refused."""
     world_size: int
-    """Processes that wrote it; any number can read it."""
+    """Processes that wrote it; any number of processes can read it."""
     loss_scale: LossScale | None = None
-    """With precision fp16."""
+    """State of the loss scale; only with precision fp16."""
     reduction_sha256: str | None = None
-    """Where reducers keep something from step to step: of the plan, all that decides what each rank keeps. Ranks of a
-    plan with another one cannot use it."""
+    """Hash of all in the plan that decides what each rank's reducer keeps between steps; absent where reducers keep
+    nothing. A plan with another hash cannot use that state."""
     files: list[FileEntry]

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line a step, written by rank 0. A step that is repeated after a recovery is a second line."""
+"""metrics.jsonl: one line per step, written by rank 0. A step that is repeated after a recovery has a second line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hpctrain.records.format.jsonl import read_jsonl
 
 
 class BytesSent(Part):
-    """Bytes on the wire of the whole job in a step, by mesh axis."""
+    """Bytes that the whole job sends in a step, by mesh axis."""
 
     dp: int = 0
-    """Gradients, and weights that are gathered because they are sharded."""
+    """Gradients, and sharded weights that are gathered."""
     pp: int = 0
     tp: int = 0
 
 
 class RankPlacement(Part):
-    """What a rank really holds and runs, read back from the objects that were built."""
+    """What a rank actually holds and runs, read from the objects that were built."""
 
     rank: int
     device: str
@@ -30,36 +30,36 @@ class RankPlacement(Part):
     micro_batch: int
     """Sequences in its micro-batches."""
     micro_batches: int
-    """Micro-batches it ran forward in the first step."""
+    """Micro-batches whose forward pass it ran in the first step."""
     base_bytes: float | None = None
-    """Its peak memory before it built the model, counted as `memory_bytes_max` is."""
+    """Peak memory before it built the model, measured as `memory_bytes_max`."""
 
 
 class CompressionFigures(Part):
-    """What the compression of gradients did in a step; means over the ranks."""
+    """Figures of gradient compression in a step; means over the ranks."""
 
     density: float | None = None
-    """Numbers sent, as a share of those that are compressed."""
+    """Share of the compressed layers' numbers that is sent."""
     residual_norm_ratio: float | None = None
-    """Norm of what is kept back for later steps, by that of the gradient."""
+    """Norm of the residual, divided by the norm of the gradient."""
 
 
 class ValidSet(Part):
-    """What was found on one named validation set."""
+    """Result on one named validation set."""
 
     loss: float
-    """Mean cross-entropy, nats a target."""
+    """Mean cross-entropy, nats per target."""
     perplexity: float | None = None
-    """Its exponential; absent where that is too large for a number."""
+    """e to the loss; absent where that overflows."""
 
     @classmethod
     def of(cls, loss: float) -> ValidSet:
-        """The set's figures from its loss."""
+        """Return the set's figures from its loss."""
         return cls(loss=loss, perplexity=perplexity(loss))
 
 
 def perplexity(loss: float) -> float | None:
-    """e to the loss in nats; None where that is too large for a number."""
+    """Return e to the loss in nats; None where that overflows."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -72,64 +72,64 @@ class MetricRow(Document):
     schema_kind: ClassVar[str] = "metric"
 
     step: int
-    """1 is the first."""
+    """Number of the step; the first is 1."""
     generation: int
     time_s: float
     """Wall clock at the end of the step, seconds since 1970."""
     step_time_s: float
-    """How long the step took."""
+    """Duration of the step."""
     loss: float
-    """Mean cross-entropy over the targets of the global batch, nats: of each token (next_token), of the hidden ones
-    (masked), of all that the decoder writes (span_corruption)."""
+    """Mean cross-entropy over the targets of the global batch, nats: all tokens (next_token), the masked tokens
+    (masked), the decoder's tokens (span_corruption)."""
     valid_loss: float | None = None
-    """The same over the validation batches, where this step validated."""
+    """Mean loss over the validation batches; only where this step validated."""
     valid_sets: dict[str, ValidSet] | None = None
-    """The same for each validation set that the run file names."""
+    """Results for each validation set that the run file names."""
     lr: float
     grad_norm: float | None = None
     """Norm of the whole gradient before clipping; absent where it overflowed and the step was skipped."""
     loss_scale: float | None = None
-    """With precision fp16: what this step's loss was multiplied by before the backward pass."""
+    """With precision fp16: factor on this step's loss before the backward pass."""
     skipped: bool | None = None
     """With precision fp16: whether the gradients overflowed, so that the step changed no weight."""
     tokens: int
-    """Tokens that the model read in this step: samples × data.seq_len, with or without a target; what the decoder of a
-    model with two stacks reads is not in it."""
+    """Tokens that the model read in this step, with or without a target: samples × data.seq_len. Tokens that the
+    decoder of an encoder-decoder reads are not included."""
     samples: int
     """Sequences consumed since the start of the run."""
     source_samples: dict[str, int] | None = None
-    """Of them, how many came from each training folder; where folders have weights."""
+    """Of them, sequences from each training folder; only where folders have weights."""
     tokens_per_s: float
     bytes_sent: BytesSent
     compression: CompressionFigures | None = None
-    """With a mode of compression that has any of these figures."""
+    """Figures of gradient compression; only in modes that have any."""
     stage_time_s: list[float]
-    """Compute time of each stage, forward, loss and backward, slowest replica."""
+    """Compute time of each stage: forward, loss and backward, slowest replica."""
     stage_forward_s: list[float] | None = None
-    """Of that, forward and loss of each stage, slowest replica."""
+    """Part of it in forward and loss of each stage, slowest replica."""
     stage_backward_s: list[float] | None = None
-    """Of that, backward of each stage, slowest replica."""
+    """Part of it in the backward pass of each stage, slowest replica."""
     bubble_fraction: float | None = None
-    """Of the time that the pipeline's schedule took, the share in which a device computed nothing: it waited for a
-    neighbour or sent to one. Mean over devices; absent without a pipeline (pp 1). Collectives of tensor parallelism
-    count as a stage's computation; reduction over replicas, norm and optimizer come after the schedule and do not count
-    at all. Under sharding the schedule holds the exchange between replicas too: what zero 2 and 3 exchange within a
-    forward or backward counts as computation, what comes once a step does not."""
+    """Share of the pipeline schedule's time in which a device did not compute, but waited for a neighbour or sent to
+    one. Mean over devices; absent without a pipeline (pp 1). Collectives of tensor parallelism count as computation.
+    Reduction over replicas, norm and optimizer come after the schedule and do not count at all. Under sharding the
+    schedule includes collectives between replicas: those of zero 2 and 3 within a forward or backward pass count as
+    computation, those that run once a step do not."""
     micro_batches: list[int]
-    """Micro-batches that each replica ran forward in this step, counted."""
+    """Counted micro-batches that each replica ran forward in this step."""
     memory_bytes_max: float | None = None
     """Largest resident memory of a worker (CPU), or largest allocation (CUDA)."""
     placement: list[RankPlacement] | None = None
-    """In the first row of each generation: what each rank really runs."""
+    """What each rank actually runs; in the first row of each generation."""
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """All rows of a metrics file, in file order; half a line at the end, of a killed writer, is left out."""
+    """Return all rows of a metrics file, in file order, without an incomplete last line of a killed writer."""
     return [MetricRow.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
 def last_row_of_each_step(rows: list[MetricRow]) -> list[MetricRow]:
-    """One row a step, that of the highest generation, in order of steps: the history that led to the final model."""
+    """Return one row per step, of the highest generation, ordered by step: the history that led to the final model."""
     best: dict[int, MetricRow] = {}
     for row in rows:
         if row.step not in best or row.generation >= best[row.step].generation:

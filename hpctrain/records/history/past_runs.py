@@ -1,7 +1,7 @@
-"""history.jsonl: the runs that a person started, wherever their folders lie; a line each, appended and never changed.
+"""history.jsonl: the runs that a user started, wherever their folders are. Lines are appended and never changed.
 
-Home folders are often on NFS, where databases with locks of their own break: whole lines are appended, and a line that
-was torn is left out by its readers.
+Home folders are often on NFS, where databases with their own locks break. So whole lines are appended, and readers skip
+a torn line.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hpctrain.records.format.jsonl import read_jsonl
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 LINE_BYTES_MAX = 4096
-"""A longer line could be torn by a write of another process (PIPE_BUF)."""
+"""Bytes of a line; a longer one could be torn by another process's write (PIPE_BUF)."""
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.05
 
 
 class PastRun(Document):
-    """A run that was started, as it was then."""
+    """A run as it was when it was started."""
 
     schema_kind: ClassVar[str] = "past_run"
 
     time_s: float
-    """When, seconds since 1970."""
+    """When it was started, seconds since 1970."""
     verb: Literal["submit", "resubmit", "train"]
     """The command that started it."""
     name: str
@@ -47,20 +47,20 @@ class PastRun(Document):
 
 
 def history_file(environ: Mapping[str, str]) -> Path | None:
-    """Where the history lies: $XDG_STATE_HOME/hpctrain/history.jsonl, by default under $HOME/.local/state; None where
-    neither is set."""
+    """Return the path of the history: $XDG_STATE_HOME/hpctrain/history.jsonl, by default under $HOME/.local/state;
+    None where neither is set."""
     base, home = environ.get(STATE_VARIABLE, ""), environ.get("HOME", "")
-    # The XDG specification has relative paths ignored.
+    # The XDG specification requires that relative paths are ignored.
     if base.startswith("/"):
         return Path(base) / "hpctrain" / "history.jsonl"
     return Path(home) / ".local" / "state" / "hpctrain" / "history.jsonl" if home.startswith("/") else None
 
 
 def append_past_run(path: Path, past: PastRun) -> None:
-    """Append a line to the history, which is made if it is not there; only its owner can read it.
+    """Append a line to the history, which is created if needed; only its owner can read it.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     line = json.dumps(past.to_json(), allow_nan=False)
     if len(line.encode()) >= LINE_BYTES_MAX:
@@ -72,11 +72,11 @@ def append_past_run(path: Path, past: PastRun) -> None:
 
 
 def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
-    """Every run in the history, oldest first; lines that were torn, and those of other versions, are left out."""
+    """Return every run in the history, oldest first, without torn lines and lines of other versions."""
     path, found = history_file(environ), []
     try:
         values = read_jsonl(path) if path is not None else []
-    except InputError:  # somebody else's, or one that cannot be read, tells nothing of this person's runs
+    except InputError:  # a file of somebody else, or one that cannot be read, counts as empty
         return []
     for value in values:
         try:
@@ -88,17 +88,17 @@ def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Alone with the file, as far as its file system can say so: O_APPEND of two NFS clients may meet in one place,
-    and taking the lock also makes a client look where the end is now. A lock service that is away is not waited for."""
+    """Hold a lock on the file, as far as its file system supports locks. Two NFS clients with O_APPEND may write to the
+    same offset; taking the lock also makes a client refresh the file's size. A missing lock service is not awaited."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         for _ in range(LOCK_TRIES):
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except (BlockingIOError, PermissionError):  # somebody else has it
+            except (BlockingIOError, PermissionError):  # another process holds it
                 time.sleep(LOCK_PAUSE_S)
-            except OSError:  # there are no locks here
+            except OSError:  # the file system has no locks
                 break
         yield
     finally:

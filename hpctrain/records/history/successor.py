@@ -1,4 +1,4 @@
-"""successors.jsonl: the jobs that were queued to go on with a run, each behind the one before it."""
+"""successors.jsonl: the jobs queued to continue a run, each behind the one before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUCCESSORS_FILE = "successors.jsonl"
 
 
 class Successor(Document):
-    """One job that starts when another one has ended, however that ended."""
+    """One job that starts when another one has ended, in whatever way."""
 
     schema_kind: ClassVar[str] = "successor"
 
@@ -22,23 +22,23 @@ class Successor(Document):
     after: str
     """Id of the job that it waits for."""
     exclude: list[str] = []
-    """Nodes that it was submitted without."""
+    """Nodes that its submission excluded."""
     time_s: float
     """When it was queued, seconds since 1970."""
 
 
 def read_successors(folder: Path) -> list[Successor]:
-    """Every successor of the run, in the order in which they were queued.
+    """Return every successor of the run, in the order in which they were queued.
 
     Raises:
-        FileError: a line is no successor.
+        FileError: a line is no valid successor.
     """
     path = folder / SUCCESSORS_FILE
     return [Successor.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
 def job_chain(job: str, successors: Sequence[Successor]) -> list[str]:
-    """The jobs that led to this one, the one that a person submitted first, and the job itself last."""
+    """Return the jobs that led to this one: first the one that the user submitted, last the job itself."""
     before = {item.job_id: item.after for item in successors}
     chain = [job]
     while before.get(chain[0]) not in (None, *chain):
@@ -47,7 +47,7 @@ def job_chain(job: str, successors: Sequence[Successor]) -> list[str]:
 
 
 def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
-    """The jobs that wait for this one, directly or not, the next one first."""
+    """Return the jobs that wait for this one, directly or indirectly, the next one first."""
     found = [job]
     for item in successors:
         if item.after in found and item.job_id not in found:

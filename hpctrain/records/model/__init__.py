@@ -1,1 +1,1 @@
-"""What models are made of, without tensors: families, presets, and the counts that planner and workers ask for."""
+"""Models without tensors: families, presets, and the counts that planner and workers use."""

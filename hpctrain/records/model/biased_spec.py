@@ -47,12 +47,12 @@ class BiasedSpec(TransformerSpec):
         return f"the model has {self.positions} positions (model.dims.positions)"
 
     def block_parameters(self, tp: int = 1) -> int:
-        """As all families; whole on each device are norms and the biases that are added to the stream."""
+        """Parameters of one block on one of `tp` devices; norms and biases of the residual stream are not split."""
         split = 4 * self.dim * self.dim + 2 * self.dim * self.hidden + 3 * self.dim + self.hidden
         return split // tp + 6 * self.dim
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """As all families; attention takes 4·s·d per token and block, less what a mask hides."""
+        """FLOPs as in `BlockStack`; attention takes 4·s·d per token and block, less what a mask hides."""
         stop = self.layers if stop is None else stop
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
         scores = 4.0 * seq_len * self.dim * (1 - self.hidden_by_mask)
@@ -60,13 +60,13 @@ class BiasedSpec(TransformerSpec):
         return flops + (self.head_flops(sequences * seq_len) if stop == self.layers else 0.0)
 
     def head_flops(self, tokens: int) -> float:
-        """Of the matrix products behind the last block."""
+        """FLOPs of the matrix products after the last block."""
         return 2.0 * tokens * self.vocabulary * self.dim
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `sequences`.
+        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`.
 
-        Counted from the block as written: inputs and outputs of both norms (4 d); queries, keys, values and attention
+        Counted from the code of the block: inputs and outputs of both norms (4 d); queries, keys, values and attention
         output (4 d), input and output of the GELU (2 f), split over `tp`.
         """
         split = 4 * self.dim + 2 * self.hidden
@@ -77,11 +77,11 @@ class BiasedSpec(TransformerSpec):
         return sequences * seq_len * bytes_per_value * 4 * self.dim
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Results of a block's matrix products and attention, which selective recomputation keeps; what the two
-        projections write to the stream is whole on each device."""
+        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps; what
+        the two projections add to the residual stream is whole on each device."""
         split = 4 * self.dim + self.hidden
         return int(sequences * seq_len * bytes_per_value * (2 * self.dim + split / tp))
 
     def tables(self, first: bool, last: bool) -> int:
-        """Tables of embedding and head in a stage with these ends."""
+        """Number of embedding and head matrices in a stage with these ends."""
         return int(first or last) if self.tied else int(first) + int(last)

@@ -1,4 +1,4 @@
-"""The decoder in the form of Llama, and counts that need no torch: parameters, FLOPs, activation sizes."""
+"""A decoder like Llama: its dimensions, and counts of parameters, FLOPs and activations that need no torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DecoderSpec(TransformerSpec):
         return None
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """As all families; attention takes 4·s·d per token and block, halved by the causal mask."""
+        """FLOPs as in `BlockStack`; attention takes 4·s·d per token and block, halved by the causal mask."""
         stop = self.layers if stop is None else stop
         tokens = sequences * seq_len
         flops = (stop - start) * tokens * (2.0 * (self.block_parameters() - 2 * self.dim) + 2.0 * seq_len * self.dim)
@@ -75,9 +75,9 @@ class DecoderSpec(TransformerSpec):
         return flops
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `sequences`.
+        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`.
 
-        Counted from the block as written: inputs of both norms and their normalised outputs (4 d), queries, keys and
+        Counted from the code of the block: inputs of both norms and their normalised outputs (4 d), queries, keys and
         values with their rotated copies (2·(d + 2·kv)), attention output (d), SwiGLU's two products, the activation and
         their product (4·f); split over `tp` where the matrices are.
         """
@@ -90,10 +90,10 @@ class DecoderSpec(TransformerSpec):
         return sequences * seq_len * bytes_per_value * 4 * self.dim
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Results of a block's matrix products and attention, which selective recomputation keeps.
+        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps.
 
         Queries, keys, values, attention output and both SwiGLU products are split over `tp`; what the two projections
-        write to the stream is whole on each device.
+        add to the residual stream is whole on each device.
         """
         key_value = self.key_value_heads * self.head_dim
         split = 2 * self.dim + 2 * key_value + 2 * self.hidden

@@ -1,4 +1,4 @@
-"""The encoder-decoder in the form of T5, and its counts; encoder and decoder blocks differ, so each cut is counted."""
+"""An encoder-decoder like T5, and its counts. Encoder and decoder blocks differ, so counts depend on the cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EncoderDecoderSpec(TransformerSpec):
     """A Transformer after Raffel et al. 2020: RMSNorm before each layer, relative positions, no biases.
 
     Blocks [0, encoder_layers) are the encoder's, the rest the decoder's. Where the model is cut within the decoder,
-    the encoder's output travels along with the decoder's stream.
+    stage messages carry the encoder's output beside the decoder's residual stream.
     """
 
     model_config = ConfigDict(json_schema_extra=require_family)
@@ -37,11 +37,11 @@ class EncoderDecoderSpec(TransformerSpec):
     tied: bool = True
     """The head uses the embedding's matrix, and its input is scaled by dim^-0.5 (T5 v1.0)."""
     buckets: int = Field(default=32, ge=4, le=SEQ_MAX, multiple_of=4)
-    """Relative positions that are told apart."""
+    """Number of buckets for relative positions."""
     max_distance: int = Field(default=128, ge=2, le=SEQ_MAX)
-    """Positions that are further apart than that are not told apart."""
+    """Distance from which all relative positions share a bucket."""
     decoder_seq: int | None = Field(default=None, ge=1, le=SEQ_MAX)
-    """Tokens in a decoder's sequence. Default: as many as the targets of span corruption have."""
+    """Tokens in a decoder's sequence. Default: the number of targets of span corruption."""
     norm_eps: float = Field(default=1e-6, gt=0)
     """Added under the root in RMSNorm."""
 
@@ -56,12 +56,12 @@ class EncoderDecoderSpec(TransformerSpec):
         return self
 
     def sha256(self) -> str:
-        """As all families; how long a decoder's sequence is has no part in the weights."""
+        """Hash of the dimensions, without the length of a decoder's sequence: weights do not depend on it."""
         return content_sha256(self.model_copy(update={"decoder_seq": None}))
 
     @property
     def seam(self) -> int:
-        """Number of the first decoder block: the cut with the least traffic, and where architectures part."""
+        """Number of the first decoder block: the cut before it sends least, and encoder and decoder part there."""
         return self.encoder_layers or self.layers // 2
 
     @property
@@ -78,17 +78,17 @@ class EncoderDecoderSpec(TransformerSpec):
         return self.ffn_dim or 4 * self.dim
 
     def target_length(self, seq_len: int) -> int:
-        """Tokens in a decoder's sequence, beside an encoder's of `seq_len`."""
+        """Tokens in a decoder's sequence, where the encoder's has `seq_len`."""
         return self.decoder_seq or longest_text(seq_len).outputs
 
     @property
     def supports_sequence_parallel(self) -> bool:
-        """No: two streams travel as one along the sequence."""
+        """False: stage messages hold two residual streams, joined along the sequence."""
         return False
 
     @property
     def can_split_backward(self) -> bool:
-        """No: a stage uses its table of positions, and perhaps its embedding, more than once."""
+        """False: a stage uses its table of positions, and perhaps its embedding, more than once."""
         return False
 
     def block_parameters(self, tp: int = 1) -> int:
@@ -97,7 +97,7 @@ class EncoderDecoderSpec(TransformerSpec):
         return -(-(self.seam * self._encoder_block(tp) + decoders * self._decoder_block(tp)) // self.layers)
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters beside the blocks of a stage, on one of `tp` devices, with the seam in the last stage."""
+        """Parameters of a stage outside its blocks, on one of `tp` devices; the last stage contains the seam."""
         shards = self.head_shards(tp)
         tables = int(first or last) + int(last and not self.tied)
         return tables * self.embedding_parameters() // shards + self._table(tp) * (first + last) + 2 * self.dim * last
@@ -107,13 +107,13 @@ class EncoderDecoderSpec(TransformerSpec):
             return self.parameters(0, blocks, tp)
         if last:
             return self.parameters(self.layers - blocks, self.layers, tp)
-        # The blocks around the seam have an embedding beside them, and decoder blocks are the larger ones.
+        # A stage around the seam also holds an embedding, and decoder blocks are the larger ones.
         decoders = min(blocks, self.layers - self.seam)
         count = decoders * self._decoder_block(tp) + (blocks - decoders) * self._encoder_block(tp)
         return count + self.embedding_parameters() // self.head_shards(tp) + self.dim + 2 * self._table(tp)
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """A stage between the ends has the mean FLOPs, and keeps as much as the blocks that keep most."""
+        """Blocks as in `BlockStack`. A stage between the ends has mean FLOPs, and the largest blocks' activations."""
         flops, saved = self._block_flops(seq_len), self._saved_values(seq_len)
         if first or last:
             encoders = min(blocks, self.seam) if first else max(0, blocks - (self.layers - self.seam))
@@ -124,14 +124,14 @@ class EncoderDecoderSpec(TransformerSpec):
 
     @property
     def preferred_cut(self) -> int | None:
-        """The seam: only the encoder's stream passes it, and architectures part there."""
+        """The seam: only the encoder's residual stream is sent there, and encoder and decoder part."""
         return self.seam
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Parameters of the blocks [start, stop), with all that lies beside them there, on one of `tp` devices.
+        """Parameters of blocks [start, stop) and of what the stage holds besides, on one of `tp` devices.
 
-        The first decoder block has a copy of the embedding and the encoder's last norm beside it, and each stage the
-        tables of relative positions of the blocks it holds.
+        With the first decoder block come a copy of the embedding and the encoder's last norm; each stage has the
+        tables of relative positions of its blocks.
         """
         stop = self.layers if stop is None else stop
         first, seam, last = start == 0, start <= self.seam < stop, stop == self.layers
@@ -142,7 +142,7 @@ class EncoderDecoderSpec(TransformerSpec):
         return count + self._table(tp) * (bool(encoders) + bool(decoders))
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """As all families; a mask spares no scores here, because they have a table added to them."""
+        """FLOPs as in `BlockStack`; a mask saves no scores here, because positions are added to all of them."""
         stop = self.layers if stop is None else stop
         encoder, decoder = self._block_flops(seq_len)
         encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
@@ -152,13 +152,13 @@ class EncoderDecoderSpec(TransformerSpec):
         return sequences * flops
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Up to the seam the encoder's stream travels, behind it both."""
+        """Sequence positions in a stage message: the encoder's residual stream up to the seam, both streams after."""
         both = cut is None or cut > self.seam
         return seq_len + (self.target_length(seq_len) if both else 0)
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-        """The embedding, where tokens enter the encoder and the decoder and where they leave as logits, and the tables
-        of relative positions, in each stage with blocks of their stack."""
+        """Weights held by several stages: the embedding, where tokens enter encoder and decoder and at a tied head; and
+        the tables of relative positions, in each stage with blocks of their stack."""
         stages = range(len(cuts))
         cut_at_seam = {stage for stage in stages if cuts[stage][0] <= self.seam < cuts[stage][1]}
         holders = {
@@ -169,22 +169,22 @@ class EncoderDecoderSpec(TransformerSpec):
         return {name: stages for name, stages in holders.items() if len(stages) > 1}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of all blocks.
+        """Bytes that a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of all blocks.
 
-        Counted from the block as written. Each norm keeps its input, what it makes of it and its output (3 d). An
-        attention keeps queries, keys and values and its output; where positions are added to its scores their softmax,
-        too, because torch has no fused attention that learns what is added. ReLU keeps its output, a gated GELU four
-        values of that width.
+        Counted from the code of the block. Each norm keeps its input, the normalised input and its output (3 d). An
+        attention keeps queries, keys, values and its output. Where positions are added to its scores it also keeps
+        their softmax, because torch has no fused attention that trains an added bias. ReLU keeps its output, a gated
+        GELU four values of that width.
         """
         whole, split = self._mean(*self._whole(seq_len)), self._mean(*self._split(seq_len))
         return int(sequences * bytes_per_value * (whole + split / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism leaves whole: what the norms keep."""
+        """The part of `activation_bytes` that tensor parallelism does not split: what the norms keep."""
         return int(sequences * bytes_per_value * self._mean(*self._whole(seq_len)))
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Results of a block's matrix products, which selective recomputation keeps: scores are among them."""
+        """Bytes of the results of a block's matrix products, scores included, which selective recomputation keeps."""
         source, target = seq_len, self.target_length(seq_len)
         split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
         encoder = source * (split + self.heads * source)
@@ -193,7 +193,7 @@ class EncoderDecoderSpec(TransformerSpec):
         return int(sequences * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
 
     def _block_flops(self, seq_len: int) -> tuple[float, float]:
-        """Of an encoder's and of a decoder's block, for one sequence."""
+        """FLOPs of an (encoder block, decoder block), for one sequence."""
         source, target = seq_len, self.target_length(seq_len)
         matrices = 2.0 * (4 * self.dim * self.inner + self._feed_forward)
         encoder = source * (matrices + 4.0 * source * self.inner)
@@ -202,11 +202,11 @@ class EncoderDecoderSpec(TransformerSpec):
         return encoder, decoder + cross
 
     def _whole(self, seq_len: int) -> tuple[float, float]:
-        """Values that the norms of an encoder's and of a decoder's block keep."""
+        """Values that the norms of an (encoder block, decoder block) keep."""
         return 6.0 * seq_len * self.dim, 9.0 * self.target_length(seq_len) * self.dim
 
     def _split(self, seq_len: int) -> tuple[float, float]:
-        """Values that attention and feed-forward layer of an encoder's and of a decoder's block keep."""
+        """Values that attention and feed-forward layer of an (encoder block, decoder block) keep."""
         source, target = seq_len, self.target_length(seq_len)
         each = 4 * self.inner + (4 if self.gated else 1) * self.hidden
         encoder = source * (each + self.heads * source)
@@ -214,7 +214,7 @@ class EncoderDecoderSpec(TransformerSpec):
         return encoder, decoder
 
     def _saved_values(self, seq_len: int) -> tuple[float, float]:
-        """Values that an encoder's and a decoder's block keep on one device."""
+        """Values that an (encoder block, decoder block) keeps on one device."""
         whole, split = self._whole(seq_len), self._split(seq_len)
         return whole[0] + split[0], whole[1] + split[1]
 

@@ -1,4 +1,4 @@
-"""The encoder in the form of BERT, trained to fill in masked tokens."""
+"""An encoder like BERT, trained to predict masked tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hpctrain.records.model.biased_spec import BiasedSpec
 from hpctrain.records.model.transformer_spec import require_family
 
 SEGMENTS = 2
-"""Rows of BERT's table of segments; a text without pairs of sentences uses the first one only."""
+"""Rows of BERT's segment embedding; a text without pairs of sentences uses only the first."""
 
 
 class EncoderSpec(BiasedSpec):
-    """An encoder-only Transformer after Devlin et al. 2019: LayerNorm behind each layer, GELU, and a head of a matrix,
-    GELU and norm before the table of tokens."""
+    """An encoder-only Transformer after Devlin et al. 2019: LayerNorm after each layer, GELU, and a head with a matrix,
+    GELU and norm before the output embedding."""
 
     model_config = ConfigDict(json_schema_extra=require_family)
 
@@ -29,7 +29,7 @@ class EncoderSpec(BiasedSpec):
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
         """Parameters of embedding, positions, segments and their norm (first), and of the head (last), on one of `tp`
-        devices; those of the matrix in the head are whole on each."""
+        devices; the matrix in the head is whole on each."""
         shards = self.head_shards(tp)
         front = (self.positions + SEGMENTS + 2) * self.dim
         back = self.dim * self.dim + 3 * self.dim + self.vocabulary // shards

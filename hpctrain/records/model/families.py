@@ -1,4 +1,4 @@
-"""The families of models that this package builds, as `model.dims` of a run file names them."""
+"""The model families that hpctrain builds, as `model.dims` of a run file names them."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 FamilySpec = DecoderSpec | Gpt2Spec | EncoderSpec | EncoderDecoderSpec
-"""Told apart by `family`; without one it is the decoder."""
+"""Dimensions of one family; `family` says which, by default the decoder."""

@@ -1,4 +1,4 @@
-"""The decoder in the form of GPT-2."""
+"""A decoder like GPT-2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gpt2Spec(BiasedSpec):
 
     @property
     def hidden_by_mask(self) -> float:
-        """Half of the scores: those of later tokens."""
+        """Share of the attention scores that is not computed: half, those of later tokens."""
         return 0.5
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:

@@ -1,4 +1,4 @@
-"""What was found in a Hugging Face folder that a run starts from, as the run folder keeps it."""
+"""The content of a Hugging Face folder that a run starts from, as the run folder records it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hpctrain.records.model.families import FamilySpec
 
 
 class HfModel(Part):
-    """A folder's config.json, the dimensions in it, and which weights lay beside it."""
+    """A folder's config.json, the model's dimensions, and a hash of its weights."""
 
     config: dict[str, Any]
-    """The folder's config.json as it was: an export goes on from it."""
+    """The folder's config.json, unchanged; an export is based on it."""
     dims: Annotated[FamilySpec, Field(discriminator="family")]
-    """What it says, in our words."""
+    """The model's dimensions as read from it."""
     weights_sha256: str
-    """Hash of the names, types, shapes and first numbers of all tensors: the weights have to be these at step 0."""
+    """Hash of names, types, shapes and first bytes of all tensors: step 0 accepts only these weights."""

@@ -1,4 +1,4 @@
-"""A model from a factory in a person's own code: how it is built, and the sizes that a process measured of it."""
+"""A model from a factory in the user's own code: how it is built, and its measured sizes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from hpctrain.records.model.block_stack import BlockStack
 from hpctrain.records.model.families import FamilySpec
 
 Split = Literal["columns", "rows"]
-"""columns: each device computes a part of the linear's outputs; rows: each takes a part of its inputs, and the parts
-of the result are summed (Shoeybi et al. 2019)."""
+"""columns: each device computes a part of the linear's outputs. rows: each takes a part of its inputs, and the partial
+results are summed (Shoeybi et al. 2019)."""
 
 
 class PartSizes(Part):
-    """What was measured of a piece of the model."""
+    """Measured sizes of a part of the model."""
 
     parameters: int = Field(ge=0)
-    """Numbers in its weights."""
+    """Parameters in its weights."""
     flops: int = Field(ge=0)
-    """Forward pass of one sequence."""
+    """FLOPs of a forward pass over one sequence."""
     activation_bytes: int = Field(ge=0)
-    """Kept for the backward pass of one sequence, in fp32, weights not included."""
+    """Bytes kept for the backward pass of one sequence, in fp32, without weights."""
 
 
 class ImportedSpec(BlockStack):
     """A model from `model.import`: front modules, equal blocks, back modules."""
 
     factory: str
-    """'package.module:factory'."""
+    """The function that builds the model, 'package.module:factory'."""
     args: dict[str, Any] = {}
-    """Keyword arguments of the factory, beside `vocabulary` and `seq_len`."""
+    """Keyword arguments of the factory, in addition to `vocabulary` and `seq_len`."""
     front: list[str]
     """Modules from tokens [batch, seq] to the hidden state [batch, seq, dim], applied in turn."""
     blocks: str
@@ -44,30 +44,30 @@ class ImportedSpec(BlockStack):
     tensor_parallel: dict[str, Split] = {}
     """How the linears of a block are split over tp, by their name within the block."""
     seq_len: int = Field(ge=1, le=SEQ_MAX)
-    """Tokens in a sequence when it was measured; the sizes are those of this length."""
+    """Tokens in a sequence when the sizes were measured."""
     tokens: int = Field(ge=2, le=VOCAB_MAX)
-    """Size of the data's vocabulary, which the factory was told."""
+    """Size of the data's vocabulary, as passed to the factory."""
     vocab: int = Field(ge=2, le=VOCAB_MAX)
-    """Width of the logits: at least as many as `tokens`."""
+    """Width of the logits, at least `tokens`."""
     front_sizes: PartSizes
-    """Of the front modules together."""
+    """Sizes of the front modules together."""
     block_sizes: PartSizes
-    """Of one block."""
+    """Sizes of one block."""
     back_sizes: PartSizes
-    """Of the back modules together; a weight that the front has too is not counted again."""
+    """Sizes of the back modules together; a weight that they share with the front is not counted again."""
     split_parameters: int = Field(default=0, ge=0)
-    """Of a block's parameters, those that tensor parallelism splits."""
+    """Parameters of a block that tensor parallelism splits."""
     split_activation_bytes: int = Field(default=0, ge=0)
-    """Of a block's kept activations, those that tensor parallelism splits."""
+    """Bytes of a block's activations that tensor parallelism splits."""
     tensor_parallel_degrees: list[int] = []
-    """Numbers of devices on which a split block was seen to compute the same as a whole one."""
+    """Degrees `tp` for which a test showed that a split block computes the same as a whole one."""
     tied: bool = False
-    """Front and back share a weight."""
+    """Whether front and back share a weight."""
     weights_sha256: str
     """Hash of the names and shapes of all weights."""
 
     def sha256(self) -> str:
-        """Weights fit models with the same hash only."""
+        """Hash of the model; weights fit only models with the same hash."""
         return self.weights_sha256
 
     @property
@@ -89,7 +89,7 @@ class ImportedSpec(BlockStack):
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
 
-        Those of the front modules (a look-up in most models) count with the first of all blocks.
+        The front modules (a look-up in most models) count with block 0.
         """
         stop = self.layers if stop is None else stop
         flops = (stop - start) * self.block_sizes.flops
@@ -100,36 +100,36 @@ class ImportedSpec(BlockStack):
         return self._sequences(sequences, seq_len) * flops
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-        """Weights that several stages hold: none; what front and back share cannot lie in two stages."""
+        """Weights held by several stages: none; a weight that front and back share cannot be in two stages."""
         return {}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `sequences`."""
+        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         kept = whole + self.split_activation_bytes / tp
         return int(self._sequences(sequences, seq_len) * kept * bytes_per_value / 4)
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism leaves whole."""
+        """The part of `activation_bytes` that tensor parallelism does not split."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         return int(self._sequences(sequences, seq_len) * whole * bytes_per_value / 4)
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What selective recomputation keeps of a block: not measured apart, so everything that the block keeps."""
+        """Bytes that selective recomputation keeps of a block: not measured separately, so all that the block keeps."""
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and what
-        the back modules were seen to keep."""
+        """Bytes that the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and
+        the measured activations of the back modules."""
         own = self._sequences(sequences, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
         return int(3 * sequences * seq_len * self.vocab * bytes_per_value + own)
 
     def head_shards(self, tp: int) -> int:
-        """Parts that front and back are cut into: none, they are whole on every device."""
+        """Parts that front and back are split into: 1, they are whole on every device."""
         return 1
 
     def tensor_parallel_error(self, tp: int) -> str | None:
-        """None when the blocks can be cut into `tp` parts, else the reason."""
+        """None when the blocks can be split into `tp` parts, else the reason."""
         if tp == 1 or tp in self.tensor_parallel_degrees:
             return None
         if not self.tensor_parallel:
@@ -145,19 +145,19 @@ class ImportedSpec(BlockStack):
 
     @property
     def supports_sequence_parallel(self) -> bool:
-        """Whether the stream can be split along the sequence: which modules of the model are norms is not known."""
+        """False: it is unknown which modules of the model are norms."""
         return False
 
     @property
     def gathers_in_compute_dtype(self) -> bool:
-        """Whether sharded weights are cast to the precision of matrix products before they are gathered: never, a
-        person's own model keeps its stream in what it computes in; its weights stay fp32, as without sharding."""
+        """False: weights are gathered in fp32, as without sharding, because an imported model keeps its residual stream
+        in the precision that it computes in."""
         return False
 
     def _sequences(self, sequences: int, seq_len: int) -> float:
-        """Sequences of the measured length that hold as many tokens."""
+        """Number of sequences of the measured length that hold as many tokens."""
         return sequences * seq_len / self.seq_len
 
 
 Spec = FamilySpec | ImportedSpec
-"""A model as the planner and the workers are told of it."""
+"""Specification of a model for the planner and the workers."""

@@ -1,4 +1,4 @@
-"""Named models. The name says the size that the field calls it by; the data's vocabulary decides the exact count."""
+"""Named models. The name has the usual size of the model; the exact number of parameters depends on the vocabulary."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 
 def _t5(layers: int, dim: int, heads: int, head_dim: int, ffn_dim: int) -> EncoderDecoderSpec:
-    """T5 v1.0 (Raffel et al. 2020): `layers` in encoder and decoder each."""
+    """Return a T5 v1.0 (Raffel et al. 2020) with `layers` each in encoder and decoder."""
     return EncoderDecoderSpec(layers=2 * layers, dim=dim, heads=heads, head_dim=head_dim, ffn_dim=ffn_dim)
 
 
 def _t5_v1_1(layers: int, dim: int, heads: int, ffn_dim: int) -> EncoderDecoderSpec:
-    """T5 v1.1: gated GELU, heads of 64, a head of its own."""
+    """Return a T5 v1.1: gated GELU, attention heads of width 64, an untied head."""
     return EncoderDecoderSpec(
         layers=2 * layers, dim=dim, heads=heads, head_dim=64, ffn_dim=ffn_dim, gated=True, tied=False
     )
@@ -59,10 +59,10 @@ PRESETS: dict[str, FamilySpec] = {
     "t5-v1.1-3b": _t5_v1_1(24, 2048, 32, 5120),
     "t5-v1.1-11b": _t5_v1_1(24, 4096, 64, 10240),
 }
-"""By name: Llama's form (Touvron et al. 2023 and later releases), GPT-2's (Radford et al. 2019; the two largest have
-the shapes of Brown et al. 2020), BERT's (Devlin et al. 2019, Turc et al. 2019), T5's (Raffel et al. 2020).
+"""Models by name: like Llama (Touvron et al. 2023 and later releases), GPT-2 (Radford et al. 2019; the two largest have
+the shapes of Brown et al. 2020), BERT (Devlin et al. 2019, Turc et al. 2019), T5 (Raffel et al. 2020).
 
-`paper-12x768` and `encoder-1.3b` are the paper's model twice: its section 4.1 gives 12 layers of width 768, which with
-a vocabulary of 32,000 are 0.11 billion parameters, and calls that 1.3 billion. The first has the shape as stated, the
-second the size as stated, at a common shape of that size; the paper does not say which of the two was trained.
+`paper-12x768` and `encoder-1.3b` are both the paper's model. Its section 4.1 states 12 layers of width 768, which with
+a vocabulary of 32,000 are 0.11 billion parameters, and calls that 1.3 billion. The first has the stated shape, the
+second the stated size at a common shape; the paper does not say which of the two was trained.
 """

@@ -1,11 +1,11 @@
-"""How long a text and its targets are when spans of it are replaced by one sentinel each (Raffel et al. 2020)."""
+"""Lengths of a text and its targets when each of its spans is replaced by a sentinel (Raffel et al. 2020)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 FRACTION, MEAN_SPAN = 0.15, 3.0
-"""Share of the tokens that is taken out, and how many in a row, on average."""
+"""Share of the tokens that is taken out, and their mean number in a span."""
 
 
 @dataclass(frozen=True)
@@ -13,16 +13,16 @@ class SpanLengths:
     """Tokens of one sample; input and output end with the end of text."""
 
     raw: int
-    """Of the text."""
+    """Tokens of the text."""
     inputs: int
-    """Of the text with a sentinel in place of each span."""
+    """Tokens of the text with a sentinel in place of each span."""
     outputs: int
-    """Of the sentinels, each with the span that it stands for."""
+    """Tokens of the targets: the sentinels, each with its span."""
     spans: int
 
 
 def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = MEAN_SPAN) -> SpanLengths:
-    """Of the longest text whose corrupted form has at most `seq_len` tokens."""
+    """Return the lengths of the longest text whose corrupted form has at most `seq_len` tokens."""
     raw = seq_len - 1  # a span's sentinel is never longer than the span, so this fits
     while _corrupted(raw + 1, fraction, mean_span).inputs <= seq_len:
         raw += 1
@@ -31,5 +31,5 @@ def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = ME
 
 def _corrupted(raw: int, fraction: float, mean_span: float) -> SpanLengths:
     noise = max(1, round(raw * fraction))
-    spans = min(max(1, round(noise / mean_span)), raw - noise)  # something is kept before each
+    spans = min(max(1, round(noise / mean_span)), raw - noise)  # at least one token stays before each
     return SpanLengths(raw, raw - noise + spans + 1, noise + spans + 1, spans)

@@ -1,4 +1,4 @@
-"""The codec of a plan: which compression the workers obey, and what it puts on the wire."""
+"""The codec of a plan: which compression the workers use, and what it sends and keeps."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from hpctrain.records.plan.compression import (
 )
 
 BUCKET_BYTES = 8 * 2**20
-"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that some leave early."""
+"""Size of a gradient bucket: large enough for full bandwidth, small enough that the first ones are sent early."""
 RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
-"""Of a number that was not sent."""
+"""Bytes of a number in the residual."""
 FULL_BYTES = 4
-"""Of a number in fp32, which gradients are."""
+"""Bytes of a number in fp32, the type of gradients."""
 VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "sign": 1 / 8}
-"""Bytes of a number that is sent; the scales of its block are not counted."""
+"""Bytes of a number that is sent, without the scale of its block."""
 
 SCALE_BYTES = 4 / 256
-"""For each number that is sent as an integer: what the scale of its block adds."""
+"""Bytes that the scale of its block adds to each number that is sent as an integer."""
 
 
 class CodecFigures(Part):
-    """What the planner expects of one way of summing, of the pipeline rank that sums the longest."""
+    """The planner's prediction for one codec, on the pipeline rank whose all-reduce takes longest."""
 
     codec: Codec
-    """The way."""
+    """The codec."""
     sent_bytes: float | None = None
-    """A device puts on the wire in a step, once the warm-up steps are done."""
+    """Bytes that a device sends in a step, after the warm-up steps."""
     wire_s: float | None = None
-    """Messages, by the slowest link: their number times alpha, and their bytes times beta."""
+    """Seconds of the messages on the slowest link: their number times alpha plus their bytes times beta."""
     processor_s: float | None = None
-    """Choosing, writing, reading and copying numbers."""
+    """Seconds of selecting, encoding, decoding and copying numbers."""
     hidden_s: float | None = None
-    """Of the messages, what passes beside the backward pass."""
+    """Seconds of the messages that overlap the backward pass."""
     step_s: float | None = None
-    """A whole step: the mean over the run, warm-up steps included. Absent where this way cannot be taken."""
+    """Seconds of a whole step: the mean over the run, warm-up steps included. Absent where the codec cannot be used."""
     verdict: str
-    """chosen, or why not."""
+    """'chosen', or why it was not chosen."""
 
 
 class CodecSpec(Part):
     """How gradients are reduced between replicas."""
 
     level: Literal["dp"] = "dp"
-    """Between whom: the replicas; where a state is sharded within nodes and copied across them, the copies."""
+    """Mesh axis of the reduction: the replicas or, under hybrid sharding, the copies of a sharded state."""
     codec: Codec = Field(default_factory=NoCompression)
-    """How, with all settings and the layers it works on."""
+    """The codec with all settings and the layers that it compresses."""
     reason: str | None = None
-    """With mode auto: why this one."""
+    """With mode auto: why this codec was chosen."""
     compared: list[CodecFigures] = []
-    """With mode auto: the ways that were compared, the most exact first."""
+    """With mode auto: the codecs that were compared, the least lossy first."""
 
     @model_validator(mode="after")
     def _only_gradients(self) -> CodecSpec:
@@ -75,12 +75,12 @@ class CodecSpec(Part):
 
     @property
     def mode(self) -> str:
-        """Of the codec, as in run.yaml."""
+        """Mode of the codec, as in run.yaml."""
         return self.codec.mode
 
     @property
     def exact(self) -> bool:
-        """Whether sums come out as they would without any compression."""
+        """Whether sums are the same as without compression."""
         return isinstance(self.codec, NoCompression)
 
     @property
@@ -98,7 +98,7 @@ def has_state(codec: Codec) -> bool:
 
 
 def dense_bytes(codec: Codec) -> float:
-    """On the wire, of a number in sums that send all of them; with other codecs those of exact sums."""
+    """Return the bytes sent for a number by a codec that sends all numbers; for other codecs, those of exact sums."""
     match codec:
         case Bf16():
             return VALUE_BYTES["bf16"]
@@ -108,14 +108,14 @@ def dense_bytes(codec: Codec) -> float:
 
 
 def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 1024) -> float:
-    """Bytes on the wire over all replicas for one reduction, once the warm-up steps are done.
+    """Return the bytes that all replicas together send in one reduction, after the warm-up steps.
 
     Every parameter counts as compressed, so a model's real traffic is larger by its exempt parameters.
 
     Args:
-        gradient_bytes: of the gradient in fp32.
+        gradient_bytes: size of the gradient in fp32.
         world: replicas, n. A ring all-reduce of size s sends 2·(n−1)·s in all.
-        dim: width of the model; for power_sgd, whose messages go by the sides of matrices: of an m × n matrix
+        dim: width of the model; for power_sgd, whose messages depend on the sides of matrices: for an m × n matrix
             r·(m+n) numbers are sent, here for m = n = dim, the most that a matrix with a side of that width costs.
     """
     ring = 2.0 * (world - 1)
@@ -126,12 +126,12 @@ def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 102
         case TopK(density=density, values=values):
             return ring * numbers * sparse_bytes(density, values)
         case Adaptive(limits=limits, values=values):
-            # Where the layers lie between the limits is known only once their gradients were seen.
+            # The layers' densities between the limits are known only after profiling, so the middle is assumed.
             return ring * numbers * sparse_bytes(1 - sum(limits) / 2, values)
         case Tagc(density=density, ratio=ratio):
-            # With auto, a number for each position that any rank sends; where they choose alike it is fewer.
+            # With auto, a number for each position that any rank sends; fewer where ranks select the same positions.
             share = min(1.0, density * world) if ratio == "auto" else 1 / ratio
-            # The bitmaps of what each rank sends go to every other one.
+            # Each rank's bitmap of positions goes to every other rank.
             return ring * gradient_bytes * share + world * (world - 1) * numbers / 8
         case PowerSgd(rank=rank):
             return ring * gradient_bytes * min(1.0, 2.0 * rank / dim)
@@ -141,7 +141,7 @@ def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 102
 
 
 def message_bytes_per_element(messages: Messages) -> float:
-    """Of an activation, or of its gradient, between two pipeline stages."""
+    """Return the bytes sent for a number of an activation, or of its gradient, between two pipeline stages."""
     match messages:
         case "bf16":
             return VALUE_BYTES["bf16"]
@@ -151,10 +151,10 @@ def message_bytes_per_element(messages: Messages) -> float:
 
 
 def kept_bytes(codec: Codec, dim: int) -> float:
-    """What a rank keeps from step to step for each number of its gradients: what it has not sent, and directions.
+    """Return the bytes of state that a rank's reducer keeps between steps, for each number of its gradients.
 
     Args:
-        dim: width of the model, the least side of a matrix.
+        dim: width of the model, the smallest side of a matrix.
     """
     match codec:
         case Quantized():
@@ -165,14 +165,14 @@ def kept_bytes(codec: Codec, dim: int) -> float:
             # A mean of the gradients is kept while variances are measured.
             return FULL_BYTES + (0.0 if codec.feedback == "none" else RESIDUAL_BYTES[codec.residual])
         case PowerSgd():
-            # Beside the residual both factors, and the directions to begin anew with.
+            # Besides the residual: both factors, and the initial directions, to which a reset returns.
             return FULL_BYTES * (1 + 3 * codec.rank / dim)
         case LocalSteps():
-            return 2 * FULL_BYTES  # the place of the last meeting, and the outer velocity
+            return 2 * FULL_BYTES  # the weights at the last outer sync, and the outer velocity
     return 0.0
 
 
 def sparse_bytes(density: float, values: Values) -> float:
-    """Bytes for each number of a gradient of which this share is sent: the values, and their positions as a bitmap,
-    as 16 bits each, or as one byte for each gap, whichever is least."""
+    """Return the bytes sent for each number of a gradient at this density: the values, and their positions as a bitmap,
+    as 16 bits each, or as one byte for each gap, whichever is smallest."""
     return density * VALUE_BYTES[values] + min(1 / 8, 2 * density, max(density, 1 / 255))

@@ -1,4 +1,4 @@
-"""plan.json: which device computes which blocks of which sequences when. The job obeys it to the letter."""
+"""plan.json: which device computes which blocks of which sequences when. The job follows it exactly."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Stage(Part):
     """Consecutive blocks that one device (or tp devices) holds."""
 
     layers: tuple[LayerNumber, LayerNumber]
-    """Blocks [from, to). The first stage also holds the embedding, the last one the head; either may have no block."""
+    """Blocks [from, to). The first stage also holds the embedding, the last the head; either may have no block."""
     recompute: Recompute = "none"
-    """Which activations are computed again in the backward pass: none; selective: all but the results of matrix
-    products and attention; full: everything within a block."""
+    """Which activations the backward pass computes again. none. selective: all but the results of matrix products and
+    attention. full: everything within a block."""
     messages: Messages = "none"
-    """How its output travels to the next stage, and the gradient of that back, where they lie on different nodes. none:
-    in fp32; bf16; int8: integers of 8 bits with a scale for each 256 of them."""
+    """How its output is sent to the next stage, and its gradient back, where the stages are on different nodes. none:
+    in fp32. bf16. int8: integers of 8 bits with a scale for each 256 of them."""
 
 
 class Replica(Part):
@@ -49,25 +49,25 @@ class Replica(Part):
 
 
 class Predicted(Part):
-    """What the planner expects."""
+    """What the planner predicts."""
 
     step_time_s: dict[str, float]
-    """Time of a step by term; 'total' is the sum a person would measure."""
+    """Time of a step by term; 'total' is the step time that one would measure."""
     memory_bytes: dict[str, float]
-    """Peak by device."""
+    """Peak memory by device."""
     bound_s: float | None = None
     """No plan on these devices can be faster than this, by the same cost model."""
 
 
 class Rejected(Part):
-    """A neighbour of the plan and why it lost."""
+    """A neighbour of the plan and why it was rejected."""
 
     change: str
-    """What would be different."""
+    """How it differs from the plan."""
     delta_s: float | None = None
     """How much slower a step would be; absent when it cannot run at all."""
     reason: str
-    """Why it lost, in one sentence."""
+    """Why it was rejected, in one sentence."""
 
 
 class Move(Part):
@@ -104,12 +104,12 @@ class Plan(Document):
     """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer's state, 2 also gradients
     (summed after every micro-batch), 3 also weights (gathered for every forward and backward)."""
     shard: int | None = Field(default=None, ge=1)
-    """Consecutive replicas that share one sharded state; the next ones hold a copy of it (hybrid sharding). Left out:
-    all of them."""
+    """Consecutive replicas that share one sharded state; each further group holds a copy of it (hybrid sharding).
+    Default: all of them."""
     sequence_parallel: bool = False
     """Norms and the residual stream are split along the sequence over tp (Korthikanti et al. 2022)."""
     schedule: ScheduleName = "1f1b"
-    """Order in which each pipeline rank computes, where `actions` does not say it."""
+    """Order in which each pipeline rank computes, unless `actions` states it."""
     stages: list[Stage] = Field(min_length=1)
     """The cut of the model, first blocks first."""
     replicas: list[Replica] = Field(min_length=1)
@@ -117,25 +117,25 @@ class Plan(Document):
     ranks: list[str]
     """Device of each global rank."""
     actions: dict[int, dict[int, list[str]]] = {}
-    """actions[replica][pipeline rank]: its compute in order, as '0F0', '0B0', …. Left out, or not covering the
-    micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
+    """actions[replica][pipeline rank]: its computation in order, as '0F0', '0B0', …. Where they are left out, or do not
+    cover the micro-batches, they are made from `schedule`; with schedule 'custom' they must be complete."""
     compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
     """How gradients are reduced between replicas."""
     profile: CalibrationProfile | None = None
-    """Measured steps that `predicted` rests on; left out: the constants of the package alone."""
+    """Measured steps on which `predicted` is based; left out: only the package's constants."""
     predicted: Predicted | None = None
-    """What the planner expects of it."""
+    """What the planner predicts for it."""
     rejected: list[Rejected] = []
-    """Neighbours of the plan, the nearest loser first."""
+    """Rejected neighbours of the plan, the closest first."""
     moves: list[Move] = []
-    """State that changes its device, where this plan replaces another."""
+    """State that changes its device because this plan replaces another."""
     notes: list[str] = []
-    """What a person should know about how it was chosen."""
+    """What you should know about how it was chosen."""
     made_sha256: str | None = None
     """Content hash of the plan as `hpctrain plan` wrote it, without this key. A file with other content was edited."""
 
     def stamped(self) -> Plan:
-        """The plan with its own content hash, by which a later edit is seen."""
+        """Return the plan with its own content hash, by which a later edit is detected."""
         return self.model_copy(update={"made_sha256": self._content_sha256()})
 
     @property
@@ -171,7 +171,7 @@ class Plan(Document):
             self._check_shard_order()
 
     def _check_shard_order(self) -> None:
-        # torch orders the members of a process group by global rank, and shards follow the group.
+        # torch orders the ranks of a process group by global rank, and shards follow that order.
         for column in self.mesh():
             for members in zip(*column, strict=True):
                 if list(members) != sorted(members):
@@ -259,7 +259,7 @@ class Plan(Document):
 
     @property
     def codec_reduces_replicate_axis(self) -> bool:
-        """Whether a codec works between copies of a sharded state, and not among the replicas that share one."""
+        """Whether a codec works between copies of a sharded state, not among the replicas that share one."""
         return 1 < self.shards < self.dp and not self.compression[0].exact
 
     @property
@@ -269,8 +269,8 @@ class Plan(Document):
 
     @property
     def reduction_sha256(self) -> str:
-        """Hash of all that decides what a rank's reducer keeps from one step to the next: the mesh, the cut, the
-        sharding and the codec, and not which devices they are on."""
+        """Return the hash of all that decides what a rank's reducer keeps between steps: mesh, cut, sharding and codec,
+        but not the devices."""
         parts = [
             self.pp,
             self.dp,
@@ -286,7 +286,7 @@ class Plan(Document):
 
     @property
     def memory_options_text(self) -> list[str]:
-        """What saves memory in it, in words; empty where nothing does."""
+        """Return the memory options of the plan in words; empty where it has none."""
         said = []
         if self.zero:
             copies = f", {self.dp // self.shards} copies" if self.shards < self.dp else ""
@@ -320,7 +320,7 @@ class Plan(Document):
         return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
 
     def stage_owner(self) -> dict[int, int]:
-        """Pipeline rank of each stage (the same in every replica)."""
+        """Pipeline rank of each stage, the same in every replica."""
         return dict(enumerate(self._owners(0)))
 
     def _owners(self, replica: int) -> list[int]:
@@ -329,8 +329,8 @@ class Plan(Document):
         return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
 
     def messages(self, replica: int, stage: int) -> Messages:
-        """How messages between a stage and the next one travel in a replica. Devices that share a stage hold the same
-        numbers, so all of them send in one way, also where only some of the pairs are of two nodes."""
+        """Return how messages between a stage and the next are encoded in a replica. Devices that share a stage hold
+        the same numbers, so all of them use one encoding, even where only some pairs cross nodes."""
         devices = self.replicas[replica].devices
         if stage == len(devices) - 1:
             return "none"
@@ -347,7 +347,7 @@ class Plan(Document):
         ]
 
     def table(self, replica: int) -> Schedule | None:
-        """The stated actions of a replica, or None where the file leaves them to `schedule`."""
+        """Return the stated actions of a replica, or None where they follow from `schedule`."""
         rows = self.actions.get(replica)
         if rows is None:
             return None

@@ -1,4 +1,4 @@
-"""profile of plan.json: what steps that were really made say of the planner's constants on this cluster."""
+"""profile of plan.json: factors on the planner's constants, from measured steps on this cluster."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pydantic import Field
 from hpctrain.records.format.document import Part
 
 LEAST_FACTOR, LARGEST_FACTOR = 0.2, 5.0
-"""No factor leaves this range: beyond it something else is wrong than a constant."""
+"""Range of every factor: beyond it, something other than a constant is wrong."""
 
 
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class CalibrationProfile(Part):
-    """Factors on the planner's times and what a worker holds beside its tensors. What the steps do not determine is
-    absent, which counts as a factor of 1, and `remarks` says why."""
+    """Factors on the planner's times, and a worker's memory besides its tensors. A factor that the steps do not
+    determine is absent and counts as 1; `remarks` says why."""
 
     source: str
-    """Whose steps they are: the run's folder."""
+    """Folder of the run that made the steps."""
     generations: list[int]
-    """Those of its generations that were used."""
+    """Generations of that run that were used."""
     steps: int = Field(ge=1)
-    """Steps over which medians were taken, in all of them."""
+    """Steps in all these generations, over which medians were taken."""
     compute: dict[str, Above0] = {}
-    """By type of device: measured time of a stage, as a part of the predicted one."""
+    """By device type: measured time of a stage divided by the predicted time."""
     tensor_parallel: Above0 | None = None
     """Factor on the dispatch of sharded tensors."""
     communication: Above0 | None = None
-    """Factor on messages, and on sums over replicas."""
+    """Factor on stage messages and on all-reduces over replicas."""
     update: Above0 | None = None
-    """Factor on the norm and the optimizer: what a step takes once."""
+    """Factor on the norm and the optimizer, which run once a step."""
     process_bytes: dict[str, Above0] = {}
-    """By kind of device: what a worker holds beside the tensors that are counted. Of it, the worker's memory before it
-    built the model was measured as such; the rest is the measured peak less that and the tensors, not below 0."""
+    """By device kind: bytes that a worker holds besides the counted tensors. Its memory before it built the model was
+    measured directly; the rest is the measured peak less that and the tensors, at least 0."""
     remarks: dict[str, str] = {}
-    """Name of a factor -> why it is unknown, or what was wrong with it."""
+    """Name of a factor -> why it is unknown, or what is wrong with it."""

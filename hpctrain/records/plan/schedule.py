@@ -1,7 +1,7 @@
 """A pipeline schedule as data: which micro-batch each pipeline rank computes when.
 
-The text form is that of torch's pipeline actions for compute: '2F0' is stage 2, forward, micro-batch 0; B is the full
-backward, I the backward for inputs only, W the one for weights only. Sends and receives follow from it.
+The text form is that of torch's pipeline actions: '2F0' is stage 2, forward, micro-batch 0; B is the full backward, I
+the backward for inputs only, W the one for weights only. Sends and receives follow from these actions.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Read the text form back.
+        """Return the action that a text form stands for.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: the text is no action.
         """
         match = _TEXT.match(text)
         if not match:
@@ -46,11 +46,11 @@ class Schedule:
 
     @classmethod
     def parse(cls, rows: Iterable[Iterable[str]]) -> Schedule:
-        """From the text form, one row a pipeline rank."""
+        """Return the schedule of a text form, one row per pipeline rank."""
         return cls(tuple(tuple(Action.parse(text) for text in row) for row in rows))
 
     def rows(self) -> list[list[str]]:
-        """The text form, one row a pipeline rank."""
+        """Return the text form, one row per pipeline rank."""
         return [[str(action) for action in row] for row in self.ranks]
 
     def micro_batches(self) -> int:

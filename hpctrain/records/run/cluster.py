@@ -1,4 +1,4 @@
-"""The `cluster` section of run.yaml: where the run goes, and what its job asks Slurm for."""
+"""The `cluster` section of run.yaml: where the run takes place, and what its job requests from Slurm."""
 
 from __future__ import annotations
 
@@ -17,64 +17,64 @@ _WORD = r"^[A-Za-z0-9_.:+-]+$"
 
 
 class Mail(Part):
-    """Slurm's own mail on what happens to the job."""
+    """Slurm's own mail about the job."""
 
     user: str | None = Field(default=None, pattern=r"^[^\s,]+$")
-    """Address. Default: the person who submits, as the site knows them."""
+    """Address. Default: the site's address of the user who submits."""
     on: list[MailType] = Field(default=["END", "FAIL", "REQUEUE"], min_length=1)
-    """What is written about: BEGIN, END, FAIL, REQUEUE, INVALID_DEPEND, TIME_LIMIT, TIME_LIMIT_80, ALL."""
+    """Events that cause a mail: BEGIN, END, FAIL, REQUEUE, INVALID_DEPEND, TIME_LIMIT, TIME_LIMIT_80, ALL."""
 
 
 class NodeGroup(Part):
-    """So many nodes of one kind, of a job that has several kinds."""
+    """Nodes of one kind, in a job with several kinds."""
 
     constraint: str = Field(pattern=r"^[A-Za-z0-9_.:=+-]+(&[A-Za-z0-9_.:=+-]+)*$")
-    """Features that each of them has, as the site names them: a100, or a100&nvlink for both."""
+    """Features that each node has, by the site's names: a100, or a100&nvlink for both."""
     nodes: int = Field(ge=1, le=NODES_MAX)
-    """How many."""
+    """Number of nodes."""
 
 
 class Cluster(Part):
-    """Where the run goes."""
+    """Where the run takes place."""
 
     kind: Literal["local", "slurm"] = "local"
-    """local: processes on this machine, one virtual node each. slurm: one job."""
+    """local: processes on this machine, each a virtual node. slurm: one job."""
     partition: str | None = None
-    """Slurm partition, or several with commas between. Default: the one that fits best, which is told."""
+    """Slurm partition, or several separated by commas. Default: the one that fits best; hpctrain names it."""
     account: str | None = None
     """Slurm account."""
     qos: str | None = None
     """Slurm quality of service."""
     reservation: str | None = None
-    """Reservation that the job runs in."""
+    """Slurm reservation that the job runs in."""
     constraint: str | None = Field(default=None, pattern=_FEATURES)
     """Features that every node has, in Slurm's form: a100, a100&nvlink (both), a100|h100 (either)."""
     groups: list[NodeGroup] = []
-    """Nodes of several kinds in one job, a constraint and a number each; `nodes` is their sum."""
+    """Nodes of several kinds in one job, each kind with a constraint and a number; `nodes` is their sum."""
     time: str | None = Field(default=None, json_schema_extra={"type": ["string", "integer", "null"]})
-    """Wall-time limit as Slurm has it: 90 is 90 minutes, 1:30:00 one and a half hours, 2-00:00:00 two days."""
+    """Time limit in Slurm's form: 90 is 90 minutes, 1:30:00 one and a half hours, 2-00:00:00 two days."""
     save_notice_s: int = Field(default=120, ge=1, le=65535)
-    """How long before the time limit the agents are told to save a checkpoint and leave, seconds."""
+    """Seconds before the time limit when the agents are asked to save a checkpoint and stop."""
     nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
     """Number of nodes, '4', or a range that the run can use, '3-4'."""
     devices_per_node: int | None = Field(default=None, ge=1, le=1024)
     """Devices used on each node. Default: all of them."""
     gpu_type: str | None = Field(default=None, pattern=_WORD)
-    """GPUs of this type only, as Slurm names it (`sinfo -o %G`). Default: any."""
+    """Use only GPUs of this type, by Slurm's name (`sinfo -o %G`). Default: any."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes. auto: CUDA devices where there are any, else the CPU."""
+    """Kind of device. auto: CUDA devices where there are any, else the CPU."""
     after: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
-    """Runs (folder, name or job id), or ids of any jobs, that must have ended before the job starts."""
+    """Runs (folder, name or job id) or ids of any jobs that must end before the job starts."""
     after_end: Literal["ok", "any"] = "ok"
-    """How they must have ended. ok: without an error; any: in whatever way."""
+    """How they must end. ok: without an error. any: in whatever way."""
     mail: Mail | None = None
-    """Slurm's own mail on what happens to the job. Default: none."""
+    """Slurm's own mail about the job. Default: none."""
     internet: bool = True
-    """Whether the nodes reach the internet. false: Hugging Face libraries use what is on disk and do not wait."""
+    """Whether the nodes reach the internet. false: Hugging Face libraries use only files on disk and do not wait."""
     sbatch: list[str] = []
     """Further sbatch options, as on its command line."""
     setup: list[str] = []
-    """Shell lines run on each node before anything else: module load, activating an environment."""
+    """Shell lines that run on each node before anything else: module load, activating an environment."""
 
     @field_validator("nodes", "time", mode="before")
     @classmethod
@@ -105,7 +105,7 @@ class Cluster(Part):
     @model_validator(mode="before")
     @classmethod
     def _sum_of_groups(cls, value: Any) -> Any:
-        """The number of nodes of groups need not be said twice."""
+        """Fill in `nodes` from the groups, so that it need not be stated twice."""
         groups = value.get("groups") if isinstance(value, dict) else None
         if not groups or "nodes" in value or not isinstance(groups, list):
             return value
@@ -127,6 +127,6 @@ class Cluster(Part):
 
     @property
     def node_range(self) -> tuple[int, int]:
-        """Fewest and most nodes that the run can use: (3, 4) of '3-4', (4, 4) of '4'."""
+        """Fewest and most nodes that the run can use: (3, 4) for '3-4', (4, 4) for '4'."""
         low, _, high = self.nodes.partition("-")
         return int(low), int(high or low)

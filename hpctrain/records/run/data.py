@@ -1,4 +1,4 @@
-"""The `data` section of run.yaml: what is trained on, in which shares, and what is validated on."""
+"""The `data` section of run.yaml: data for training, its mixture, and data for validation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class WeightedFolder(Part):
     path: AnyPath
     """Folder of token shards."""
     weight: float = Field(gt=0, allow_inf_nan=False)
-    """Its share is this, divided by the sum of all weights."""
+    """Share of the samples, relative to the sum of all weights."""
 
 
 def _shape(value: object) -> str:
-    """The branch that a value is read as. In parentheses: part of no key path that a person is shown."""
+    """Return the union branch that a value belongs to, in parentheses: such a tag is left out of shown key paths."""
     return "(mapping)" if isinstance(value, dict | Part) else "(plain)"
 
 
@@ -37,24 +37,24 @@ ValidFolders = Annotated[
 
 
 class Data(Part):
-    """The corpus, prepared by `hpctrain data prepare`. Relative paths start at the run file's folder."""
+    """The corpus, prepared by `hpctrain data prepare`. Relative paths are relative to the run file's folder."""
 
     train: list[TrainFolder] = Field(min_length=1)
-    """Folders of token shards to train on, shuffled together; or each with a weight, {path, weight}: samples are then
-    drawn in that proportion, whatever the folders' sizes."""
+    """Folders of token shards to train on, shuffled together. Or each with a weight, {path, weight}: samples are then
+    drawn in that proportion, whatever the sizes of the folders."""
     valid: ValidFolders = []
-    """Folders of token shards for validation, taken together. Default: the validation part that `data prepare` kept
-    aside. Or a folder for each name: every one has a loss and a perplexity of its own, beside that part."""
+    """Folders of token shards for validation, used together. Default: the validation split that `data prepare` made. Or
+    name -> folder: each has its own loss and perplexity, in addition to that split."""
     tokenizer: AnyPath | None = None
-    """tokenizer.json. Default: the one that lies in the first training folder."""
+    """Path of tokenizer.json. Default: the one in the first training folder."""
     seq_len: int = Field(default=256, ge=8, le=SEQ_MAX)
     """Tokens in a sequence."""
     stage: Literal["none", "node"] = "none"
-    """none: workers read the folders where they are. node: each node copies them to its own disk first, checks them
-    against their index, and keeps them for its next run; without the room it reads them where they are."""
+    """none: workers read the folders in place. node: each node first copies them to its own disk, checks them against
+    their index, and keeps them for its next run; without enough disk space it reads them in place."""
     stage_folder: AnyPath | None = None
-    """Folder on each node's own disk; '$USER' and the like are filled in there. Default: $SLURM_TMPDIR, else $TMPDIR,
-    else /tmp."""
+    """Folder on each node's own disk; the node expands '$USER' and other variables. Default: $SLURM_TMPDIR, else
+    $TMPDIR, else /tmp."""
 
     @property
     def train_folders(self) -> list[str]:
@@ -63,13 +63,13 @@ class Data(Part):
 
     @property
     def weights(self) -> list[float] | None:
-        """What the training folders are drawn in proportion to; None: they are shuffled together."""
+        """Weights of the training folders; None: they are shuffled together."""
         weights = [item.weight for item in self.train if isinstance(item, WeightedFolder)]
         return weights or None
 
     @property
     def valid_folders(self) -> list[str]:
-        """All folders that are named for validation."""
+        """All validation folders that the file names."""
         return list(self.valid.values() if isinstance(self.valid, dict) else self.valid)
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class Data(Part):
         return self
 
     def resolved(self, base: Path) -> Data:
-        """The same with relative paths taken from that folder."""
+        """Return the section with relative paths resolved from the folder `base`."""
 
         def absolute(path: str) -> str:
             return str(base / Path(path).expanduser())

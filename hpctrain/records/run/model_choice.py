@@ -1,4 +1,4 @@
-"""The `model` section of run.yaml: which model is trained, and how a model of the person's own is put together."""
+"""The `model` section of run.yaml: which model is trained, and how a model from your own code is built."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from hpctrain.records.model.presets import PRESETS
 
 
 class Model(Part):
-    """What is trained: exactly one of preset, dims, hf and import; the other keys go with import."""
+    """The model: exactly one of preset, dims, hf and import; the other keys belong to import."""
 
     preset: str | None = None
     """A named model (see `hpctrain init`)."""
     dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
-    """A model by its dimensions; without `family` a decoder."""
+    """A model by its dimensions; a decoder unless `family` is given."""
     hf: AnyPath | None = None
     """A Hugging Face model folder to start from: config.json and safetensors files."""
     found: HfModel | None = None
-    """Written by hpctrain into the run folder: what was found in the folder that `hf` names."""
+    """Written by hpctrain into the run folder: the content of the folder at `hf`."""
     import_: str | None = Field(default=None, alias="import")
     """A factory in your own code, 'package.module:factory'."""
     args: dict[str, Any] | None = None
-    """Keyword arguments of the factory; it is given `vocabulary` and `seq_len` too, where it takes them."""
+    """Keyword arguments of the factory; it also gets `vocabulary` and `seq_len` if it accepts them."""
     front: list[str] | None = Field(default=None, min_length=1)
-    """Modules of your model that are applied in turn to tokens, up to the first block. Default: those before it."""
+    """Modules of your model from the tokens to the first block, applied in turn. Default: those before it."""
     blocks: str | None = None
     """The container of your model's repeated blocks: a ModuleList, ModuleDict or Sequential. Default: the only one."""
     back: list[str] | None = Field(default=None, min_length=1)
-    """Modules that are applied in turn after the last block, up to the logits. Default: those after it."""
+    """Modules from the last block to the logits, applied in turn. Default: those after it."""
     tensor_parallel: dict[str, Split] | None = None
-    """How a block's linears are split over tp, by their name within the block: columns or rows."""
+    """How a block's linears are split over tp, by name within the block: columns or rows."""
     measured: ImportedSpec | None = None
-    """Written by hpctrain into the run folder: what was found in your model."""
+    """Written by hpctrain into the run folder: the measured sizes of your model."""
 
     @model_validator(mode="after")
     def _one(self) -> Model:
@@ -67,7 +67,7 @@ class Model(Part):
         return value
 
     def is_measured(self, tokens: int, seq_len: int) -> bool:
-        """Whether `measured` is of this factory as it is called for that vocabulary and sequence length."""
+        """Whether `measured` is of this factory, called with that vocabulary and sequence length."""
         found = self.measured
         return (
             found is not None

@@ -1,7 +1,7 @@
-"""What a model learns from a window of text, and how many tokens of which kind a sample of it has.
+"""Training objectives, and the numbers of tokens and targets in a sample of each.
 
-Every sample of a run has the same number of targets, so that the mean over a global batch has a divisor that every rank
-knows beforehand, whatever the plan.
+Every sample of a run has the same number of targets, so every rank knows the divisor of a global batch's mean loss in
+advance, whatever the plan.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class NextToken(Part):
 
 
 class Masked(Part):
-    """Some tokens are hidden and predicted from those around them (Devlin et al. 2018, section 3.1)."""
+    """Some tokens are masked and predicted from those around them (Devlin et al. 2018, section 3.1)."""
 
     mode: Literal["masked"]
-    """Only the chosen positions have a target: what stood there."""
+    """Only the chosen positions have a target: their original token."""
     fraction: float = Field(default=0.15, gt=0, le=1)
-    """Share of the positions that is chosen, the same number in each sample."""
+    """Share of the positions that is chosen; the number is the same in each sample."""
     mask_fraction: float = Field(default=0.8, ge=0, le=1)
-    """Of the chosen positions, the share that becomes the mask token."""
+    """Share of the chosen positions that becomes the mask token."""
     random_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Of the chosen positions, the share that becomes any token of the data; the rest stays as it is."""
+    """Share of the chosen positions that becomes a random token of the data; the rest stays unchanged."""
 
     @model_validator(mode="after")
     def _shares(self) -> Masked:
@@ -46,10 +46,10 @@ class Masked(Part):
 
 
 class SpanCorruption(Part):
-    """Spans of the input are replaced by one sentinel each and written out by the decoder (Raffel et al. 2020)."""
+    """Each span of the input is replaced by a sentinel, and the decoder writes the spans (Raffel et al. 2020)."""
 
     mode: Literal["span_corruption"]
-    """The decoder's targets: each sentinel with the tokens that it stands for, then the end of text."""
+    """The decoder's targets are each sentinel with the tokens that it stands for, then the end of text."""
     fraction: float = Field(default=FRACTION, gt=0, le=0.5)
     """Share of the tokens that is taken out."""
     mean_span: float = Field(default=MEAN_SPAN, ge=1)
@@ -66,33 +66,33 @@ _ALLOWED: dict[str, tuple[AnyObjective, ...]] = {
     "encoder": (Masked(mode="masked"),),
     "encoder_decoder": (SpanCorruption(mode="span_corruption"),),
 }
-"""By the model's family, the default first. A model that sees what is after a position learns nothing from having to
-name it; only one with two stacks reads one text and writes another."""
+"""Objectives by model family, the default first. A model that sees the tokens after a position learns nothing from
+predicting them; only an encoder-decoder reads one text and writes another."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of one sample."""
+    """Token counts of one sample."""
 
     raw: int
-    """Taken from the corpus."""
+    """Tokens taken from the corpus."""
     inputs: int
-    """Read by the model, by its encoder where there are two stacks: data.seq_len."""
+    """Tokens that the model, or the encoder of an encoder-decoder, reads: data.seq_len."""
     outputs: int
-    """Positions that the model gives logits for; with two stacks those of the decoder."""
+    """Positions with logits; in an encoder-decoder those of the decoder."""
     targets: int
-    """Of them, positions with a target."""
+    """Positions with a target."""
     spans: int = 0
-    """Sentinels."""
+    """Number of sentinels."""
 
 
 def resolved_objective(objective: AnyObjective | None, spec: Spec) -> AnyObjective:
-    """The objective as given, else that of the model's family.
+    """Return the given objective, else the default of the model's family.
 
     Raises:
-        InputError: a model of this family cannot learn it.
+        InputError: a model of this family cannot learn the objective.
     """
-    # A person's own model may be of either kind; it has one stack.
+    # An imported model may be a decoder or an encoder; it is no encoder-decoder.
     family = "decoder" if isinstance(spec, ImportedSpec) else spec.family
     allowed = _ALLOWED[family]
     if objective is None:
@@ -105,10 +105,10 @@ def resolved_objective(objective: AnyObjective | None, spec: Spec) -> AnyObjecti
 
 @cache
 def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
-    """How long the parts of a sample are.
+    """Return the token counts of a sample.
 
     Raises:
-        InputError: no text becomes just as long as `seq_len` by having spans taken out.
+        InputError: no text has exactly `seq_len` tokens after its spans are replaced.
     """
     match objective:
         case NextToken():
@@ -121,7 +121,7 @@ def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
 
 
 def _span_lengths(objective: SpanCorruption, seq_len: int) -> Lengths:
-    """One token of text more makes the input one longer or not at all, so it is filled to its last place."""
+    """Return the counts of the text that fills `seq_len` exactly; each further token adds one position or none."""
     found = longest_text(seq_len, objective.fraction, objective.mean_span)
     if found.inputs != seq_len:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The `optimizer` section of run.yaml, and the learning rate of every step that follows from it."""
+"""The `optimizer` section of run.yaml, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from hpctrain.records.format.bounds import STEPS_MAX
 from hpctrain.records.format.document import Part
 
 FINAL_RATE = 0.1
-"""What a decay ends at, as a part of the peak."""
+"""Learning rate at the end of a decay, as a fraction of the peak."""
 
 
 class StepsChange(Part):
-    """A run that went on with another number of steps."""
+    """A change of the run's number of steps."""
 
     at: int = Field(ge=1)
-    """Steps that were done by then."""
+    """Steps that were done at the change."""
     before: int = Field(ge=1)
-    """The number of steps that the run had until then."""
+    """Total steps of the run before the change."""
 
 
 class Optimizer(Part):
-    """AdamW with linear warm-up, as in the paper's set-up (section 4.1)."""
+    """AdamW with linear warm-up, as in the paper (section 4.1)."""
 
     name: Literal["adamw"] = "adamw"
     """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
     lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the running mean and of the running square."""
+    """Decay rates of the running mean and of the running square."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the running square."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay, on matrices only."""
     warmup_steps: int = Field(default=1000, ge=0, le=STEPS_MAX)
-    """Steps of linear warm-up; a run shorter than ten times that warms up for a tenth of its steps."""
+    """Steps of linear warm-up; a run of fewer than ten times as many steps warms up for a tenth of its steps."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
-    """What the learning rate does after the warm-up, down to a tenth of the peak."""
+    """Decay of the learning rate after the warm-up, down to a tenth of the peak."""
     steps_changed: list[StepsChange] = []
-    """Written by hpctrain when a run goes on with another number of steps: the learning rate goes on from where it is,
-    and the warm-up stays that of the first number."""
+    """Written by hpctrain when a run continues with another number of steps. The learning rate continues from its
+    present value, and the warm-up stays that of the first number."""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """Largest norm of the whole gradient; null: no clipping."""
 
     def warmup(self, steps: int) -> int:
-        """The warm-up steps of a run that has `steps` steps now."""
+        """Return the warm-up steps of a run that now has `steps` steps."""
         first = self.steps_changed[0].before if self.steps_changed else steps
         return min(self.warmup_steps, max(1, first // 10)) if self.warmup_steps else 0
 
     def with_steps_changed(self, at: int, before: int) -> Optimizer:
-        """These settings for a run that goes on with another number of steps.
+        """Return these settings for a run that continues with another number of steps.
 
         Args:
-            at: steps that are done; changes after that were undone by going back to a checkpoint.
-            before: the number of steps that the run had until now.
+            at: steps that are done; later changes are dropped, because a return to a checkpoint undid them.
+            before: total steps of the run until now.
         """
         undone = [change.before for change in self.steps_changed if change.at >= at]
         earlier = [change for change in self.steps_changed if change.at < at]
@@ -66,9 +66,9 @@ class Optimizer(Part):
 
 
 def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
-    """Learning rate of the step after `step` steps: linear warm-up, then the chosen decay to a tenth of the peak.
+    """Return the learning rate after `step` steps: linear warm-up, then the chosen decay to a tenth of the peak.
 
-    Where the number of steps was changed on the way, the decay goes on from the rate that was reached.
+    Where the number of steps was changed during the run, the decay continues from the rate that was reached.
     """
     warmup = settings.warmup(steps)
     if step < warmup:
@@ -81,10 +81,10 @@ def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
 def _decayed(
     decay: Literal["constant", "cosine", "linear"], step: int, warmup: int, lengths: Sequence[tuple[int, int]]
 ) -> float:
-    """The rate as a part of the peak.
+    """Return the learning rate as a fraction of the peak.
 
     Args:
-        lengths: (until which step, number of steps of the run) of each part of the past, in order.
+        lengths: (last step, total steps of the run) of each part of the run, in order.
     """
     rate, begin = 1.0, warmup
     if decay == "constant":

@@ -1,4 +1,4 @@
-"""run.yaml: what a person asks for. Every key is documented here; `hpctrain schema run` prints it for editors."""
+"""run.yaml: the settings of a run. Every key is documented here; `hpctrain schema run` prints them for editors."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from hpctrain.records.run.optimizer import Optimizer
 RUN_FILE = "run.yaml"
 """Name of the run file in a run folder."""
 COMPILE_S = 1800.0
-"""Compiling the blocks of a large model takes this long at most."""
+"""Longest time that compiling the blocks of a large model takes, seconds."""
 
 
 class Container(Part):
-    """An image that the run happens in: its agents and its workers; the job's script stays outside."""
+    """A container image in which the run's agents and workers run; the job script stays outside."""
 
     image: AnyPath
-    """Path of the .sif file; for pyxis any image that it takes."""
+    """Path of the .sif file; with pyxis any image that it accepts."""
     runtime: Literal["auto", "apptainer", "singularity", "pyxis"] = "auto"
-    """What starts it. auto: Apptainer, else SingularityCE. pyxis: Slurm itself (srun --container-image)."""
+    """Container runtime. auto: Apptainer, else SingularityCE. pyxis: Slurm itself (srun --container-image)."""
     binds: list[str] = []
-    """Further bind mounts, SOURCE[:TARGET[:ro]]. The run folder, the data and hpctrain are seen inside anyway."""
+    """Further bind mounts, SOURCE[:TARGET[:ro]]. The run folder, the data and hpctrain are always mounted."""
     nv: Literal["auto", "yes", "no"] = "auto"
     """Whether the NVIDIA driver is made visible inside."""
     env: dict[str, str] = {}
-    """Environment variables set inside; $NAME stands for a variable of the job."""
+    """Environment variables that are set inside; $NAME stands for a variable of the job."""
 
 
 class Batch(Part):
@@ -62,10 +62,10 @@ class AutoParallel(Part):
 
 
 class FixedParallel(Part):
-    """Degrees given by hand; the planner fills in the rest."""
+    """Degrees given by you; the planner chooses the rest."""
 
     mode: Literal["fixed"]
-    """The degrees below are taken as they stand."""
+    """The degrees below are used as given."""
     pp: int = Field(default=1, ge=1, le=DEVICES_MAX)
     """Pipeline ranks."""
     dp: int = Field(default=1, ge=1, le=DEVICES_MAX)
@@ -77,13 +77,13 @@ class FixedParallel(Part):
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"] | None = None
     """Pipeline schedule. Default: the planner's choice."""
     zero: ZeroLevel = 0
-    """What is sharded over replicas: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights."""
+    """What is sharded over replicas: 0 nothing, 1 the optimizer state, 2 also gradients, 3 also weights."""
     shard: Literal["all", "node"] = "all"
-    """Over which replicas zero shards: all of them, or those within a node, with copies across nodes."""
+    """Replicas over which zero shards: all of them, or those within a node, with copies across nodes."""
     sequence_parallel: bool = False
-    """With tp: split norms and the residual stream along the sequence too."""
+    """With tp: also split norms and the residual stream along the sequence."""
     recompute: Recompute = "none"
-    """Activations that the backward pass computes again, to save memory: none, selective (all but matrix products and
+    """Activations that the backward pass computes again to save memory: none, selective (all but matrix products and
     attention), full (whole blocks)."""
 
 
@@ -91,21 +91,21 @@ Parallel = Annotated[AutoParallel | FixedParallel, Field(discriminator="mode")]
 
 
 class Checkpoint(Part):
-    """Checkpoints are sharded, saved beside the training and published only when whole."""
+    """Checkpoints are sharded, saved while training continues, and published only when complete."""
 
     every: int = Field(default=50, ge=1, le=STEPS_MAX)
     """Steps between two checkpoints; the last step is always saved."""
     keep: int = Field(default=2, ge=1, le=STEPS_MAX)
-    """How many to keep."""
+    """Number of checkpoints to keep."""
     wait_for_room_s: float = Field(default=1800.0, ge=0)
-    """How long the run waits for room on a full disk before it gives its last step up; seconds."""
+    """Seconds that the run waits for space on a full disk before it gives up its last step."""
 
 
 class Validation(Part):
-    """Loss on data that is not trained on."""
+    """Measuring the loss on data that is not trained on."""
 
     every: int = Field(default=50, ge=1, le=STEPS_MAX)
-    """Steps between two validations; the last step always validates."""
+    """Steps between two validations; the last step is always validated."""
     batches: int = Field(default=2, ge=0, le=STEPS_MAX)
     """Global batches in a validation; 0: none."""
 
@@ -114,26 +114,26 @@ class Recovery(Part):
     """What happens when workers or nodes are lost."""
 
     min_nodes: int = Field(default=1, ge=1, le=DEVICES_MAX)
-    """With fewer nodes the run stops (and is requeued where there is a queue)."""
+    """With fewer nodes the run stops, and is requeued where there is a queue."""
     spares: int = Field(default=0, ge=0, le=DEVICES_MAX)
-    """Nodes kept idle, to step in for a lost one."""
+    """Nodes that stay idle, to replace a lost one."""
     retries: int = Field(default=3, ge=0, le=STEPS_MAX)
-    """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and of its jobs. What
-    the cluster does to a job (lost nodes, preemption, the time limit) is no failure of the run."""
+    """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and over its jobs.
+    Lost nodes, preemption and the time limit are no failures of the run."""
     requeue: Literal["new_job", "same_job"] = "new_job"
-    """How a job goes on after an attempt. new_job: as a new job, without the nodes that made trouble. same_job: put
-    back into the queue under its id, on any nodes."""
+    """How a run continues after an attempt. new_job: as a new job, without the nodes that made trouble. same_job: the
+    same job goes back into the queue, on any nodes."""
     successors: int = Field(default=0, ge=0, le=20)
-    """Jobs kept in the queue behind the running one, with requeue: new_job. They take over whatever happens to it, and
-    suit partitions with short time limits."""
+    """Jobs that are kept queued behind the running one, with requeue: new_job. They take over whatever happens to it,
+    and suit partitions with short time limits."""
     exclude_hours: float = Field(default=24.0, ge=0)
-    """How long new jobs do without a node that made trouble, hours; 0: they never do."""
+    """Hours for which new jobs exclude a node that made trouble; 0: never."""
     exclude_max_fraction: float = Field(default=0.25, ge=0, le=1)
-    """Largest share of the partition's nodes that is left out for that reason."""
+    """Largest share of the partition's nodes that is excluded for that reason."""
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
     """Silence after which a node counts as lost; a closed connection counts at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)
-    """A worker that makes no step for this long is ended and the generation with it."""
+    """A worker that makes no step for this long is stopped, and its generation with it."""
 
     @model_validator(mode="after")
     def _successors_are_new_jobs(self) -> Recovery:
@@ -143,11 +143,11 @@ class Recovery(Part):
 
 
 class ProfilerSettings(Part):
-    """A look inside one step."""
+    """Profiling of one step."""
 
     step: int | None = Field(default=None, ge=1)
-    """The optimizer step that torch's profiler records on every rank, into profile/ in the run folder. Default: none.
-    That step takes several times as long as the others."""
+    """Optimizer step that torch's profiler records on every rank, into profile/ in the run folder. It takes several
+    times as long as other steps. Default: none."""
 
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -155,15 +155,15 @@ NotifyState = Literal["started", "done", "failed", "requeued", "cancelled"]
 
 
 class Notify(Part):
-    """A web address that is told, by a POST of JSON, when the run changes its state."""
+    """A URL that gets a POST of JSON when the run changes its state."""
 
     url_env: EnvironmentName | None = None
-    """Name of the environment variable with the address. The address lets whoever has it write there, so it is kept as
-    a secret is: it is not in this file."""
+    """Name of the environment variable with the URL. Whoever knows the URL can post to it, so it is a secret and not
+    written in this file."""
     url_file: AnyPath | None = None
-    """Or the file with the address in it, which only you can read (mode 600)."""
+    """Or the file with the URL, which only you can read (mode 600)."""
     on: list[NotifyState] = ["done", "failed"]
-    """What is told: started, done, failed, requeued, cancelled."""
+    """States that are reported: started, done, failed, requeued, cancelled."""
 
     @model_validator(mode="after")
     def _one_address(self) -> Notify:
@@ -173,64 +173,64 @@ class Notify(Part):
 
 
 class Run(Document):
-    """A training run as a person asks for it."""
+    """A training run as you specify it."""
 
     schema_kind: ClassVar[str] = "run"
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """Names the run folder."""
+    """Name of the run and of its folder."""
     steps: int = Field(ge=1, le=STEPS_MAX)
     """Optimizer steps."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Decides the initial weights and the order of samples."""
+    """Seed of the initial weights and the order of samples."""
     code: AnyPath | None = None
-    """Folder of your own code; a copy of it, as it is when the run is submitted, comes first on the module path."""
+    """Folder of your own code; a copy, made when the run is submitted, comes first on the module path."""
     secrets: list[EnvironmentName] = []
     """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
-    environment that you submit from, or from `secrets_file`, and are written nowhere."""
+    environment in which you submit, or from `secrets_file`, and are written nowhere."""
     secrets_file: AnyPath | None = None
     """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
     notify: Notify | None = None
-    """Who is told when the run changes its state. Default: nobody."""
+    """Notification when the run changes its state. Default: none."""
     cluster: Cluster = Cluster()
-    """Where the run goes."""
+    """Where the run takes place."""
     container: Container | None = None
-    """The image that the run happens in. Default: none."""
+    """The container image in which the run takes place. Default: none."""
     model: Model
-    """What is trained."""
+    """The model that is trained."""
     data: Data
-    """What it is trained on."""
+    """The data that it is trained on."""
     objective: Objective | None = None
-    """What it learns from the data. Default: next_token for a decoder, masked for an encoder, span_corruption for an
+    """The training objective. Default: next_token for a decoder, masked for an encoder, span_corruption for an
     encoder-decoder."""
     batch: Batch
     """How many sequences make one optimizer step."""
     parallel: Parallel = AutoParallel()
-    """Who chooses how the model is cut and copied over the devices."""
+    """Whether you or the planner choose how the model is split and copied over the devices."""
     compression: Compression = NoCompression()
     """How gradients are reduced between replicas."""
     optimizer: Optimizer = Optimizer()
-    """How the weights follow the gradients."""
+    """The optimizer and its learning rate."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """fp32; or bf16, fp16 for matrix products, with weights, sums and optimizer in fp32. fp16 scales the loss, so that
-    small gradients do not vanish, and skips a step whose gradients overflow."""
+    """Precision of matrix products. With bf16 and fp16, weights, sums and optimizer stay in fp32. fp16 scales the loss,
+    so that small gradients do not vanish, and skips a step whose gradients overflow."""
     compile: bool = False
-    """Blocks are compiled (torch.compile): the first step takes minutes, the others less. It is then given half
-    an hour, and so is the first validation."""
+    """Whether blocks are compiled (torch.compile): the first step takes minutes, the others are faster. The first step
+    and the first validation may then take half an hour."""
     deterministic: bool = False
-    """The same run file on the same plan gives the same weights, bit by bit; some operations become slower."""
+    """Whether the same run file on the same plan gives bitwise equal weights; some operations become slower."""
     checkpoint: Checkpoint = Checkpoint()
-    """When the state is saved, and how much of it is kept."""
+    """When checkpoints are saved, and how many are kept."""
     validation: Validation = Validation()
-    """When the loss on other data is measured."""
+    """When the validation loss is measured."""
     recovery: Recovery = Recovery()
     """What happens when workers or nodes are lost."""
     profile: ProfilerSettings = ProfilerSettings()
-    """Which step is looked into."""
+    """Which step is profiled."""
 
     @property
     def step_timeout_s(self) -> float:
-        """The longest that a worker may make no step: as long as blocks are compiled within it, where they are."""
+        """Longest time without a step of a worker, seconds; it covers the compilation of blocks, where they are."""
         return max(self.recovery.progress_timeout_s, COMPILE_S if self.compile else 0.0)
 
     @model_validator(mode="after")
@@ -247,10 +247,10 @@ class Run(Document):
         return self
 
     def spec(self) -> Spec:
-        """The model's dimensions, as far as the file says; the vocabulary may still be open.
+        """Return the model's dimensions as far as the file states them; the vocabulary may still be unknown.
 
         Raises:
-            InputError: what `hf` or `import` names was not looked at yet.
+            InputError: the folder at `hf` or the model at `import` was not read yet.
         """
         if self.model.dims is not None:
             return self.model.dims
@@ -266,21 +266,21 @@ class Run(Document):
 
     @property
     def first_weights(self) -> str:
-        """Where the weights come from that no checkpoint has, in words: the seed, a folder, or a person's factory."""
+        """Return the source of the initial weights, in words: the seed, a folder, or the user's factory."""
         if self.model.hf is not None:
             return f"the folder {self.model.hf}"
         return self.model.import_ or "the seed"
 
     def effective_objective(self) -> AnyObjective:
-        """The objective as the file gives it, else that of the model's family.
+        """Return the file's objective, else the default of the model's family.
 
         Raises:
-            InputError: as `spec`, or a model of that family cannot learn it.
+            InputError: as for `spec`, or a model of that family cannot learn the objective.
         """
         return resolved_objective(self.objective, self.spec())
 
     def with_spec(self, spec: Spec) -> Run:
-        """The same run with its model written out, vocabulary included."""
+        """Return the run with its model's dimensions written out, vocabulary included."""
         if isinstance(spec, ImportedSpec):
             return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
         if self.model.found is not None:
@@ -290,25 +290,25 @@ class Run(Document):
 
 
 def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> Run:
-    """Read run.yaml, with `--set key.path=value` applied; every mistake is told at once with its line.
+    """Read run.yaml, with `--set key.path=value` applied.
 
-    Relative data paths become absolute, from the file's folder.
+    Relative data paths are resolved from the file's folder.
 
     Args:
-        defaults: values for keys that neither the file nor an override gives, checked before.
+        defaults: values, already checked, for keys that neither the file nor an override gives.
 
     Raises:
-        FileError: the file or an override is wrong.
+        FileError: the file or an override has errors; all are listed with their lines.
     """
     return _run_from_yaml(_keys_in(read_yaml(path)), overrides, defaults)
 
 
 def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
-    """The run of a run folder, by its run.yaml, with `--set key.path=value` applied.
+    """Return the run in a run folder's run.yaml, with `--set key.path=value` applied.
 
     Raises:
-        UntrustedError: the folder or the file is somebody else's, or others can write to it.
-        FileError: the file is missing, or it or an override is wrong.
+        UntrustedError: the folder or the file belongs to somebody else, or others can write to it.
+        FileError: the file is missing, or it or an override has errors.
     """
     return _run_from_yaml(_keys_in(read_yaml(folder / RUN_FILE, owned=True)), overrides, {})
 
@@ -325,7 +325,7 @@ def _run_from_yaml(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping
 
 
 def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> list[str]:
-    """Those keys of `defaults` that neither the run file nor an override gives, dotted.
+    """Return the dotted keys of `defaults` that neither the run file nor an override gives.
 
     Raises:
         FileError: the file cannot be read.
@@ -342,7 +342,7 @@ def _keys_in(file: YamlFile) -> YamlFile:
 def _without_overridden(
     lines: dict[tuple[str | int, ...], int], overrides: tuple[str, ...]
 ) -> dict[tuple[str | int, ...], int]:
-    """Line 0 for what an override replaced: its line number would point at something else."""
+    """Return the lines with 0 for overridden keys: the file's line would show another value."""
     paths = override_paths(overrides)
     kept = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
     return {**kept, **dict.fromkeys(paths, 0)}
@@ -379,6 +379,6 @@ def _resolve_container(container: Container, base: Path) -> Container:
         source, colon, rest = item.partition(":")
         binds.append(f"{base / Path(source).expanduser()}{colon}{rest}")
     image = container.image
-    if container.runtime != "pyxis" or image.endswith(".sqsh"):  # others are names in a registry
+    if container.runtime != "pyxis" or image.endswith(".sqsh"):  # pyxis takes other names as images in a registry
         image = str(base / Path(image).expanduser())
     return container.model_copy(update={"image": image, "binds": binds})

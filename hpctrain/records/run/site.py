@@ -1,4 +1,4 @@
-"""site.yaml: what a person writes once for each cluster that they use, in place of the same lines in every run file."""
+"""site.yaml: settings that you write once for each cluster, instead of in every run file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hpctrain.records.format.yaml_file import read_yaml
 from hpctrain.records.run.cluster import Cluster
 
 FILE = Path("hpctrain") / "site.yaml"
-"""Below $XDG_CONFIG_HOME, which is ~/.config where it is not set (XDG Base Directory Specification)."""
+"""Path below $XDG_CONFIG_HOME, by default ~/.config (XDG Base Directory Specification)."""
 RUN_ONLY_KEYS = ("after", "after_end", "nodes", "groups", "time")
-"""Keys of `cluster` that belong to a run; one for all of them would be a surprise."""
+"""Keys of `cluster` that belong to a single run; a default for all runs would be a surprise."""
 
 
 class SiteProfile(Part):
     """Defaults for one cluster."""
 
     match: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
-    """The cluster's name in Slurm (ClusterName), or names of login hosts, with * for any text. Default: every place."""
+    """Slurm's name of the cluster (ClusterName), or names of login hosts, with * for any text. Default: any cluster."""
     cluster: Cluster
-    """Keys of a run file's `cluster`, for runs that leave them out."""
+    """Values for keys that a run file's `cluster` leaves out."""
 
     @field_validator("match", mode="before")
     @classmethod
@@ -44,12 +44,12 @@ class SiteProfile(Part):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What the profile gives, as a run file would have it."""
+        """Return the profile's values in the form of a run file."""
         return {"cluster": self.cluster.model_dump(mode="json", by_alias=True, exclude_unset=True)}
 
 
 class Site(Document):
-    """A person's defaults, by cluster."""
+    """Your defaults, by cluster."""
 
     schema_kind: ClassVar[str] = "site"
 
@@ -57,7 +57,7 @@ class Site(Document):
     """Profiles by name; of several that match, the first one counts."""
 
     def matching(self, names: Sequence[str]) -> str | None:
-        """Name of the first profile that matches one of these names of a cluster or host; None where none does."""
+        """Return the name of the first profile that matches one of these cluster or host names, or None."""
         for name, profile in self.profiles.items():
             if not profile.match or any(fnmatchcase(here, form) for here in names for form in profile.match):
                 return name
@@ -65,17 +65,17 @@ class Site(Document):
 
 
 def site_file(environ: Mapping[str, str]) -> Path:
-    """Where site.yaml lies, or would."""
+    """Return the path of site.yaml, whether or not it exists."""
     base = environ.get("XDG_CONFIG_HOME") or ""
-    # The specification has relative paths ignored.
+    # The specification requires that relative paths are ignored.
     return (Path(base) if base.startswith("/") else Path(environ.get("HOME", "~")).expanduser() / ".config") / FILE
 
 
 def read_site(path: Path) -> Site | None:
-    """Read site.yaml; None where there is none.
+    """Read site.yaml; None where it does not exist.
 
     Raises:
-        FileError: it is not YAML, or wrong; every mistake is told with its line.
+        FileError: the file is not YAML, or has errors; all are listed with their lines.
     """
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Parts of topology.json that say why a node or device is what it is: its links, and what its system says of itself."""
+"""Parts of topology.json with facts about a node or device: its links, and what its operating system reports."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ class PcieLink(Part):
     width: int
     """Lanes in use."""
     generation_max: int
-    """Generation that device and slot are capable of."""
+    """Highest generation that device and slot support."""
     width_max: int
-    """Lanes that they are capable of."""
+    """Most lanes that device and slot support."""
     under_load: bool = False
-    """True when read while data flowed: an idle device lowers its link, which is no fault."""
+    """Whether it was read while data flowed: an idle device lowers its link, which is no fault."""
 
 
 class NvlinkPeer(Part):
     """NVLink between two devices of a node."""
 
     links: int
-    """Links that there are."""
+    """Number of links."""
     active: int
-    """Links that are up."""
+    """Number of links that are up."""
 
 
 class HostFacts(Part):
-    """What a node's operating system says of itself; a fact that could not be read is absent."""
+    """Facts that a node's operating system reports; a fact that could not be read is absent."""
 
     kernel: str | None = None
     """Release of the kernel."""
     boot_id: str | None = None
-    """Of the kernel since its start: nodes that have it in common are parts of one machine."""
+    """Id of the kernel's boot: nodes that share it are parts of one machine."""
     mtu: dict[str, int] = {}
     """Largest packet in bytes, by interface."""
     clock_offset_s: float | None = None
-    """This node's clock less that of the node that measured."""
+    """This node's clock minus that of the node that measured."""
     clock_error_s: float | None = None
-    """How wrong the offset may be."""
+    """Uncertainty of the offset."""
     hostname_resolves_to: str | None = None
-    """Address that the node's own name leads to."""
+    """Address to which the node's own name resolves."""
     interfaces: dict[str, list[str]] = {}
     """Addresses of each interface that is up."""
     infiniband: list[str] = []
-    """InfiniBand and RoCE ports that are active: mlx5_0/1."""
+    """Active InfiniBand and RoCE ports: mlx5_0/1."""

@@ -1,4 +1,4 @@
-"""Parts of topology.json that say what messages between two nodes take: figures of a pair, and classes of pairs."""
+"""Parts of topology.json about messages between two nodes: figures of a pair, and classes of pairs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class Latency(Part):
     """One-way latency of a small message: half the round trip."""
 
     min: float
-    """The fastest, in seconds."""
+    """Minimum, seconds."""
     p50: float
-    """The median, in seconds."""
+    """Median, seconds."""
     p95: float
-    """95 of 100 are faster, in seconds."""
+    """95th percentile, seconds."""
 
 
 class BackendFigures(Part):
-    """The model t = alpha + beta·bytes of messages that torch's communication backend carries."""
+    """The model t = alpha + beta·bytes for messages over torch's communication backend."""
 
     alpha_s: float
     """Start-up time of a message."""
@@ -28,11 +28,11 @@ class BackendFigures(Part):
     break_bytes: int | None = None
     """Size from which messages behave differently, where there is one."""
     network: str | None = None
-    """What NCCL says that it carries messages between nodes with: IB, Socket."""
+    """Network that NCCL reports for messages between nodes: IB, Socket."""
 
 
 def _training_backend(measured: dict[str, BackendFigures]) -> BackendFigures | None:
-    """The figures of the backend that carries a run between nodes: NCCL where it was measured, else Gloo."""
+    """Return the figures of the backend that a run uses between nodes: NCCL where it was measured, else gloo."""
     return measured.get("nccl") or measured.get("gloo")
 
 
@@ -40,7 +40,7 @@ class LinkFigures(Part):
     """One direction between two nodes."""
 
     latency_s: Latency | None = None
-    """Of a small message."""
+    """Latency of a small message."""
     isolated_bytes_per_s: float | None = None
     """Bandwidth timed at the receiver, with `concurrency` pairs at work."""
     loaded_bytes_per_s: float | None = None
@@ -56,20 +56,20 @@ class LinkFigures(Part):
     jitter: float | None = None
     """p95 over p50 of the latency."""
     cpu_contended: bool | None = None
-    """True when a processor and not the wire set the pace of the bandwidth."""
+    """Whether a processor, and not the network, limited the bandwidth."""
     transport: str | None = None
-    """What carried it: tcp."""
+    """Transport of the messages: tcp."""
     iface: str | None = None
-    """Network interface that the sender's socket really used."""
+    """Network interface that the sender's socket used."""
     backend: dict[str, BackendFigures] = {}
-    """The same model over the training backend, by its name: gloo, nccl. What a plan should use."""
+    """The same model over the training backend, by its name: gloo, nccl. A plan should use these figures."""
     n: int | None = None
     """Samples behind the bandwidth."""
     inferred: bool = False
-    """True when taken from the class, not measured."""
+    """Whether the figures are those of the class, not measured."""
 
     def cost(self) -> tuple[float, float] | None:
-        """(alpha, beta) of what a training run sends: over its backend where that was measured; None for neither."""
+        """Return (alpha, beta) for a run's messages: over its backend where measured; None where neither is known."""
         over = _training_backend(self.backend)
         if over:
             return over.alpha_s, over.beta_s_per_byte
@@ -86,7 +86,7 @@ class Link(Part):
     b: str
     """The other node."""
     class_: str | None = Field(default=None, alias="class")
-    """Class of links it belongs to."""
+    """Link class that it belongs to."""
     ab: LinkFigures
     """From a to b."""
     ba: LinkFigures
@@ -94,7 +94,7 @@ class Link(Part):
 
 
 class LinkClass(Part):
-    """Links that behave alike; a pair without figures of its own has these."""
+    """Links that behave alike; a pair without figures has those of its class."""
 
     id: str
     """Name that links refer to."""
@@ -103,13 +103,13 @@ class LinkClass(Part):
     beta_s_per_byte: float
     """Time per byte in that model."""
     pairs: int
-    """How many measured pairs are behind it."""
+    """Number of measured pairs that it is based on."""
     backend: dict[str, BackendFigures] = {}
     """The same model over the training backend, by its name."""
     level: int | None = None
-    """Height of the lowest cluster that holds both ends; 0: none does. Absent: the class is of all pairs."""
+    """Level of the lowest cluster that holds both ends; 0: none does. Absent: the class is of all pairs."""
 
     def cost(self) -> tuple[float, float]:
-        """(alpha, beta) of what a training run sends: over its backend where that was measured."""
+        """Return (alpha, beta) for a run's messages: over its backend where that was measured."""
         over = _training_backend(self.backend)
         return (over.alpha_s, over.beta_s_per_byte) if over else (self.alpha_s, self.beta_s_per_byte)

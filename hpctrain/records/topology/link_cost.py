@@ -1,4 +1,4 @@
-"""How long a message takes between two devices, from what a topology says of their link."""
+"""Time of a message between two devices, from the link's figures in a topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Topology
 
 INTRA_NODE_LATENCY_S = 5e-6
-"""Start-up cost assumed between two devices of one node when it was not measured: a kernel launch on each side."""
+"""Assumed alpha between two devices of one node where it was not measured: a kernel launch on each side."""
 
 
 Cost = tuple[float, float]
@@ -18,11 +18,11 @@ Cost = tuple[float, float]
 
 
 class LinkCost:
-    """Time of a message between two devices, t = alpha + beta·bytes: from the link, else the matrix, else the slowest
-    class.
+    """Time of a message between two devices, t = alpha + beta·bytes: from the link, else the matrix, else the pair's
+    class, else the slowest class.
 
-    Messages of a run go over its training backend. Where that was measured for some pairs of a class only, the others
-    have their own figures times what it changes for the class, so that two pairs are never compared across transports.
+    Messages of a run go over its training backend. Where that was measured for only some pairs of a class, the figures
+    of the others are scaled by the class's ratio, so that pairs are never compared across transports.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -44,7 +44,7 @@ class LinkCost:
         for cluster in sorted(topology.fabric.clusters, key=lambda cluster: cluster.level):
             for member in cluster.members:
                 self._clusters.setdefault(member, []).append((cluster.level, cluster.id))
-        # The slowest class stands in for a pair nobody measured: a plan should not lean on an unknown link.
+        # A pair without any figure gets the slowest class: a plan should not rely on an unknown link.
         self._default = max(known, key=lambda cost: cost[1]) if known else None
         speeds = [d.memory_bytes_per_s for n in topology.nodes for d in n.devices if d.memory_bytes_per_s]
         self._intra = (INTRA_NODE_LATENCY_S, 1.0 / min(speeds)) if speeds else (INTRA_NODE_LATENCY_S, 0.0)
@@ -55,10 +55,10 @@ class LinkCost:
         }
 
     def between(self, source: str, target: str) -> Cost:
-        """(alpha in seconds, beta in seconds per byte) from device `source` to device `target`, as 'node:device'.
+        """Return (alpha in seconds, beta in seconds per byte) from device `source` to `target`, as 'node:device'.
 
         Raises:
-            KeyError: the file has neither that link nor a class.
+            KeyError: the topology has neither that link nor a class.
         """
         a, b = source.partition(":")[0], target.partition(":")[0]
         if a == b:
@@ -80,19 +80,19 @@ class LinkCost:
         return None if entry is None or entry.level is None else entry.cost()
 
     def _class(self, a: str, b: str) -> LinkClass | None:
-        """The class of pairs whose lowest common cluster is as high as that of this one, else that of all pairs."""
+        """Return the class of pairs whose lowest common cluster has the same level, else the class of all pairs."""
         shared = set(self._clusters.get(a, ())) & set(self._clusters.get(b, ()))
         return self._levels.get(min((level for level, _ in shared), default=0)) or self._levels.get(None)
 
     def least(self) -> Cost:
-        """The smallest alpha and the smallest beta of any pair of nodes; (0, 0) where nothing is known."""
+        """Return the smallest alpha and the smallest beta of any pair of nodes; (0, 0) where nothing is known."""
         known = [*self._costs.values(), *self._least_of_matrix()]
         known += [entry.cost() for entry in self._levels.values() if entry.level is not None]
         known += [] if self._default is None else [self._default]
         return min((alpha for alpha, _ in known), default=0.0), min((beta for _, beta in known), default=0.0)
 
     def _least_of_matrix(self) -> list[Cost]:
-        """The same over the matrix's pairs of each class, which are the same amount faster over the backend."""
+        """Return the smallest alpha and beta in the matrix per class; the backend scales pairs of a class alike."""
         if self._pairs is None or self._matrix is None:
             return []
         import numpy as np  # only for large clusters, as the matrix itself
@@ -103,7 +103,7 @@ class LinkCost:
             for cluster in clusters:
                 members.setdefault(cluster, []).append(self._pairs.index[node])
         for (level, _), rows in sorted(members.items(), reverse=True):
-            levels[np.ix_(rows, rows)] = level  # the lowest shared one is written last
+            levels[np.ix_(rows, rows)] = level  # the lowest shared level is written last
         alpha, beta = self._matrix
         measured = ~(np.isnan(alpha) | np.isnan(beta) | np.eye(len(levels), dtype=bool))
         found = []
@@ -114,12 +114,12 @@ class LinkCost:
         return found
 
     def seconds(self, source: str, target: str, size_bytes: float) -> float:
-        """Time of one message of `size_bytes`."""
+        """Return the time of one message of `size_bytes`, in seconds."""
         alpha, beta = self.between(source, target)
         return alpha + beta * size_bytes
 
     def worst(self, places: Iterable[str]) -> Cost:
-        """The slowest alpha and beta among the devices, as a ring through them would meet."""
+        """Return the largest alpha and beta among the devices, as in a ring through all of them."""
         pairs = [self.between(a, b) for a, b in itertools.permutations(places, 2)]
         if not pairs:
             return (0.0, 0.0)
@@ -127,7 +127,7 @@ class LinkCost:
 
 
 def _over_backend(cost: Cost, usual: LinkClass | None) -> Cost:
-    """What a pair that was measured without the training backend takes over it, going by its class."""
+    """Return the estimated cost over the training backend, for a pair measured without it: scaled as its class."""
     if usual is None:
         return cost
     (alpha, beta), over = (usual.alpha_s, usual.beta_s_per_byte), usual.cost()

@@ -1,4 +1,4 @@
-"""Network cards of a node: name, line rate, and where they are plugged in."""
+"""Network cards of a node: name, line rate, and position in the machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Nic(Part):
     """A network card of a node."""
 
     name: str
-    """As the system calls it: mlx5_0, eth0."""
+    """Name in the operating system: mlx5_0, eth0."""
     bytes_per_s: float | None = None
     """Line rate of its port."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
-    """PCI addresses on the way to it, switches first, its own last."""
+    """PCI addresses on the path to it, switches first, its own last."""
     numa: int | None = None
-    """NUMA node that it hangs on."""
+    """NUMA node that it is attached to."""

@@ -1,6 +1,6 @@
 """Figures of every pair of a large cluster as arrays, and the file beside topology.json that holds them.
 
-Half a million pairs as JSON objects are 300 MB that nobody reads; as arrays of single precision they are a few MB.
+Half a million pairs take 300 MB as JSON objects, but a few MB as arrays of single precision.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FIGURES = (
 
 
 class PairMatrix:
-    """For each figure an array [source, target] of shape (nodes, nodes); NaN where it was not measured.
+    """Arrays [source, target] of shape (nodes, nodes), one for each figure; NaN where it was not measured.
 
-    `bytes_per_s` was taken with the round's other pairs at work, `isolated_bytes_per_s` with few pairs at work;
-    `alpha_s` and `beta_s_per_byte` are the line through single messages, where those were measured.
+    `bytes_per_s` was measured with the round's other pairs at work, `isolated_bytes_per_s` with few pairs at work.
+    `alpha_s` and `beta_s_per_byte` are fitted to single messages, where those were measured.
     """
 
     def __init__(self, nodes: Sequence[str], figures: dict[str, Array] | None = None) -> None:
@@ -44,7 +44,7 @@ class PairMatrix:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Row and column of each node."""
+        """Index of each node in rows and columns."""
         return {name: row for row, name in enumerate(self.nodes)}
 
     def __getitem__(self, figure: str) -> Array:
@@ -52,12 +52,12 @@ class PairMatrix:
 
     @property
     def measured(self) -> npt.NDArray[np.bool_]:
-        """[source, target]: True where there is a bandwidth."""
+        """Boolean array [source, target]: True where a bandwidth was measured."""
         return ~np.isnan(self.figures["bytes_per_s"]) | ~np.isnan(self.figures["isolated_bytes_per_s"])
 
     def costs(self) -> tuple[Array, Array]:
-        """Alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes for every pair: of its line, else its
-        latency and the inverse of its bandwidth; NaN where not measured."""
+        """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes for every pair: as fitted,
+        else latency and inverse bandwidth; NaN where not measured."""
         loaded, alone = self.figures["bytes_per_s"], self.figures["isolated_bytes_per_s"]
         rate = np.where(np.isnan(loaded), alone, loaded)
         per_byte = np.divide(1.0, rate, where=rate > 0, out=np.full_like(rate, np.nan))
@@ -66,19 +66,19 @@ class PairMatrix:
         return np.where(fitted, alpha, self.figures["latency_p50_s"]), np.where(fitted, beta, per_byte)
 
     def only(self, nodes: Iterable[str]) -> PairMatrix:
-        """The same figures for some of the nodes, in this matrix's order."""
+        """Return the same figures for some of the nodes, in this matrix's order."""
         keep = set(nodes)
         rows = [row for row, name in enumerate(self.nodes) if name in keep]
         cut = {name: array[np.ix_(rows, rows)] for name, array in self.figures.items()}
         return PairMatrix([self.nodes[row] for row in rows], cut)
 
     def snapshot(self) -> PairMatrix:
-        """A copy that measurements to come do not change."""
+        """Return a copy that later measurements do not change."""
         return PairMatrix(self.nodes, {name: array.copy() for name, array in self.figures.items()})
 
     @cached_property
     def _bytes(self) -> bytes:
-        """The file: an uncompressed npz, the same bytes for the same figures."""
+        """Return the file's content: an uncompressed npz, the same bytes for the same figures."""
         buffer = io.BytesIO()
         arrays: dict[str, Any] = {name: self.figures[name] for name in FIGURES}
         np.savez(buffer, nodes=np.array(self.nodes, dtype=np.str_), **arrays)
@@ -91,42 +91,42 @@ class PairMatrix:
 
     @property
     def file_name(self) -> str:
-        """Name of the file: by its content, so a topology and the figures of an earlier probe are never taken together
-        even when a writer is killed between the two files."""
+        """Name of the file, made from its content: a topology is never combined with the figures of another probe, even
+        when a writer is killed between the two files."""
         return f"pairs-{self.sha256[:12]}.npz"
 
     def write(self, folder: Path) -> None:
         """Write the file into `folder`, atomically.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         write_bytes(folder / self.file_name, self._bytes)
 
 
 _DAMAGED = (ValueError, KeyError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
-"""What zipfile and numpy raise about a file that is none of theirs."""
+"""Errors that zipfile and numpy raise for a file that is not in their format."""
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype><f4|<U\d{1,4})', 'fortran_order': (?P<by_columns>True|False), "
     rb"'shape': \((?P<shape>\d{1,7},(?: \d{1,7})?)\), \} *\n",
     re.DOTALL,
 )
-"""The header of an array as numpy writes it (numpy.lib.format, version 1.0). Numpy itself reads it as Python source."""
+"""Header of an array as numpy writes it (numpy.lib.format, version 1.0). Numpy itself parses it as Python source."""
 _HEADER_BYTES = 4096
-"""More than zip and npy add to an array; numpy's header of one has 128."""
+"""Bytes, more than zip and npy headers add to an array; numpy's header of one has 128."""
 
 
 def _bytes_at_most(nodes: Sequence[str]) -> int:
-    """Size of the file of so many nodes, at most: names have four bytes a character."""
+    """Return the largest possible size of the file for these nodes, bytes; names have four bytes a character."""
     longest = max(map(len, nodes), default=0)
     return len(FIGURES) * (4 * len(nodes) ** 2 + _HEADER_BYTES) + 4 * longest * len(nodes) + _HEADER_BYTES
 
 
 def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """One array of the file, once its header says what is expected: a header may claim any size.
+    """Return one array of the file, after checking its header, which could claim any size.
 
     Raises:
-        ValueError: it is packed, or of another type or shape.
+        ValueError: the array is compressed, or of another type or shape.
     """
     entry = stored.getinfo(f"{name}.npy")
     if entry.compress_type != zipfile.ZIP_STORED:
@@ -146,14 +146,14 @@ def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple
 
 
 def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) -> PairMatrix:
-    """The figures in the file at `path`, once its hash is the expected one.
+    """Return the figures in the file at `path`, if it has the expected hash.
 
     Args:
         nodes: nodes of the topology, in its order.
-        topology: the file that names it, for the error.
+        topology: the file that refers to `path`, for errors.
 
     Raises:
-        FileError: missing, unreadable, of another content, or of other nodes.
+        FileError: the file is missing, unreadable, has another hash, or is of other nodes.
     """
     try:
         data = read_input(path, _bytes_at_most(nodes))

@@ -1,4 +1,4 @@
-"""topology.json: what was measured of nodes, devices and links. A number that was not measured is absent."""
+"""topology.json: measured figures of nodes, devices and links. A number that was not measured is absent."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 class Provenance(Part):
-    """How the file came about."""
+    """How the file was made."""
 
     version: str
     """Version of hpctrain."""
     created: str
-    """UTC time."""
+    """When it was made, UTC."""
     transport: str
-    """What carried the messages: tcp."""
+    """Transport of the messages: tcp."""
     loopback: bool = False
-    """True when the nodes are processes of one machine: the links are memory, not a network."""
+    """Whether the nodes are processes of one machine, so that the links are memory and not a network."""
     mode: str = "full"
     """full: every pair was measured. sampled: enough pairs to know which nodes share a switch. health: each node with a
-    few others, enough to judge it. published: figures of data sheets and papers, nothing was measured. prior: taken
-    over from another tool's file, nothing was measured."""
+    few others, enough to judge it. published: figures from data sheets and papers, nothing was measured. prior:
+    imported from another tool's file, nothing was measured."""
     seed: int | None = None
-    """Orders the rounds of the probe."""
+    """Seed for the order of the probe's rounds."""
     notes: list[str] = []
-    """Where figures that were not measured come from, and what a reader must know."""
+    """Sources of figures that were not measured, and what readers must know."""
     rounds_done: int = 0
-    """Rounds of pairs that were measured."""
+    """Measured rounds."""
     rounds_planned: int = 0
-    """Rounds that a full measurement has."""
+    """Rounds of a complete measurement."""
     wall_s: float | None = None
-    """How long the probe took."""
+    """Duration of the probe."""
     job_id: str | None = None
     """Slurm job that measured."""
 
@@ -53,20 +53,20 @@ class DeviceType(Part):
     kind: Literal["cpu", "cuda"]
     """What runs on it."""
     name: str
-    """The vendor's name of it."""
+    """The vendor's name for it."""
 
 
 class CodecSeconds(Part):
-    """Seconds for each number of a gradient."""
+    """Seconds that a codec takes for each number of a gradient."""
 
     bf16: float = Field(gt=0)
-    """Rounding, adding up in fp32, and copying back."""
+    """Rounding, summing in fp32, and copying back."""
     quantized: float = Field(gt=0)
-    """Writing as integers of 4 bits, adding up, writing the sums and reading them, and keeping what rounding took."""
+    """Encoding as integers of 4 bits, summing, encoding and decoding the sums, and keeping the rounding error."""
     topk: float = Field(gt=0)
-    """Choosing 7 % of the numbers, writing, reading and applying a message of them, and keeping the rest."""
+    """Selecting 7 % of the numbers, encoding, decoding and applying a message of them, and keeping the residual."""
     power_sgd: float = Field(gt=0)
-    """Both products and orthonormal columns at rank 4, applying them, and keeping the rest."""
+    """Both products and orthonormal columns at rank 4, applying them, and keeping the residual."""
 
 
 class Device(Part):
@@ -83,21 +83,21 @@ class Device(Part):
     memory_bytes_per_s: float | None = None
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
-    """Median time of one tiny operation: what each operation costs however small it is."""
+    """Median time of one tiny operation, the least cost of any operation."""
     codec_s: CodecSeconds | None = None
-    """What compressing gradients takes on it, messages not counted."""
+    """Time of gradient compression on it, without messages."""
     pcie: PcieLink | None = None
     """Its link to the host."""
     nvlink: dict[str, NvlinkPeer] = {}
-    """NVLink to another device of the node, by that device; through a switch, by 'switch' or the switch's address."""
+    """NVLink to other devices of the node, by device; through a switch, by 'switch' or the switch's address."""
     throttle_reasons: list[str] = []
-    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap; of a CPU: cpu_quota."""
+    """Why its clocks were throttled under load, in NVML's terms: hw_slowdown, sw_power_cap; for a CPU: cpu_quota."""
     p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
-    """Whether it reads the memory of another device of the node, by that device."""
+    """Whether it can read the memory of other devices of the node, by device."""
     ecc_errors: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     xid: int | None = None
-    """Last error code of the driver about it."""
+    """Last Xid that the driver reported for it."""
     power_w: float | None = None
     """Power drawn under load, in watts."""
     driver: str | None = None
@@ -105,28 +105,28 @@ class Device(Part):
     numa: int | None = None
     """NUMA node of the host that it is attached to."""
     nic: str | None = None
-    """Network card with the shortest way over PCI: mlx5_0, eth0."""
+    """Network card with the shortest PCI path: mlx5_0, eth0."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
-    """PCI addresses on the way to it, switches first, its own last."""
+    """PCI addresses on the path to it, switches first, its own last."""
     host_to_device_bytes_per_s: float | None = None
-    """Copies from page-locked memory of the host."""
+    """Bandwidth of copies from page-locked memory of the host."""
     device_to_host_bytes_per_s: float | None = None
-    """Copies to page-locked memory of the host."""
+    """Bandwidth of copies to page-locked memory of the host."""
     copy_bytes_per_s: dict[str, float] = {}
-    """Copies to another device of the node, by that device, one at a time."""
+    """Bandwidth of copies to other devices of the node, by device, one at a time."""
 
 
 class Reason(Part):
     """Why a node got its verdict."""
 
     code: str
-    """Short name of the fault: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
+    """Fault code: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
     text: str
     """One sentence with the numbers."""
     evidence: str | None = None
-    """What it was compared with, and how often it was measured."""
+    """What the figure was compared with, and how often it was measured."""
     fix: str | None = None
-    """The next thing to do."""
+    """What to do next."""
 
 
 class Health(Part):
@@ -135,7 +135,7 @@ class Health(Part):
     verdict: Literal["ok", "degraded", "bad", "unknown"] = "unknown"
     """ok and degraded are used, bad is excluded, unknown was not measured."""
     reasons: list[Reason] = []
-    """Why, where it is not ok."""
+    """Reasons, where the verdict is not ok."""
 
 
 class Node(Part):
@@ -144,42 +144,42 @@ class Node(Part):
     id: str = Field(pattern=NODE_NAME)
     """Slurm's name of the node, or local0, local1, … for virtual ones."""
     addr: str
-    """Address the others reached it at."""
+    """Address at which other nodes reached it."""
     iface: str | None = None
     """Network interface of that address."""
     host: str | None = None
-    """Host name the machine gives itself."""
+    """Host name of the machine."""
     devices: list[Device]
-    """What computes on it."""
+    """Its devices."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
     nics: list[Nic] | None = None
     """Its network cards."""
     host_facts: HostFacts | None = None
-    """What its operating system says."""
+    """Facts that its operating system reports."""
     health: Health = Health()
     """Whether it should be used."""
 
 
 class NodeCluster(Part):
-    """Nodes behind one switch, found or told."""
+    """Nodes behind one switch, measured or declared."""
 
     id: str
     """Name of the cluster."""
     level: int = 1
-    """Height in the tree of switches; 1 is next to the nodes."""
+    """Level in the tree of switches; 1 is next to the nodes."""
     parent: str | None = None
     """Cluster that it lies in."""
     members: list[str]
     """Its nodes."""
     source: str = "measured"
-    """measured, or who told: slurm, or prior for an earlier file."""
+    """Where it comes from: measured, slurm, or prior (an earlier file)."""
     oversubscription: float | None = None
-    """What a pair that leaves such a cluster has alone, over what it has when all members talk to another cluster."""
+    """Bandwidth of a pair alone that leaves the cluster, by that with all members sending to another cluster."""
 
 
 class MatrixFile(Part):
-    """A file beside the topology with the figures of every pair; named by its content, so both are of one probe."""
+    """The file beside the topology with the figures of every pair; named by its content, so both are of one probe."""
 
     file: str = Field(pattern=r"^pairs-[0-9a-f]{12}\.npz$")
     """Name of the file, in the folder of the topology."""
@@ -191,11 +191,11 @@ class Fabric(Part):
     """The network between nodes."""
 
     classes: list[LinkClass] = []
-    """Kinds of links."""
+    """Link classes."""
     clusters: list[NodeCluster] = []
     """Groups of nodes that are near each other."""
     links: list[Link] = []
-    """Measured pairs; a pair that is absent has the figures of the matrix, else of its class."""
+    """Measured pairs; an absent pair has the figures of the matrix, else of its class."""
     broken: list[tuple[str, str]] = []
     """Pairs of living nodes that tried to measure and could not: a plan uses at most one node of each."""
     matrix: MatrixFile | None = None
@@ -205,18 +205,18 @@ class Fabric(Part):
 
 
 class Verdict(Part):
-    """What the probe advises for the whole allocation."""
+    """The probe's advice for the whole allocation."""
 
     status: Literal["go", "warn", "refuse"] = "go"
     """go, go with warnings, or do not run on these nodes."""
     exclude: list[str] = []
-    """Nodes to leave out."""
+    """Nodes to exclude."""
     faults: list[Reason] = []
-    """What was found wrong."""
+    """Faults of nodes, devices and links."""
     sbatch_hint: str | None = None
-    """Option of sbatch that leaves these nodes out."""
+    """Option of sbatch that excludes these nodes."""
     env: dict[str, str] = {}
-    """Variables that name an interface which every node has: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."""
+    """Environment variables with an interface that every node has: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."""
 
 
 class Topology(Document):
@@ -225,7 +225,7 @@ class Topology(Document):
     schema_kind: ClassVar[str] = "topology"
 
     provenance: Provenance
-    """How the file came about."""
+    """How the file was made."""
     device_types: dict[str, DeviceType]
     """Kinds of devices, by the name that devices refer to."""
     nodes: list[Node] = Field(min_length=1)
@@ -233,7 +233,7 @@ class Topology(Document):
     fabric: Fabric = Fabric()
     """The network between them."""
     verdict: Verdict = Verdict()
-    """What the probe advises for the whole allocation."""
+    """The probe's advice for the whole allocation."""
 
     _pairs: PairMatrix | None = PrivateAttr(default=None)
 
@@ -257,21 +257,21 @@ class Topology(Document):
 
     @property
     def pairs(self) -> PairMatrix | None:
-        """Figures of every pair, for a topology that was measured here or read with the file beside it."""
+        """Figures of every pair, for a topology that this process measured or read with the file beside it."""
         return self._pairs
 
     def with_pairs(self, pairs: PairMatrix) -> Topology:
-        """This topology with the figures of every pair, which `write` puts beside it."""
+        """Return this topology with the figures of every pair, which `write` stores in the file beside it."""
         fabric = self.fabric.model_copy(update={"matrix": MatrixFile(file=pairs.file_name, sha256=pairs.sha256)})
         made = self.model_copy(update={"fabric": fabric})
         made._pairs = pairs
         return made
 
     def write(self, path: Path) -> None:
-        """Write the file atomically; the figures of every pair first, so that the file never names what is not there.
+        """Write the file atomically, after the figures of every pair, so that it never names a missing file.
 
         Raises:
-            StorageError: one of them cannot be written.
+            StorageError: one of the files cannot be written.
         """
         if self._pairs is not None:
             self._pairs.write(path.parent)
@@ -282,7 +282,7 @@ class Topology(Document):
         """Read and check the file, and the figures of every pair where it names them.
 
         Raises:
-            FileError: missing, not JSON, with mistakes, or the file beside it is missing or another one.
+            FileError: the file is missing, not JSON, or has errors, or the file beside it is missing or another one.
         """
         made = super().read(path, owned=owned)
         if made.fabric.matrix is not None:
@@ -293,14 +293,14 @@ class Topology(Document):
         return made
 
     def node(self, name: str) -> Node:
-        """The node of that name; KeyError when there is none."""
+        """Return the node of that name; KeyError when there is none."""
         for node in self.nodes:
             if node.id == name:
                 return node
         raise KeyError(name)
 
     def device(self, place: str) -> Device:
-        """The device at 'node:device'; KeyError when there is none."""
+        """Return the device 'node:device'; KeyError when there is none."""
         node, _, name = place.partition(":")
         for device in self.node(node).devices:
             if device.id == name:
@@ -308,11 +308,11 @@ class Topology(Document):
         raise KeyError(place)
 
     def device_ids(self) -> list[str]:
-        """Every device as 'node:device', in file order."""
+        """Return every device as 'node:device', in file order."""
         return [f"{node.id}:{device.id}" for node in self.nodes for device in node.devices]
 
     def only(self, names: Iterable[str]) -> Topology:
-        """The same measurements for some of the nodes."""
+        """Return the same measurements for some of the nodes."""
         keep = set(names)
         links = [link for link in self.fabric.links if link.a in keep and link.b in keep]
         clusters = [

@@ -1,1 +1,1 @@
-"""Topologies in the files of other tools: one format a module, text in and text out."""
+"""Other tools' topology files, one format per module; text in, text out."""

@@ -1,4 +1,4 @@
-"""network.yml of ASTRA-sim's analytical network: devices within a node, then nodes, each behind a switch. Pure.
+"""Writes network.yml of ASTRA-sim's analytical network: devices of a node, then nodes, each behind a switch. Pure.
 
 Format: examples/network/analytical of astra-sim/astra-sim. Its GB are 2^30 bytes (bw_GBps_to_Bpns), latencies are ns.
 """
@@ -14,12 +14,13 @@ _GB = 2**30
 
 
 def network_yml(topology: Topology) -> str:
-    """The network as one or two dimensions of `Switch`, innermost first.
+    """Return the network as one or two dimensions of type `Switch`, innermost first.
 
-    Every dimension has one bandwidth and one latency: the medians over the pairs of nodes, and the slowest node within.
+    Every dimension has one bandwidth and one latency: between nodes the medians over pairs, within nodes the bandwidth
+    of the slowest node and an assumed latency.
 
     Raises:
-        InputError: nodes with different numbers of devices, a single device, or a figure that is absent.
+        InputError: nodes differ in their number of devices, there is only one device, or a figure is absent.
     """
     counts = sorted({len(node.devices) for node in topology.nodes})
     if len(counts) != 1 or counts[0] == 0:

@@ -1,4 +1,4 @@
-"""clusterfile.json and hostfile of the Metis planner (Um et al., USENIX ATC 2024). Pure.
+"""Writes clusterfile.json and hostfile of the Metis planner (Um et al., USENIX ATC 2024). Pure.
 
 Format: the files of that name in SamsungLabs/Metis; units as its cost estimator reads them.
 """
@@ -19,13 +19,13 @@ MAX_SLOTS = 9
 
 
 def metis_files(topology: Topology) -> dict[str, str]:
-    """Text by file name.
+    """Return the text of each file, by its name.
 
-    Memory is that of a node's smallest device, in GiB rounded down. A node with one device has no bandwidth within it
-    and gets that of its links for both.
+    Memory is that of a node's smallest device, in GiB rounded down. A node with one device has no bandwidth between
+    devices, so the bandwidth of its links stands for both.
 
     Raises:
-        InputError: the format cannot hold these nodes, or needs a figure that is absent.
+        InputError: the format cannot express these nodes, or needs a figure that is absent.
     """
     names = _names(topology)
     cluster = {names[node.id]: _entry(topology, node) for node in topology.nodes}
@@ -34,7 +34,7 @@ def metis_files(topology: Topology) -> dict[str, str]:
 
 
 def _names(topology: Topology) -> dict[str, str]:
-    """The address of each node; its name where addresses are shared, as on one machine."""
+    """Return the address of each node, or its name where nodes share addresses, as on one machine."""
     addresses = {node.addr for node in topology.nodes}
     distinct = len(addresses) == len(topology.nodes) and "" not in addresses
     return {node.id: node.addr if distinct else node.id for node in topology.nodes}

@@ -1,7 +1,7 @@
-"""NCCL's topology XML of a node, for NCCL_TOPO_FILE. Pure.
+"""Writes NCCL's topology XML of a node, for NCCL_TOPO_FILE. Pure.
 
-Format: system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads it. What the file does
-not say NCCL reads from the machine, so what is not known is left out. No XML declaration: NCCL stops at it.
+Format: system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads it. Unknown figures are
+left out, because NCCL reads them from the machine. There is no XML declaration, because NCCL's parser stops at one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hpctrain.records.topology.evidence import PcieLink
 from hpctrain.records.topology.topology import Device, Node, Topology
 
 GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
-"""GT/s of a lane by generation of PCIe, as Linux and NCCL write them."""
+"""GT/s of a lane, by generation of PCIe, as Linux and NCCL write them."""
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
-"""Of a PCI function: 0000:1b:00.0."""
+"""Address of a PCI function: 0000:1b:00.0."""
 _LONGEST = 200
-"""NCCL stops at a value of 255 characters."""
+"""Most characters of an attribute; NCCL stops at 255."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Element:
     children: list[_Element] = field(default_factory=list)
 
     def lines(self, depth: int = 0) -> list[str]:
-        """The element as NCCL itself writes it, without a space before '/>'."""
+        """Return the element as NCCL itself writes it, without a space before '/>'."""
         text = " " * depth + "<" + " ".join([self.tag, *(f"{k}={quoteattr(v)}" for k, v in self.attributes.items())])
         if not self.children:
             return [text + "/>"]
@@ -41,10 +41,10 @@ class _Element:
 
 
 def nccl_files(topology: Topology) -> dict[str, str]:
-    """One file for each kind of node that differs, by a file name after the first of them; its `name` has them all.
+    """Return one file for each set of equal nodes, by a file name after the first node; its `name` lists all of them.
 
     Raises:
-        InputError: the file has no GPUs, or not the PCI addresses by which NCCL finds them.
+        InputError: the topology has no GPUs, or lacks the PCI addresses by which NCCL finds them.
     """
     kinds: dict[str, tuple[_Element, list[str]]] = {}
     for node in topology.nodes:
@@ -94,7 +94,7 @@ def _gpu(node: Node, gpu: Device) -> _Element:
     addresses = {device.id: device.pci_path[-1] for device in node.devices if device.pci_path}
     links = {addresses.get(peer, peer): peer_links.active for peer, peer_links in gpu.nvlink.items()}
     if not all(re.fullmatch(_ADDRESS, target) for target in links):
-        links = {}  # NCCL asks the driver itself where the file says nothing, and half of the links would be worse
+        links = {}  # without any, NCCL asks the driver; a partial list would be worse
     nvlinks = [_Element("nvlink", {"target": target, "count": str(count)}) for target, count in links.items() if count]
     return _Element("gpu", {"dev": digits}, nvlinks)
 
@@ -103,7 +103,7 @@ def _place(
     cpus: dict[int, _Element], known: dict[str, _Element], numa: int | None, path: list[str], leaf: _Element,
     pcie: PcieLink | None,
 ) -> None:  # fmt: skip
-    """Hang `leaf` below its PCI addresses, sharing those that are there."""
+    """Add `leaf` below the elements of its PCI path; those that exist are shared."""
     number = _UNKNOWN_NUMA if numa is None else numa
     above = cpus.setdefault(number, _Element("cpu", {"numaid": str(number)}))
     for address in path:

@@ -1,7 +1,7 @@
-"""A node out of a topology dump of NCCL (NCCL_TOPO_DUMP_FILE). Pure.
+"""Reads a node from NCCL's topology dump (NCCL_TOPO_DUMP_FILE). Pure.
 
-Format: system > cpu > pci > gpu > nvlink, and nic > net, as NCCL's src/graph/xml.cc writes it. The speeds in it are the
-links' nominal ones: a prior, no measurement.
+Format: system > cpu > pci > gpu > nvlink, and nic > net, as NCCL's src/graph/xml.cc writes it. Its speeds are nominal:
+a prior, not a measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpctrain.topology.formats.nccl import GIGATRANSFERS
 
 _DEPTH_MAX = 64
 _NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}
-"""Of one NVLink in one direction by compute capability: data sheets of P100, V100, A100, H100 and B200."""
+"""Rate of one NVLink in one direction, by compute capability: data sheets of P100, V100, A100, H100 and B200."""
 
 
 @dataclass
@@ -32,21 +32,21 @@ class _Element:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where in the tree an element is."""
+    """Position of an element in the tree."""
 
     numa: int | None
     pci: tuple[_Element, ...]
 
 
 def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, DeviceType]]:
-    """The node, with its GPUs, network cards and NVLinks, and the kinds of its GPUs.
+    """Return the node with its GPUs, network cards and NVLinks, and the types of its GPUs.
 
     Args:
         source: names the file in errors.
         name: name and address of the node; the dump has none.
 
     Raises:
-        FileError: not XML, with a document type (which could name other files), or no dump of a node.
+        FileError: the text is not XML, has a document type (which could name other files), or is no dump of a node.
     """
     system = _parse(text, source)
     if system.tag != "system":
@@ -74,7 +74,7 @@ def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, Dev
 
 
 def _parse(text: str, source: str) -> _Element:
-    """The root element. A document type is refused: its entities could grow without bound or name other files."""
+    """Return the root element. A document type is refused: its entities could grow without bound or name files."""
     parser = expat.ParserCreate()
     roots: list[_Element] = []
     open_: list[_Element] = []
@@ -128,7 +128,7 @@ def _gpu_name(gpu: _Element, source: str) -> str:
 
 
 def _kind(gpu: _Element, place: _Place) -> tuple[str, str]:
-    """Key and name of its kind: the dump has PCI numbers, no names."""
+    """Return key and name of the GPU's type, made from its PCI numbers: the dump has no names."""
     pci, sm = place.pci[-1].attributes, gpu.attributes.get("sm")
     number = pci.get("device")
     key = "gpu" + (f"-{number}" if number else "") + (f"-sm{sm}" if sm else "")
@@ -173,23 +173,23 @@ def _numa(place: _Place) -> int | None:
 
 
 def _pcie(pci: _Element, source: str) -> PcieLink | None:
-    """Absent where the machine did not tell, as in most virtual ones."""
+    """Return the PCIe link; None where the machine does not report it, as most virtual machines."""
     speed, width = pci.attributes.get("link_speed", ""), _integer(pci, "link_width", source)
     rate = re.match(r"\d+(\.\d+)?", speed)
     generations = [number for number, text in GIGATRANSFERS.items() if rate and float(text) == float(rate.group())]
     if not generations or not width:
         return None
-    # NCCL takes what card and slot are capable of; what is in use at the moment it does not look at.
+    # NCCL writes the link that card and slot are capable of, not the one in use.
     return PcieLink(generation=generations[0], width=width, generation_max=generations[0], width_max=width)
 
 
 def _within(gpus: list[_Element], devices: list[Device], source: str) -> float | None:
-    """Bytes/s from one GPU to another by the links' nominal rates; None where the slowest of them is not known."""
+    """Return bytes/s from one GPU to another by the links' nominal rates; None where the slowest is unknown."""
     rates = []
     for gpu, device in zip(gpus, devices, strict=True):
         rate = _NVLINK_BYTES_PER_S.get(_integer(gpu, "sm", source) or 0)
         others = {other.id for other in devices} - {device.id}
-        # Over switches a GPU reaches each other one with all its links; else each pair has those between the two.
+        # Through switches a GPU reaches any other with all its links; without them only with those between the two.
         links = device.nvlink
         through = sum(link.links for peer, link in links.items() if peer not in others)
         direct = min((links[peer].links if peer in links else 0 for peer in others), default=0)
@@ -199,7 +199,7 @@ def _within(gpus: list[_Element], devices: list[Device], source: str) -> float |
 
 
 def _pcie_bytes_per_s(pcie: PcieLink | None) -> float | None:
-    """Lanes at their rate, less the coding of the generation (8b/10b up to 2, 128b/130b from 3)."""
+    """Return the bytes/s of all lanes, less the line code of the generation (8b/10b up to 2, 128b/130b from 3)."""
     if pcie is None:
         return None
     coding = 8 / 10 if pcie.generation <= 2 else 128 / 130

@@ -1,4 +1,4 @@
-"""Links as comma-separated values: one row for each directed pair of nodes. Pure."""
+"""Writes links as comma-separated values, one row for each directed pair of nodes. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COLUMNS = (
 
 
 def pairs_csv(topology: Topology) -> str:
-    """A table with a heading; what was not measured is empty.
+    """Return a table with a heading; cells of figures that were not measured are empty.
 
-    A pair that is not a link of the file has the alpha and beta that the planner takes for it; `inferred` is true
-    unless it was measured, as the file of pairs beside a large topology tells.
+    A pair without a link has the alpha and beta that the planner uses for it. Its `inferred` is true unless the file of
+    pairs beside a large topology shows that it was measured.
     """
     sides: dict[tuple[str, str], tuple[Link, LinkFigures]] = {}
     for link in topology.fabric.links:
@@ -46,7 +46,7 @@ def pairs_csv(topology: Topology) -> str:
 
 
 def _of_matrix(topology: Topology, source: str, target: str) -> tuple[list[str], bool]:
-    """Latencies and bandwidths of a pair of a large cluster, and whether anything of it was measured."""
+    """Return latencies and bandwidths of a pair of a large cluster, and whether any of them was measured."""
     pairs = topology.pairs
     names = ("latency_min_s", "latency_p50_s", "latency_p95_s", "isolated_bytes_per_s", "bytes_per_s")
     if pairs is None:

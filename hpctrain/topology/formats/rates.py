@@ -1,4 +1,4 @@
-"""What one figure a node or one figure a cluster says, for formats that have no room for pairs. Pure."""
+"""One figure for a node or for the whole cluster, for formats that cannot list pairs. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpctrain.records.topology.topology import Node, Topology
 
 
 def between_nodes(topology: Topology, sources: Iterable[str]) -> tuple[float, float]:
-    """(alpha in seconds, bytes/s): medians over the links from these nodes to all others.
+    """Return (alpha in seconds, bytes/s): medians over the links from `sources` to all other nodes.
 
     Raises:
-        InputError: the file says nothing of a link.
+        InputError: the topology has no figures of a link.
     """
     costs, names = LinkCost(topology), [node.id for node in topology.nodes]
     try:
@@ -31,10 +31,10 @@ def between_nodes(topology: Topology, sources: Iterable[str]) -> tuple[float, fl
 
 
 def within_node(node: Node) -> float:
-    """Bytes/s from one device of the node to another.
+    """Return bytes/s from one device of the node to another.
 
     Raises:
-        InputError: it was not measured.
+        InputError: the bandwidth was not measured.
     """
     if not node.intra_bytes_per_s:
         raise InputError(

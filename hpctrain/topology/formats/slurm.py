@@ -1,4 +1,4 @@
-"""Slurm's network files out of a topology: topology.conf of topology/tree, topology.yaml of topology/block. Pure.
+"""Writes Slurm's network files: topology.conf of topology/tree, topology.yaml of topology/block. Pure.
 
 Formats: topology.conf(5) and topology.yaml(5) of Slurm.
 """
@@ -17,13 +17,13 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def tree_conf(topology: Topology) -> str:
-    """topology.conf for `TopologyPlugin=topology/tree`.
+    """Return topology.conf for `TopologyPlugin=topology/tree`.
 
-    Nodes that no cluster holds get a switch of their own, and several trees get a root: Slurm runs no job across
-    switches that are not connected, and these nodes reached each other.
+    Nodes that are in no cluster get a switch of their own, and several trees get a common root: Slurm runs no job
+    across switches that are not connected, and these nodes reached each other.
 
     Raises:
-        InputError: the clusters of the file are no tree of switches, or a name is none that Slurm can read.
+        InputError: the topology's clusters are no tree of switches, or Slurm cannot read a name.
     """
     switches = _switches(topology)
     lines = _head(topology)
@@ -34,10 +34,10 @@ def tree_conf(topology: Topology) -> str:
 
 
 def block_yaml(topology: Topology) -> str:
-    """topology.yaml for topology/block (Slurm 25.05 and later): a block for each cluster next to the nodes.
+    """Return topology.yaml for topology/block (Slurm 25.05 and later): a block for each cluster next to the nodes.
 
     Raises:
-        InputError: as `tree_conf`.
+        InputError: as for `tree_conf`.
     """
     blocks = {name: nodes for name, (nodes, _) in _switches(topology).items() if nodes}
     smallest = min(len(nodes) for nodes in blocks.values())
@@ -56,7 +56,7 @@ def _head(topology: Topology) -> list[str]:
 
 
 def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
-    """(nodes, switches) right below each switch, those next to the nodes first."""
+    """Return (nodes, switches) directly below each switch; switches next to the nodes come first."""
     clusters = topology.fabric.clusters
     parents = {cluster.id: cluster.parent for cluster in clusters}
     if len(parents) != len(clusters):
@@ -101,7 +101,7 @@ def _check_members(topology: Topology, clusters: Iterable[NodeCluster], leaves: 
 
 
 def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> list[str]:
-    """Every switch after those below it."""
+    """Return the switches, each after those below it."""
     done = [name for name, nodes in leaves.items() if nodes]
     left = dict(children)
     while left:
@@ -111,14 +111,14 @@ def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> 
                 f"fabric.clusters: {', '.join(sorted(left))} lie in each other; `parent` must lead to a root"
             )
         for name in ready:
-            # A switch with nothing below it is none to Slurm.
+            # Slurm does not accept a switch with nothing below it.
             if any(child in done for child in left.pop(name)):
                 done.append(name)
     return done
 
 
 def _unused_name(name: str, taken: Iterable[str]) -> str:
-    """A name that no cluster has."""
+    """Return `name`, changed where it is taken."""
     used, number = set(taken), 0
     while (candidate := name if number == 0 else f"{name}{number}") in used:
         number += 1
@@ -127,5 +127,5 @@ def _unused_name(name: str, taken: Iterable[str]) -> str:
 
 def _folded(names: list[str]) -> str:
     nodes = NodeSet.fromlist(names)
-    nodes.fold_axis = (-1,)  # Slurm's own lists have one range to a name
+    nodes.fold_axis = (-1,)  # Slurm's lists have one range per name
     return str(nodes)

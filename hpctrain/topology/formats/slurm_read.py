@@ -1,4 +1,4 @@
-"""Clusters out of Slurm's network files: topology.conf (tree, block) and topology.yaml. Pure.
+"""Reads clusters from Slurm's network files: topology.conf (tree, block) and topology.yaml. Pure.
 
 Formats: topology.conf(5) and topology.yaml(5) of Slurm.
 """
@@ -17,7 +17,7 @@ from hpctrain.records.topology.topology import NodeCluster
 
 _KEYS = ("switchname", "blockname", "nodes", "switches", "blocksizes", "linkspeed")
 _IGNORED = ("blocksizes", "linkspeed")
-"""They hold nothing about which nodes are near each other; Slurm itself does not use LinkSpeed."""
+"""Keys that do not say which nodes are near each other; Slurm itself does not use LinkSpeed."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class _Switch:
 
 
 def clusters_of_conf(text: str, source: str) -> list[NodeCluster]:
-    """The switches of a topology.conf, those next to the nodes first.
+    """Return the switches of a topology.conf, those next to the nodes first.
 
     Args:
         source: names the file in errors.
 
     Raises:
-        FileError: every mistake of the file, with its line.
+        FileError: the file has errors; all are listed with their lines.
     """
     switches: list[_Switch] = []
     mistakes: list[FieldError] = []
@@ -51,10 +51,10 @@ def clusters_of_conf(text: str, source: str) -> list[NodeCluster]:
 
 
 def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
-    """The switches or blocks of a topology.yaml: of its default topology, else of the first that has some.
+    """Return the switches or blocks of a topology.yaml: of its default topology, else of the first that has any.
 
     Raises:
-        FileError: every mistake of the file, with its line.
+        FileError: the file has errors; all are listed with their lines.
     """
     file = parse_yaml(text, source)
     index = _chosen(file)
@@ -77,7 +77,7 @@ def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
 
 
 def _joined_lines(text: str) -> list[tuple[int, str]]:
-    """Lines without comments, with their number; one that ends in a backslash goes on in the next."""
+    """Return (number, text) of each line without comments; lines that end in a backslash are joined to the next."""
     found: list[tuple[int, str]] = []
     begun: tuple[int, str] | None = None
     for number, raw in enumerate(text.splitlines(), 1):
@@ -90,7 +90,7 @@ def _joined_lines(text: str) -> list[tuple[int, str]]:
 
 
 def _conf_line(line: str, number: int) -> _Switch | None:
-    """One line of topology.conf; ValueError with the words for the person."""
+    """Return the switch in one line of topology.conf; a ValueError has the message for the user."""
     pairs: dict[str, str] = {}
     # A list in brackets may have spaces after its commas.
     for word in re.sub(r"\s*([=,])\s*", r"\1", line).split():
@@ -189,7 +189,7 @@ def _cluster(switch: _Switch, named: dict[str, _Switch], parent: str | None) -> 
 
 
 def _chosen(file: YamlFile) -> int:
-    """Which of the topologies of a topology.yaml."""
+    """Return the index of the topology in a topology.yaml that is read."""
     if not isinstance(file.value, list):
         raise FileError(
             file.path, [FieldError("", "a list of topologies is expected, each with `topology` as its name")]
