@@ -82,7 +82,7 @@ def test_replicas_meet_where_nesterov_takes_them(found: dict[str, Any]) -> None:
     assert case["differing"] == 0.0
     assert case["sent"][0] == case["sent"][2] == 0
     assert case["sent"][3] == 2 * 2 * 4 * 24 // 3
-    assert "synchronize" in case["refused"]
+    assert "outer_sync" in case["refused"]
 
 
 @pytest.mark.slow
