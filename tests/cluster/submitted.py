@@ -111,7 +111,11 @@ class Job:
     def wait_until_done(self, timeout_s: float = 240, script_too: bool = True) -> None:
         self.wait_for_end("done", timeout_s)
         if script_too:
-            self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
+            self.wait_for_script()
+
+    def wait_for_script(self) -> None:
+        """Until the job script has closed its attempt, which it does after the run's end is known."""
+        self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
 
     def wait_for_end(self, state: str, timeout_s: float = 240) -> None:
         """Until `hpctrain status` says that the run is over, as it should be. It is asked when the files allow it."""

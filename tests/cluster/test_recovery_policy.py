@@ -64,6 +64,7 @@ def test_what_follows_an_attempt(project: Project) -> None:
     cluster.kill(script)
 
     fatal.wait_for_end("failed")
+    fatal.wait_for_script()
     assert [line["class"] for line in fatal.attempts()] == ["fatal", "fatal"], fatal.explain()
     assert [line["job_id"] for line in fatal.attempts()] == [fatal.job_id, fatal.successors()[0]]
     assert "2 failures in a row without a new checkpoint" in str(fatal.attempts()[-1]["reason"])
