@@ -1,5 +1,6 @@
 """From a topology and a run file to plan.json: search, prediction and reasons."""
 
-from hpctrain.planner.make import Solver, make_plan
+from hpctrain.planner.make import PlanRequest, make_plan
+from hpctrain.planner.search.solve import Solver
 
-__all__ = ["Solver", "make_plan"]
+__all__ = ["PlanRequest", "Solver", "make_plan"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.planner.make import make_plan
+from hpctrain.planner.limits import DEFAULT_LIMITS
+from hpctrain.planner.make import PlanRequest, make_plan
 from hpctrain.planner.search.neighbours import describe_dims
 from hpctrain.planner.search.objective import Objective
 from hpctrain.planner.simulate.predict import largest_increase
@@ -11,9 +12,6 @@ from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan, Rejected
 from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
 from hpctrain.records.topology.topology import Topology
-
-MAX_LEFT_OUT_NODES = 4
-"""Largest number of nodes that are left out, one at a time; each takes a search."""
 
 
 def extra_neighbours(
@@ -27,20 +25,26 @@ def extra_neighbours(
         usable: largest share of a device's memory that a plan may fill; None: the planner's default.
     """
 
-    def compared(change: str, other: Run, rest: Topology) -> Rejected:
-        return _compared(change, plan, other, spec, rest, Objective(usable=usable))
+    request = PlanRequest(objective=Objective(usable=usable))
 
-    found = []
+    def compared(change: str, other: Run, nodes: Topology) -> Rejected:
+        try:
+            other_plan = make_plan(other, spec, nodes, request, profile=plan.profile)
+        except HpctrainError as error:
+            return Rejected(change=change, reason=str(error))
+        return _compared(change, plan, other_plan)
+
+    neighbours = []
     for words, (pp, dp, tp) in _degrees(plan, topology):
         change = describe_dims((pp, dp, tp))
         if all(entry.change != change for entry in plan.rejected):
             fixed = FixedParallel(mode="fixed", pp=pp, dp=dp, tp=tp)
-            found.append(compared(f"{words} ({change})", run.model_copy(update={"parallel": fixed}), topology))
+            neighbours.append(compared(f"{words} ({change})", run.model_copy(update={"parallel": fixed}), topology))
     anyhow = run.model_copy(update={"parallel": AutoParallel()})
     for node in _representative_nodes(plan, topology):
-        rest = topology.only([other.id for other in topology.nodes if other.id != node])
-        found.append(compared(f"without {node}", anyhow, rest))
-    return found
+        others = topology.only([other.id for other in topology.nodes if other.id != node])
+        neighbours.append(compared(f"without {node}", anyhow, others))
+    return neighbours
 
 
 def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, tuple[int, int, int]]]:
@@ -60,15 +64,13 @@ def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
     for node in topology.nodes:
         if node.id in plan.nodes:
             last[tuple((device.type, max(device.flops.values(), default=0.0)) for device in node.devices)] = node.id
+    if len(topology.nodes) == 1:
+        return []
     by_speed = sorted(last, key=lambda devices: sum(flops for _, flops in devices))
-    return [last[devices] for devices in by_speed][:MAX_LEFT_OUT_NODES] if len(topology.nodes) > 1 else []
+    return [last[devices] for devices in by_speed][: DEFAULT_LIMITS.max_left_out_nodes]
 
 
-def _compared(change: str, plan: Plan, run: Run, spec: Spec, topology: Topology, objective: Objective) -> Rejected:
-    try:
-        other = make_plan(run, spec, topology, objective=objective, profile=plan.profile)
-    except HpctrainError as error:
-        return Rejected(change=change, reason=str(error))
+def _compared(change: str, plan: Plan, other: Plan) -> Rejected:
     if plan.predicted is None or other.predicted is None:
         return Rejected(change=change, reason="nobody predicted the plan")
     before, after = plan.predicted.step_time_s, other.predicted.step_time_s

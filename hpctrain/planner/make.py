@@ -2,142 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from itertools import accumulate, pairwise
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
 
-from hpctrain.base.errors import HpctrainError, InputError, RefusedError
-from hpctrain.base.units import format_count
+from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.planner.bounds.ideal import ideal_step_s
-from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
-from hpctrain.planner.layout.degrees import ParallelDims
-from hpctrain.planner.layout.layout import Layout, MemoryShortage
-from hpctrain.planner.search.best_first import SearchResult, best_first_search
-from hpctrain.planner.search.by_objective import ChosenPlan, choose, other_searches
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.to_plan import plan_of_layout
+from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
+from hpctrain.planner.search.by_objective import PlanSearch, choose, other_spaces
 from hpctrain.planner.search.codec_choice import CodecDecision, choose_codec, compression_may_gain, searched
-from hpctrain.planner.search.exact import exhaustive_search
-from hpctrain.planner.search.local_search import refine
+from hpctrain.planner.search.local_search import cut_at_seam
 from hpctrain.planner.search.message_codec_choice import choose_messages
-from hpctrain.planner.search.neighbours import describe_dims, describe_memory_shortage, rejected_neighbours
+from hpctrain.planner.search.neighbours import rejected_neighbours
 from hpctrain.planner.search.objective import FASTEST_STEP, Objective
-from hpctrain.planner.search.option_search import WHY_NO_SHARDING, Search
-from hpctrain.planner.search.paper import solve_as_paper
-from hpctrain.planner.search.seam import cut_at_seam
+from hpctrain.planner.search.solve import Solver, solve
+from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.search.state_moves import minimise_moves, moves_between
 from hpctrain.planner.search.warm_start import uses_one_codec, warm_started
-from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import CodecSpec, has_state
-from hpctrain.records.plan.compression import AutoCompression, Messages
-from hpctrain.records.plan.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import AutoCompression, NoCompression
+from hpctrain.records.plan.plan import Plan, Predicted
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.schedule.generate import make_schedule
 from hpctrain.schedule.runnable import check_runnable
 
-Solver = Literal["auto", "exact", "paper"]
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """How a plan is searched for, and what it is chosen by."""
+
+    solver: Solver = "auto"
+    """'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices; 'paper'
+    follows the paper's rules."""
+    objective: Objective = FASTEST_STEP
+    """What the plan is chosen by, and constraints; the solver 'paper' ignores it."""
+    neighbours: bool = True
+    """Whether the plan lists similar plans with the reason why they lost; only if step time is the objective."""
+    limits: SearchLimits = DEFAULT_LIMITS
+    """How much the search tries."""
+
+
+DEFAULT_REQUEST = PlanRequest()
 
 
 def make_plan(
     run: Run,
     spec: Spec,
     topology: Topology,
+    request: PlanRequest = DEFAULT_REQUEST,
     *,
-    solver: Solver = "auto",
-    objective: Objective = FASTEST_STEP,
-    provisional: bool = False,
     previous: Plan | None = None,
     profile: CalibrationProfile | None = None,
-    neighbours: bool = True,
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
     Args:
         spec: the run's model with its vocabulary settled.
-        solver: 'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices;
-            'paper' follows the paper's rules.
-        objective: what the plan is chosen by, and constraints; the solver 'paper' ignores it.
-        provisional: mark the plan as made before the nodes are known.
         previous: the plan that this one replaces. Equal nodes are exchanged so that little state moves, and the plan
             lists the moves.
         profile: factors on the cost model's constants from measured steps; None: the package's constants.
-        neighbours: list similar plans with the reason why they lost; only if step time is the objective.
 
     Raises:
         RefusedError: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
         InputError: the run file asks for something impossible, or the topology or the objective lacks a figure.
     """
     _check_previous(previous, spec)
-    work, dropped = workload_of(run, spec)
-    if objective.usable is not None:
-        work = replace(work, usable=objective.usable)
-    pool = make_device_pool(run, topology, profile)
-    work = replace(work, framework=pool.framework)
-    search = Search(work, pool, CostModel(work, pool.links, pool.constants))
-    candidate_dims = search.candidate_dims()
-    if not candidate_dims:
-        raise _no_feasible_dims(search)
-    if previous is not None and solver == "auto":
-        search = warm_started(previous, search, candidate_dims, run if objective.only_time else None)
-    bound_s = ideal_step_s(pool, work)
-    if solver == "paper":
-        best, rejected, notes = _as_paper(search)
-        decision, by_codec = _decision(run, search.cost, best), work.codec
-    else:
-        find = partial(_search, find=exhaustive_search if solver == "exact" else best_first_search)
-        if objective.only_time:
-            winner, decision = _fastest(run, search, candidate_dims, find)
-            rejected = [
-                *winner.rejected,
-                *(rejected_neighbours(winner.search, winner.best, candidate_dims) if neighbours else []),
-            ]
-        else:
-            searches = [search, *other_searches(objective, run, topology, search)]
-            winner = choose(objective, topology, searches, find)
-            rejected, decision = winner.rejected, _decision(run, winner.search.cost, winner.best)
-        best, notes, bound_s, by_codec = winner.best, winner.notes, winner.bound_s, winner.search.work.codec
-    best, spec_of_sums = decision.prediction, decision.spec
-    cost = search.cost.with_work(replace(work, memory_options=best.layout.memory_options, codec=spec_of_sums.codec))
+    plain, notes = _search_space(run, spec, topology, request, profile)
+    space = plain
+    if previous is not None and request.solver == "auto":
+        space = warm_started(previous, plain, run if request.objective.only_time else None)
+    chosen, decision = _choose(run, topology, space, request)
+    best, codec = decision.prediction, decision.spec.codec
+    cost = plain.cost.with_work(replace(plain.work, memory_options=best.layout.memory_options, codec=codec))
     if previous is not None:
         # This comes before the message codecs are chosen, because they belong to the stages of one layout.
-        best = minimise_moves(
-            cost, best, previous, () if search.warm_start is None else search.warm_start.reused_layouts
-        )
-    by_codec_s = bool(spec_of_sums.compared)
-    unsearched = isinstance(run.compression, AutoCompression) and not (spec_of_sums.exact and by_codec == work.codec)
-    if run.compression.messages == "auto":
-        lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
-        choice = choose_messages(cost, best.layout, lossy)
-        cost, best = cost.with_work(replace(cost.work, messages=choice.messages)), choice.prediction
-        unsearched |= any(messages != "none" for messages in choice.messages)
-        if choice.reason is not None:
-            notes, by_codec_s = [*notes, choice.reason], True
-    best = cut_at_seam(cost, best)
-    if unsearched:
-        bound_s = ideal_step_s(pool, work)  # the search's bound holds only for the codecs that it searched with
-    if by_codec_s and any(unit.codec_s is None for unit in best.layout.units()):
-        notes.append("What compression takes was not measured on some devices; typical values stand in.")
-    idle = len(pool.devices) - len(best.layout.units()) * best.layout.tp
-    if idle:
-        notes.append(f"{idle} of {len(pool.devices)} usable devices stay idle.")
-    plan = _plan(
-        best,
+        reused = () if space.warm_start is None else space.warm_start.reused_layouts
+        best = minimise_moves(cost, best, previous, reused, request.limits.max_move_slowdown)
+    cost, best, why_messages = _with_message_codecs(run, cost, best)
+    best = cut_at_seam(cost, best, request.limits.max_seam_slowdown)
+    holds = _bound_holds(run, plain, chosen, cost)
+    bound_s = chosen.bound_s if holds else ideal_step_s(plain.pool, plain.work)
+    compared = bool(decision.spec.compared or why_messages)
+    plan = plan_of_layout(
+        best.layout,
         cost,
         run_sha256=run.sha256(),
         topology_sha256=topology.sha256(),
-        provisional=provisional,
-        solver=solver,
-        compression=[spec_of_sums],
+        solver=request.solver,
+        compression=[decision.spec],
         profile=profile,
         predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
-        rejected=rejected,
-        notes=[*pool.notes, *dropped, *notes],
+        rejected=chosen.rejected,
+        notes=[*notes, *chosen.notes, *why_messages, *_device_notes(plain, best.layout, compared)],
     )
     check_runnable(plan, run)
     return plan if previous is None else _with_moves(plan, previous)
@@ -150,6 +113,62 @@ def _check_previous(previous: Plan | None, spec: Spec) -> None:
         )
 
 
+def _search_space(
+    run: Run, spec: Spec, topology: Topology, request: PlanRequest, profile: CalibrationProfile | None
+) -> tuple[SearchSpace, list[str]]:
+    """The space of the run's options, and notes on unused devices and on keys that do not apply."""
+    work, dropped = workload_of(run, spec)
+    if request.objective.usable is not None:
+        work = replace(work, usable=request.objective.usable)
+    pool = make_device_pool(run, topology, profile)
+    work = replace(work, framework=pool.framework)
+    space = SearchSpace(pool, CostModel(work, pool.links, pool.constants), request.limits)
+    return space, [*pool.notes, *dropped]
+
+
+def _choose(run: Run, topology: Topology, space: SearchSpace, request: PlanRequest) -> tuple[ChosenPlan, CodecDecision]:
+    """Return the best plan by the objective and its gradient codec."""
+
+    def find(space: SearchSpace) -> ChosenPlan:
+        return solve(space, request.solver)
+
+    if request.solver == "paper":
+        chosen = find(space)
+    elif request.objective.only_time:
+        chosen, decision = _fastest(run, space, find)
+        if request.neighbours:
+            neighbours = rejected_neighbours(chosen.space, chosen.best, space.candidate_dims)
+            chosen = chosen._replace(rejected=[*chosen.rejected, *neighbours])
+        return chosen, decision
+    else:
+        spaces = [space, *other_spaces(request.objective, run, topology, space)]
+        chosen = choose(request.objective, topology, spaces, find)
+    return chosen, _decision(run, chosen.space.cost, chosen.best)
+
+
+def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan, CodecDecision]:
+    """Return the fastest plan and its gradient codec.
+
+    With mode auto, if exact sums leave devices waiting or idle, a search is also made for each codec of `searched`. The
+    fastest placement for large gradients may have no replicas, and then no codec helps it.
+    """
+    winner = find(space)
+    decision = _decision(run, space.cost, winner.best)
+    if not isinstance(run.compression, AutoCompression) or (space.warm_start is not None and uses_one_codec(space)):
+        return winner, decision
+    if not (_idle_devices(space, winner.best.layout) or compression_may_gain(winner.best)):
+        return winner, decision
+    for codec, worth in searched(run.steps, run.compression.lossy):
+        try:
+            other = find(space.with_codec(codec))
+        except HpctrainError:
+            continue  # the codec's state does not fit anywhere
+        compressed = _decision(run, space.cost, other.best)
+        if compressed.mean_step_s <= (1 - worth) * decision.mean_step_s:
+            winner, decision = other, compressed
+    return winner, decision
+
+
 def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
     """The codec of a layout's gradients: the run file's, or with mode auto the best one."""
     cost = cost.with_work(replace(cost.work, memory_options=best.layout.memory_options))
@@ -158,33 +177,35 @@ def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
     return CodecDecision(CodecSpec(codec=cost.work.codec), best, best.total)
 
 
-def _fastest(
-    run: Run,
-    search: Search,
-    candidate_dims: list[ParallelDims],
-    find: Callable[[Search, list[ParallelDims]], ChosenPlan],
-) -> tuple[ChosenPlan, CodecDecision]:
-    """Return the fastest plan and its gradient codec.
+def _with_message_codecs(run: Run, cost: CostModel, best: Prediction) -> tuple[CostModel, Prediction, list[str]]:
+    """Return the cost model and the plan with the codecs of its stage messages, and a reason if they were chosen."""
+    if run.compression.messages != "auto":
+        return cost, best, []
+    lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
+    choice = choose_messages(cost, best.layout, lossy)
+    reasons = [] if choice.reason is None else [choice.reason]
+    return cost.with_work(replace(cost.work, messages=choice.messages)), choice.prediction, reasons
 
-    With mode auto, if exact sums leave devices waiting or idle, a search is also made for each codec of `searched`. The
-    fastest placement for large gradients may have no replicas, and then no codec helps it.
-    """
-    winner = find(search, candidate_dims)
-    decision = _decision(run, search.cost, winner.best)
-    if search.warm_start is not None and uses_one_codec(search):
-        return winner, decision
-    idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.pool.devices)
-    if not isinstance(run.compression, AutoCompression) or not (idle or compression_may_gain(winner.best)):
-        return winner, decision
-    for codec, worth in searched(run.steps, run.compression.lossy):
-        try:
-            other = find(search.with_codec(codec), candidate_dims)
-        except HpctrainError:
-            continue  # the codec's state does not fit anywhere
-        compressed = _decision(run, search.cost, other.best)
-        if compressed.mean_step_s <= (1 - worth) * decision.mean_step_s:
-            winner, decision = other, compressed
-    return winner, decision
+
+def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostModel) -> bool:
+    """Whether the search's bound holds for the plan: only for the codecs that it searched with."""
+    exact = isinstance(cost.work.codec, NoCompression) and chosen.space.work.codec == plain.work.codec
+    same_messages = cost.work.messages == plain.work.messages or set(cost.work.messages) == {"none"}
+    return same_messages and (exact or not isinstance(run.compression, AutoCompression))
+
+
+def _idle_devices(space: SearchSpace, layout: Layout) -> int:
+    return len(space.pool.devices) - len(layout.units()) * layout.tp
+
+
+def _device_notes(space: SearchSpace, layout: Layout, compared: bool) -> list[str]:
+    """Notes on idle devices and, if codecs were compared, on devices whose codecs were not measured."""
+    notes = []
+    if compared and any(unit.codec_s is None for unit in layout.units()):
+        notes.append("What compression takes was not measured on some devices; typical values stand in.")
+    if idle := _idle_devices(space, layout):
+        notes.append(f"{idle} of {len(space.pool.devices)} usable devices stay idle.")
+    return notes
 
 
 def _with_moves(plan: Plan, previous: Plan) -> Plan:
@@ -194,131 +215,3 @@ def _with_moves(plan: Plan, previous: Plan) -> Plan:
         text = ", ".join(map(str, lost))
         notes.append(f"No device that is left holds blocks {text}: their state comes from a checkpoint.")
     return plan.model_copy(update={"moves": moves, "notes": notes})
-
-
-def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
-    choice = solve_as_paper(search.cost, search.pool, search.work)
-    if not search.can_shard(choice.prediction.layout.placement):
-        raise InputError(f"parallel: {WHY_NO_SHARDING}")
-    return choice.prediction, [], list(choice.notes)
-
-
-def _search(
-    plain: Search, candidate_dims: list[ParallelDims], find: Callable[[Search, list[ParallelDims]], SearchResult]
-) -> ChosenPlan:
-    """Return the fastest plan; one with memory options if no plan fits without them.
-
-    Raises:
-        RefusedError: no plan fits even with memory options.
-        InputError: no layout is possible with the given degrees and batch.
-    """
-    found = find(plain, candidate_dims)
-    if found.best is None:
-        least = plain
-        if plain.work.fixed is None:
-            levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)[::-1] if plain.work.may_shard_gradients else (0,)
-            frugal = (plain.with_memory_options(MemoryOptions(zero=zero, recompute="full")) for zero in levels)
-            least = next((search for search in frugal if search.candidate_dims()), plain)
-        raise _nothing_fits(least, least.candidate_dims())
-    search = found.search
-    notes: list[str] = []
-    rejected: list[Rejected] = []
-    if search is not plain:
-        notes.append(f"Chosen to save memory: {found.best.layout.memory_options}.")
-        rejected.append(_why_memory_options(plain, found.best.layout))
-    if not search.complete:
-        notes.append("There were too many orders of devices to try all; the likely ones were tried.")
-    if not found.ended:
-        notes.append("Options that could be faster by the bound were left when many others had not been.")
-    best = predict(search.cost, refine(search.cost, found.best, search.can_shard).layout, whole=True)
-    return ChosenPlan(search, best, rejected, notes, min(found.bound_s, best.total))
-
-
-def _why_memory_options(plain: Search, layout: Layout) -> Rejected:
-    """The rejected neighbour with the same degrees and no memory options."""
-    lack = plain.shortage_at(layout.placement, layout.schedule_spec, layout.micro_batch)
-    reason = "no placement of it fits" if lack is None else describe_memory_shortage(lack)
-    return Rejected(change="zero 0 and recompute none", reason=f"with {describe_dims(layout.dims)}, {reason}")
-
-
-def _no_feasible_dims(search: Search) -> HpctrainError:
-    """The error for impossible degrees: too many for the devices (refused), or not possible for this model (input)."""
-    dims, reason = next(iter(search.impossible.items()))
-    text = f"parallel: found {describe_dims(dims)}; {reason}"
-    devices = len(search.pool.devices)
-    pp, dp, tp = dims
-    if pp * dp * tp > devices:
-        return RefusedError(f"{text}; lower a degree or add nodes")
-    return InputError(f"{text}; lower a degree, or use parallel.mode auto")
-
-
-def _nothing_fits(search: Search, candidate_dims: list[ParallelDims]) -> HpctrainError:
-    work = search.work
-    lack = _nearest(search, candidate_dims)
-    if lack == WHY_NO_SHARDING:
-        return InputError(f"parallel: {lack}")
-    if isinstance(lack, str):
-        return InputError(f"parallel: {lack}; change batch.global, a degree, parallel.micro_batch or parallel.schedule")
-    dims, excess = lack
-    how = f" and {work.memory_options}" if work.memory_options != DEFAULT_MEMORY_OPTIONS else ""
-    return RefusedError(
-        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_dims(dims)}{how}, "
-        f"the nearest to fitting, {describe_memory_shortage(excess)}; use more or larger devices, a smaller model or "
-        "data.seq_len"
-        + (", or compression.mode bf16, which keeps nothing" if has_state(work.codec) else "")
-        + (", or parallel.mode auto" if work.fixed is not None else "")
-    )
-
-
-def _nearest(search: Search, candidate_dims: list[ParallelDims]) -> tuple[ParallelDims, MemoryShortage] | str:
-    """The degrees that lack the least memory, with the shortage; a sentence if no degrees have a layout."""
-    lacks = [(dims, search.shortage(dims)) for dims in candidate_dims]
-    short = [(dims, lack) for dims, lack in lacks if isinstance(lack, MemoryShortage)]
-    if short:
-        return min(short, key=lambda item: (item[1].ratio, item[0]))
-    return next(lack for _, lack in lacks if isinstance(lack, str))
-
-
-def _plan(best: Prediction, cost: CostModel, **known: object) -> Plan:
-    layout, memory_options = best.layout, best.layout.memory_options
-    edges = [0, *accumulate(layout.blocks)]
-    values = {
-        "pp": layout.pp,
-        "dp": layout.dp,
-        "tp": layout.tp,
-        "zero": memory_options.zero,
-        "shard": layout.shards if 1 < layout.shards < layout.dp else None,
-        "sequence_parallel": memory_options.sequence_parallel,
-        "schedule": layout.schedule,
-        "stages": [
-            Stage(layers=edge, recompute=memory_options.recompute, messages=_messages(cost, layout, stage))
-            for stage, edge in enumerate(pairwise(edges))
-        ],
-        "replicas": [_replica(layout, replica) for replica in range(layout.dp)],
-        "ranks": [place for rank in range(layout.pp) for row in layout.placement for place in row[rank].device_ids],
-        "actions": {replica: _actions(layout, replica) for replica in range(layout.dp)},
-    }
-    return Plan.model_validate(values | known)
-
-
-def _messages(cost: CostModel, layout: Layout, stage: int) -> Messages:
-    """The codec of the messages from a stage to the next; "none" if no message leaves a node."""
-    if stage == len(layout.blocks) - 1:
-        return "none"
-    hops = [(layout.unit(replica, stage), layout.unit(replica, stage + 1)) for replica in range(layout.dp)]
-    return next((way for way in (cost.messages(a, b, stage) for a, b in hops) if way != "none"), "none")
-
-
-def _replica(layout: Layout, replica: int) -> Replica:
-    count = layout.micro_batches[replica]
-    return Replica(
-        sequences=layout.micro_batch * count,
-        micro_batch=layout.micro_batch,
-        micro_batches=count,
-        devices=[list(layout.unit(replica, stage).device_ids) for stage in range(len(layout.blocks))],
-    )
-
-
-def _actions(layout: Layout, replica: int) -> dict[int, list[str]]:
-    table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), layout.micro_batches[replica])
-    return dict(enumerate(table.rows()))

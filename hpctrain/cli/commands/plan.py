@@ -20,7 +20,7 @@ from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.launch.model_sizes import with_model_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
-from hpctrain.planner import Solver, make_plan
+from hpctrain.planner import PlanRequest, Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
 from hpctrain.planner.explain import extra_neighbours
 from hpctrain.planner.layout.from_plan import layout_of_plan
@@ -156,7 +156,8 @@ def command(
         raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
     replaced = Plan.read(previous) if previous is not None else None
     profile = _profile(profiled, topology) if profiled is not None else None
-    plan = make_plan(run, spec, topology, solver=solver, objective=objective, previous=replaced, profile=profile)
+    request = PlanRequest(solver=solver, objective=objective)
+    plan = make_plan(run, spec, topology, request, previous=replaced, profile=profile)
     plan = plan.stamped()
     plan.write(output)
     people = Console(stderr=as_json, highlight=False, markup=False)

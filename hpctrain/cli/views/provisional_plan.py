@@ -50,7 +50,7 @@ def check_provisional(
         return [f"{NOT_CHECKED} (only {len(names)} nodes of the topology given are of use)"]
     topology = known.topology.only(names)
     try:
-        plan = prepared.plan or make_plan(prepared.run, prepared.spec, topology, provisional=True)
+        plan = prepared.plan or make_plan(prepared.run, prepared.spec, topology)
     except InputError as error:
         return [f"{NOT_CHECKED} ({error})"]
     return _words(prepared, plan, topology, measured_start_up_s(known.folder) if known.folder else None, limit)

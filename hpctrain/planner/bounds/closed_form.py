@@ -1,9 +1,9 @@
 """Lower bound of the step time for given degrees, by the same cost model, without any layout.
 
 For a replica of M micro-batches let x_r be a rank's seconds for one of them, and t_r those of its all-reduce and update
-afterwards. Every rank needs M·x_r + t_r. The last rank starts and ends later by the share `way` of the time of the
-ranks before it. A rank of speed s_r does at most s_r·x_r of the model's work w. This gives linear programs, which are
-solved here in closed form. A "unit" is a tensor-parallel group.
+afterwards. Every rank needs M·x_r + t_r. The last rank starts and ends later by a share of the time of the ranks before
+it. A rank of speed s_r does at most s_r·x_r of the model's work w. This gives linear programs, which are solved here in
+closed form. A "unit" is a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpctrain.planner.bounds.ideal import relative_speeds
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.pipeline_passes import PipelinePasses
-from hpctrain.planner.bounds.unit_counts import UnitCounts
+from hpctrain.planner.bounds.unit_counts import UnitCounts, counts_all_reduce
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.overlap import overlapped_share
-from hpctrain.records.plan.compression import NoCompression
-from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stage_ranks
 
 
@@ -42,6 +42,21 @@ class _GroupSpeeds(NamedTuple):
     ends: tuple[float, float]
     """The least seconds of the embedding and of the head."""
 
+    def fastest(self, option: Option) -> tuple[float, float, float]:
+        """(sum of the speeds, the slowest, the fastest) of the fastest units, as many as the option uses.
+
+        The first stage's backward is not split. The sum counts that as more speed.
+        """
+        total, slowest, missing = 0.0, self.speeds[0], option.pp * option.dp
+        for speed, count in zip(self.speeds, self.counts, strict=True):
+            taken = min(count, missing)
+            if taken == 0:
+                break
+            total, slowest, missing = total + taken * speed, speed, missing - taken
+        if option.splits_backward and option.pp > 1:
+            total += option.dp * self.speeds[0] * self.split_ratio
+        return total, slowest, self.speeds[0]
+
 
 class ClosedFormBound:
     """Bounds for one workload, whose memory options are fixed."""
@@ -49,153 +64,134 @@ class ClosedFormBound:
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self._group_speeds_of: dict[tuple[int, int], _GroupSpeeds] = {}
-        self._cuts: dict[tuple[int, int, int, ScheduleSpec], float] = {}
+        self._largest_rank_s: dict[tuple[int, int, int, ScheduleSpec], float] = {}
 
-    def work_s(self, unit_counts: UnitCounts, pp: int, dp: int, size: int) -> float:
+    def work_s(self, unit_counts: UnitCounts, dims: ParallelDims, micro_batch: int) -> float:
         """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
-        group_speeds = self._group_speeds(unit_counts, size)
-        total, _, _ = _fastest(group_speeds, pp * dp)
-        return self.cost.work.sequences // size * group_speeds.work / total
+        group_speeds = self._group_speeds(unit_counts, micro_batch)
+        total, _, _ = group_speeds.fastest(Option(dims, ScheduleSpec("1f1b"), micro_batch))
+        return self.cost.work.sequences // micro_batch * group_speeds.work / total
 
-    def step_s(self, unit_counts: UnitCounts, pp: int, dp: int, schedule_spec: ScheduleSpec, size: int) -> float:
-        """Seconds of a step that no layout of these degrees, this schedule and this micro-batch size beats."""
-        group_speeds, count = self._group_speeds(unit_counts, size), self.cost.work.sequences // size
-        total, _, fastest = _fastest(group_speeds, pp * dp)
+    def step_s(self, unit_counts: UnitCounts, option: Option) -> float:
+        """Seconds of a step that no layout of the option beats."""
+        pp, dp, tp = option.dims
+        group_speeds, count = self._group_speeds(unit_counts, option.micro_batch), self._count(option)
+        total, _, _ = group_speeds.fastest(option)
         most = -(-count // dp)
-        start, per_parameter = self._tail(unit_counts, pp * schedule_spec.virtual_stages, dp)
-        parameters = self.cost.work.spec.parameters() / unit_counts.tp
-        work = group_speeds.work + 2 * pp * schedule_spec.virtual_stages * group_speeds.action
-        split = schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
-        if split and pp > 1:
-            # The first stage's backward is not split.
+        start, per_parameter = self._tail(unit_counts, option)
+        parameters = self.cost.work.spec.parameters() / tp
+        work = group_speeds.work + 2 * option.stages * group_speeds.action
+        if option.splits_backward and pp > 1:
             work += group_speeds.split
-            total += dp * fastest * group_speeds.split_ratio
         tail = min(group_speeds.speeds) * dp * parameters * per_parameter
-        found = (count * work + tail) / total
-        found = max(found, most * self._largest_rank(unit_counts, pp, schedule_spec, size))
+        bounds = [(count * work + tail) / total, most * self._largest_rank(unit_counts, option)]
         if pp == 1:
-            found = max(found, self._whole_models(group_speeds, count, dp, parameters * per_parameter))
+            bounds.append(_whole_models(group_speeds, count, dp, parameters * per_parameter))
         else:
-            found = max(found, self._filled(unit_counts, pp, dp, schedule_spec, size, work))
-            found = max(found, PipelinePasses(self.cost, unit_counts, pp, schedule_spec, size).step_s(most))
-        return found + start
+            bounds.append(self._filled(unit_counts, option, work, parameters * per_parameter))
+            bounds.append(PipelinePasses(self.cost, unit_counts, option).step_s(most))
+        return max(bounds) + start
 
-    def _filled(
-        self, unit_counts: UnitCounts, pp: int, dp: int, schedule_spec: ScheduleSpec, size: int, work: float
-    ) -> float:
-        """Bound that includes the fill time: seconds until the last rank starts."""
-        group_speeds, count = self._group_speeds(unit_counts, size), self.cost.work.sequences // size
-        total, slowest, fastest = _fastest(group_speeds, pp * dp)
-        split = schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
-        way, without = self._on_the_way(unit_counts, schedule_spec, size)
-        equal = len(group_speeds.speeds) == 1
-        if equal and not split:
+    def _count(self, option: Option) -> int:
+        """Micro-batches of a step, over all replicas."""
+        return self.cost.work.sequences // option.micro_batch
+
+    def _filled(self, unit_counts: UnitCounts, option: Option, work: float, tail: float) -> float:
+        """Bound that includes the fill time: seconds until the last rank starts.
+
+        Args:
+            tail: seconds after a rank's last action if it holds the whole model.
+        """
+        pp, dp, _ = option.dims
+        group_speeds, count = self._group_speeds(unit_counts, option.micro_batch), self._count(option)
+        total, slowest, fastest = group_speeds.fastest(option)
+        late_share, excluded = self._late_share(unit_counts, option)
+        if len(group_speeds.speeds) == 1 and not option.splits_backward:
             most = -(-count // dp)
-            _, per_parameter = self._tail(unit_counts, pp * schedule_spec.virtual_stages, dp)
-            tail = self.cost.work.spec.parameters() / unit_counts.tp * per_parameter
-            return (most * work + tail * (1 - way / most)) / (pp - way * (pp - 1) / most)
-        if split:
-            total += dp * fastest * group_speeds.split_ratio
+            return (most * work + tail * (1 - late_share / most)) / (pp - late_share * (pp - 1) / most)
         # Summed over replicas, with sum(1/M) >= dp²/count. A choice other than the fastest units may end with a slower.
-        late = way * (pp - 1) * dp * dp / count
+        late = late_share * (pp - 1) * dp * dp / count
         last = slowest if late <= 1 else min(group_speeds.speeds)
-        return (count * work - dp * fastest * way * without) / max(total - last * late, total / pp)
+        return (count * work - dp * fastest * late_share * excluded) / max(total - last * late, total / pp)
 
-    def _group_speeds(self, unit_counts: UnitCounts, size: int) -> _GroupSpeeds:
-        key = (unit_counts.tp, size)
+    def _group_speeds(self, unit_counts: UnitCounts, micro_batch: int) -> _GroupSpeeds:
+        key = (unit_counts.tp, micro_batch)
         if key in self._group_speeds_of:
             return self._group_speeds_of[key]
         layers, least = self.cost.work.least_blocks, self.cost.work.least_share
-        timed = [self.cost.module_times(unit, size) for unit, _ in unit_counts.kinds]
-        parts = [(layers * (sum(t.block) + sum(t.block_tp)), sum(t.embedding), sum(t.head)) for t in timed]
-        speeds, whole = relative_speeds(parts)
-        by_speed = sorted(range(len(speeds)), key=lambda kind: -speeds[kind])
-        actions = [2 * self.cost.constants[u.kind].action_ops * u.launch_s for u, _ in unit_counts.kinds]
-        action = min(
-            speed * self.cost.constants[unit.kind].action_ops * unit.launch_s
-            for speed, (unit, _) in zip(speeds, unit_counts.kinds, strict=True)
-        )
+        units = [unit for unit, _ in unit_counts.kinds]
+        timed = [self.cost.module_times(unit, micro_batch) for unit in units]
         blocks = [sum(t.block) + sum(t.block_tp) for t in timed]
+        parts = [(layers * block, sum(t.embedding), sum(t.head)) for t, block in zip(timed, blocks, strict=True)]
+        speeds, work = relative_speeds(parts)
+        by_speed = sorted(range(len(speeds)), key=lambda kind: -speeds[kind])
+        action_ops = [self.cost.constants[unit.kind].action_ops for unit in units]
         self._group_speeds_of[key] = _GroupSpeeds(
             [speeds[kind] for kind in by_speed],
             [unit_counts.kinds[kind][1] for kind in by_speed],
-            [sum(parts[kind]) + actions[kind] for kind in by_speed],
-            whole,
-            action,
-            layers * min(s * t.block_split for s, t in zip(speeds, timed, strict=True)),
+            [sum(parts[kind]) + 2 * action_ops[kind] * units[kind].launch_s for kind in by_speed],
+            work,
+            min(speed * ops * unit.launch_s for speed, ops, unit in zip(speeds, action_ops, units, strict=True)),
+            layers * min(speed * t.block_split for speed, t in zip(speeds, timed, strict=True)),
             max(t.block_split / block for t, block in zip(timed, blocks, strict=True)),
             least * min(blocks),
             (min(sum(t.embedding) for t in timed), min(sum(t.head) for t in timed)),
         )
         return self._group_speeds_of[key]
 
-    def _tail(self, unit_counts: UnitCounts, stages: int, dp: int) -> tuple[float, float]:
+    def _tail(self, unit_counts: UnitCounts, option: Option) -> tuple[float, float]:
         """Lower bound of what follows a rank's last action: (seconds, seconds per parameter of a device)."""
-        work, memory_options = self.cost.work, self.cost.work.memory_options
+        work, dp, memory_options = self.cost.work, option.dp, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1
         update = min(self.cost.constants[u.kind].optimizer_bytes / u.bytes_per_s for u, _ in unit_counts.kinds) / shards
-        if dp == 1 or (memory_options.zero and memory_options.shard == "node"):
+        if not counts_all_reduce(work, dp):
             return 0.0, 0.0 if memory_options.shard == "node" else update
         alpha, beta = unit_counts.ring(dp, 1)
-        if not isinstance(work.codec, NoCompression):
-            return 0.0, update  # a codec sends fewer bytes, and some need fewer messages
-        sent = (
-            work.gathered_bytes + work.framework.gradient_bytes
-            if memory_options.zero
-            else 2 * work.framework.gradient_bytes
-        )
-        late = 1 - overlapped_share(work, stages, unit_counts.tp)
+        gradient_bytes = work.framework.gradient_bytes
+        sent = work.gathered_bytes + gradient_bytes if memory_options.zero else 2 * gradient_bytes
+        late = 1 - overlapped_share(work, option.stages, unit_counts.tp)
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
-    def _on_the_way(self, unit_counts: UnitCounts, schedule_spec: ScheduleSpec, size: int) -> tuple[float, float]:
+    def _late_share(self, unit_counts: UnitCounts, option: Option) -> tuple[float, float]:
         """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds
         of the model that such work excludes.
 
         With split backwards, W fills the end. Then only forwards count, and the embedding is excluded.
         """
-        if schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
-            return 1 / schedule_spec.virtual_stages, 0.0
+        if not option.splits_backward:
+            return 1 / option.virtual_stages, 0.0
+        timed = [self.cost.module_times(unit, option.micro_batch) for unit, _ in unit_counts.kinds]
         shares = []
-        for unit, _ in unit_counts.kinds:
-            parts = self.cost.module_times(unit, size)
-            forward, backward = (parts.block[way] + parts.block_tp[way] for way in (0, 1))
+        for parts in timed:
+            forward, backward = (sum(seconds) for seconds in zip(parts.block, parts.block_tp, strict=True))
             shares.append(forward / (forward + backward + parts.block_split))
-        embedding = max(sum(self.cost.module_times(unit, size).embedding) for unit, _ in unit_counts.kinds)
-        return min(shares) / schedule_spec.virtual_stages, embedding
+        return min(shares) / option.virtual_stages, max(sum(parts.embedding) for parts in timed)
 
-    def _largest_rank(self, unit_counts: UnitCounts, pp: int, schedule_spec: ScheduleSpec, size: int) -> float:
+    def _largest_rank(self, unit_counts: UnitCounts, option: Option) -> float:
         """The least seconds that the slowest rank of any cut takes for one micro-batch; blocks are not divided."""
-        key = (unit_counts.tp, size, pp, schedule_spec)
-        if key not in self._cuts:
-            group_speeds, layers = self._group_speeds(unit_counts, size), self.cost.work.spec.layers
-            owner = stage_ranks(schedule_spec.name, pp, pp * schedule_spec.virtual_stages)
-            fixed = [
-                group_speeds.ends[0] * (rank == owner[0]) + group_speeds.ends[1] * (rank == owner[-1])
-                for rank in range(pp)
-            ]
-            counts = split_evenly(layers, lambda rank, n: fixed[rank] + n * group_speeds.block, [0] * pp, [layers] * pp)
+        key = (unit_counts.tp, option.micro_batch, option.pp, option.schedule_spec)
+        if key not in self._largest_rank_s:
+            group_speeds, layers = self._group_speeds(unit_counts, option.micro_batch), self.cost.work.spec.layers
+            owner, ranks = stage_ranks(option.schedule_spec.name, option.pp, option.stages), range(option.pp)
+            embedding, head = group_speeds.ends
+            fixed = [embedding * (rank == owner[0]) + head * (rank == owner[-1]) for rank in ranks]
+
+            def seconds(rank: int, blocks: int) -> float:
+                return fixed[rank] + blocks * group_speeds.block
+
+            counts = split_evenly(layers, seconds, [0] * option.pp, [layers] * option.pp)
             assert counts is not None, "every rank may hold all blocks"
-            self._cuts[key] = max(fixed[rank] + counts[rank] * group_speeds.block for rank in range(pp))
-        return self._cuts[key]
-
-    def _whole_models(self, group_speeds: _GroupSpeeds, count: int, dp: int, tail: float) -> float:
-        """Bound in seconds for replicas of one unit each; micro-batches are not divided."""
-        seconds = sorted(
-            s for s, n in zip(group_speeds.seconds, group_speeds.counts, strict=True) for _ in range(min(n, dp))
-        )[:dp]
-        if seconds[0] == seconds[-1]:
-            return -(-count // dp) * seconds[0] + tail
-        counts = split_evenly(count, lambda i, n: n * seconds[i], [1] * dp, [count] * dp)
-        assert counts is not None, "there are at least as many micro-batches as replicas"
-        return max(n * each for n, each in zip(counts, seconds, strict=True)) + tail
+            self._largest_rank_s[key] = max(map(seconds, ranks, counts))
+        return self._largest_rank_s[key]
 
 
-def _fastest(group_speeds: _GroupSpeeds, size: int) -> tuple[float, float, float]:
-    """(sum of the speeds, the slowest, the fastest) of the `size` fastest units."""
-    total, slowest, left = 0.0, group_speeds.speeds[0], size
-    for speed, count in zip(group_speeds.speeds, group_speeds.counts, strict=True):
-        taken = min(count, left)
-        if taken == 0:
-            break
-        total, slowest, left = total + taken * speed, speed, left - taken
-    return total, slowest, group_speeds.speeds[0]
+def _whole_models(group_speeds: _GroupSpeeds, count: int, dp: int, tail: float) -> float:
+    """Bound in seconds for replicas of one unit each; micro-batches are not divided."""
+    seconds = sorted(
+        s for s, n in zip(group_speeds.seconds, group_speeds.counts, strict=True) for _ in range(min(n, dp))
+    )[:dp]
+    if seconds[0] == seconds[-1]:
+        return -(-count // dp) * seconds[0] + tail
+    counts = split_evenly(count, lambda i, n: n * seconds[i], [1] * dp, [count] * dp)
+    assert counts is not None, "there are at least as many micro-batches as replicas"
+    return max(n * s for n, s in zip(counts, seconds, strict=True)) + tail

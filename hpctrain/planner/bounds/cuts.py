@@ -14,22 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.planner.bounds.arrays import INFEASIBLE, ROUNDING, FloatArray, IntArray
 from hpctrain.planner.bounds.rank_times import RankTimes
 from hpctrain.planner.bounds.replica_end import ReplicaFinish
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
-MAX_CUT_MIXES = 30_000
-"""Largest number of pairs of a cut and a mix that are enumerated."""
-CUTS_PER_BATCH = 100
-"""Cuts that are evaluated in one batch."""
-MAX_MIXES = 256
-"""Largest number of choices of classes for the ranks of a replica."""
-MAX_CUT_CLASSES = 2
-ROUNDING = 1e-9
-INFEASIBLE = -1e6
-"""Stands for the micro-batches of an impossible replica."""
 
 
 def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, limit_s: float) -> bool:
@@ -41,24 +28,26 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
         caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has memory for.
         blocks: [rank] -> the most blocks that it can hold.
     """
-    if ranks.pp == 1 or len(ranks.classes) > MAX_CUT_CLASSES or len(ranks.classes) ** ranks.pp > MAX_MIXES:
+    limits, classes = ranks.limits, len(ranks.classes)
+    if ranks.pp == 1 or classes > limits.max_cut_classes or classes**ranks.pp > limits.max_mixes:
         return True
-    mixes = _mixes(len(ranks.classes), ranks.pp)
-    cuts = _cuts(ranks.layers, tuple(int(each) for each in blocks), MAX_CUT_MIXES // len(mixes))
+    mixes = _mixes(classes, ranks.pp)
+    cuts = _cuts(ranks.layers, tuple(map(int, blocks)), limits.max_cut_mixes // len(mixes))
     if cuts is None:
         return True
     least = -(-ranks.count // ranks.dp)
     most = least if ranks.cost.work.memory_options.equal_micro_batches else ranks.count - ranks.dp + 1
     # [cut, mix]
-    held = np.full((len(cuts), len(mixes)), float(most))
+    numbers = np.full((len(cuts), len(mixes)), float(most))
     for rank in range(ranks.pp):
-        np.minimum(held, caps[rank].T[cuts[:, rank]][:, mixes[:, rank]], out=held)
-    together = _together(ranks, mixes, held)
+        np.minimum(numbers, caps[rank].T[cuts[:, rank]][:, mixes[:, rank]], out=numbers)
+    together = _together(ranks, mixes, numbers)
     # Cuts with the most spare micro-batches first: one that ends in time is enough.
     order = np.argsort(-together, kind="stable")[: int((together >= ranks.count).sum())]
+    batches = (order[start : start + limits.cuts_per_batch] for start in range(0, len(order), limits.cuts_per_batch))
     return any(
-        _some_end(ranks, cuts[some], mixes, held[some].astype(np.int64), limit_s * (1 + ROUNDING))
-        for some in (order[start : start + CUTS_PER_BATCH] for start in range(0, len(order), CUTS_PER_BATCH))
+        _some_end(ranks, cuts[batch], mixes, numbers[batch].astype(np.int64), limit_s * (1 + ROUNDING))
+        for batch in batches
     )
 
 
@@ -68,8 +57,8 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
     Args:
         numbers: [cut, mix] -> upper limit of a replica's micro-batches; modified in place.
     """
-    at, mix = (each.ravel() for each in np.indices(numbers.shape))
-    ends, flat, is_open = ReplicaFinish(ranks, cuts[at], mixes[mix]), numbers.reshape(-1), numbers > 0
+    cut, mix = (indices.ravel() for indices in np.indices(numbers.shape))
+    ends, flat, is_open = ReplicaFinish(ranks, cuts[cut], mixes[mix]), numbers.reshape(-1), numbers > 0
     while is_open.any():
         asked = np.flatnonzero(is_open)
         late = ends.end_s(asked, flat[asked]) > limit_s
@@ -88,18 +77,18 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
     Args:
         most: [rank] -> largest number of blocks.
     """
-    found = np.zeros((1, 0), dtype=np.int64)
-    for rank, own in enumerate(most):
-        left = layers - found.sum(axis=1)
-        least = np.clip(left - sum(most[rank + 1 :]), 0, None)
-        ways = np.clip(np.minimum(left, own) - least + 1, 0, None)
+    cuts = np.zeros((1, 0), dtype=np.int64)
+    for rank, largest in enumerate(most):
+        missing = layers - cuts.sum(axis=1)
+        least = np.clip(missing - sum(most[rank + 1 :]), 0, None)
+        choices = np.clip(np.minimum(missing, largest) - least + 1, 0, None)
         # Every beginning of a cut can be completed, so there are at least as many cuts as beginnings.
-        if ways.sum() > limit:
+        if choices.sum() > limit:
             return None
-        begun = np.repeat(np.arange(len(found)), ways)
-        added = np.arange(len(begun)) - np.repeat(np.cumsum(ways) - ways, ways) + least[begun]
-        found = np.column_stack([found[begun], added])
-    return found
+        begun = np.repeat(np.arange(len(cuts)), choices)
+        added = np.arange(len(begun)) - np.repeat(np.cumsum(choices) - choices, choices) + least[begun]
+        cuts = np.column_stack([cuts[begun], added])
+    return cuts
 
 
 @lru_cache(maxsize=16)
@@ -122,11 +111,11 @@ def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> Float
     if len(ranks.classes) == 1:
         return np.asarray(dp * best[pp])
     least, most = max(0, pp * dp - ranks.classes[1].number), min(pp * dp, ranks.classes[0].number)
-    found = np.full(len(numbers), INFEASIBLE)
+    total = np.full(len(numbers), INFEASIBLE)
     # The relaxed optimum, with fractions of replicas, needs at most two kinds of replica.
     for few, many in itertools.combinations(range(pp + 1), 2):
         low, high = max(least, few * dp), min(most, many * dp)
         for units in {low, high} if low <= high else ():
             part = (units - few * dp) / (many - few)
-            np.maximum(found, (dp - part) * best[few] + part * best[many], out=found)
-    return found
+            np.maximum(total, (dp - part) * best[few] + part * best[many], out=total)
+    return total

@@ -35,9 +35,9 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], floa
     Args:
         parts: [device][part] seconds of each part of the work.
     """
-    speeds = [parts[0][0] / own[0] for own in parts]
+    speeds = [parts[0][0] / seconds[0] for seconds in parts]
     by_part = zip(*parts, strict=True)
-    return speeds, sum(min(s * each for s, each in zip(speeds, part, strict=True)) for part in by_part)
+    return speeds, sum(min(speed * s for speed, s in zip(speeds, part, strict=True)) for part in by_part)
 
 
 def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -> tuple[float, float]:
@@ -45,7 +45,7 @@ def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -
     spec, seq_len = work.spec, work.seq_len
     head = spec.forward_flops(1, seq_len, spec.layers)
     blocks = spec.forward_flops(1, seq_len) - head
-    kept = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
+    activations = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
     logits = spec.logits_bytes(1, seq_len) * sum(constants.logits_passes)
     speed = device.flops * constants.efficiency
-    return 3 * blocks / speed + kept / device.bytes_per_s, 3 * head / speed + logits / device.bytes_per_s
+    return 3 * blocks / speed + activations / device.bytes_per_s, 3 * head / speed + logits / device.bytes_per_s

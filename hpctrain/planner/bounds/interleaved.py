@@ -9,12 +9,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpctrain.planner.bounds.arrays import FloatArray, IntArray
 from hpctrain.planner.bounds.unit_class import UnitClass
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 REFERENCE_SPLIT = (1 / 3, 2 / 3)
 """Shares of forward and backward that the weights of bounds are tuned for; the bounds hold with any weights."""
@@ -61,47 +58,52 @@ class TwoStageRanks:
 
     def __init__(self, classes: Sequence[UnitClass], mixes: IntArray, cuts: IntArray) -> None:
         pp = cuts.shape[-1]
-        self.block_f, self.block_b = (np.array([each.block[way] for each in classes])[mixes] for way in (0, 1))
-        action = np.array([each.action for each in classes])[mixes]
         first, last = np.arange(pp) == 0, np.arange(pp) == pp - 1
-        embedding, head = (np.array([getattr(each, end) for each in classes]) for end in ("embedding", "head"))
-        self.front_f, self.front_b = (action + first * embedding[:, way][mixes] for way in (0, 1))
+        action = np.array([unit_class.action for unit_class in classes])[mixes]
+        # [forward or backward, …, rank]
+        block, embedding, head = (
+            np.moveaxis(np.array([getattr(unit_class, part) for unit_class in classes])[mixes], -1, 0)
+            for part in ("block", "embedding", "head")
+        )
+        self.block_f, self.block_b = block
+        self.front_f, self.front_b = action + first * embedding
         """Seconds of the first stage, forward and backward, without its blocks."""
-        back_f, back_b = (action + last * head[:, way][mixes] for way in (0, 1))
-        self.back_f, self.back_b = back_f + cuts * self.block_f, back_b + cuts * self.block_b
+        self.back_f, self.back_b = action + last * head + cuts * block
         """Seconds of the second stage, forward and backward, if it holds all blocks."""
         self.least = np.broadcast_to(np.where(first, 0, 1), cuts.shape)
         """Least blocks of the first stage: only the model's ends may be without."""
         self.most = np.maximum(cuts - np.where(last, 0, 1), self.least)
 
-    def beside_s(self, ways: RoundCounts) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a rank that may overlap a whole pass: without blocks in the first stage, and added by each one."""
-        none = ways.before * self.front_f + ways.between * self.back_f + ways.after * self.front_b + self.back_b
-        return none, (ways.before - ways.between) * self.block_f + (ways.after - 1) * self.block_b
+    def overlap_s(self, counts: RoundCounts) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a rank that may overlap a whole pass: without blocks in the first stage, and added by each."""
+        none = counts.before * self.front_f + counts.between * self.back_f + counts.after * self.front_b + self.back_b
+        return none, (counts.before - counts.between) * self.block_f + (counts.after - 1) * self.block_b
 
 
-def cap_by_passes(classes: Sequence[UnitClass], caps: FloatArray, both: FloatArray, left: FloatArray) -> FloatArray:
+def cap_by_passes(
+    classes: Sequence[UnitClass], caps: FloatArray, both: FloatArray, remaining_s: FloatArray
+) -> FloatArray:
     """Lower `caps` to the micro-batches that a whole pass leaves time for.
 
     Args:
         caps: [rank, class, blocks] -> micro-batches; the result has the same shape.
         both: [rank, class, blocks] -> seconds of a micro-batch.
-        left: [rank, class, blocks] -> seconds that a pass leaves to a rank.
+        remaining_s: [rank, class, blocks] -> seconds that a pass leaves to a rank.
     """
     pp, number, blocks = caps.shape
     mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")
     halves = TwoStageRanks(classes, mixes, cuts)
-    found, both, left = (np.moveaxis(each, 0, -1).copy() for each in (caps, both, left))
+    caps, both, remaining_s = (np.moveaxis(array, 0, -1).copy() for array in (caps, both, remaining_s))
     # A round has fewer than twice as many micro-batches as there are ranks.
     most = 2 * pp * (halves.front_f + halves.back_f + halves.front_b + halves.back_b)
-    found = np.minimum(found, np.floor(np.maximum(left + most, 0) / both))
+    caps = np.minimum(caps, np.floor(np.maximum(remaining_s + most, 0) / both))
     while True:
-        none, each = halves.beside_s(round_counts(pp, np.maximum(found, 1).astype(np.int64)))
-        beside = none + np.maximum(each * halves.least, each * halves.most)
-        late = (found > 0) & (found * both - beside > left)
+        none, added = halves.overlap_s(round_counts(pp, np.maximum(caps, 1).astype(np.int64)))
+        overlap = none + np.maximum(added * halves.least, added * halves.most)
+        late = (caps > 0) & (caps * both - overlap > remaining_s)
         if not late.any():
-            return np.moveaxis(found, -1, 0)
-        found[late] -= 1
+            return np.moveaxis(caps, -1, 0)
+        caps[late] -= 1
 
 
 @lru_cache(maxsize=1024)
@@ -116,12 +118,12 @@ def bound_weights(pp: int, micro_batches: int) -> FloatArray:
     """
     before, between, after = round_counts(pp, np.array([micro_batches]))
     forward, backward = REFERENCE_SPLIT
-    lost = np.maximum((before - between) * forward + (after - 1) * backward, MIN_OVERLAP)
+    overlap = np.maximum((before - between) * forward + (after - 1) * backward, MIN_OVERLAP)
     sets = []
     for last, first in itertools.product(range(pp - 1, max(0, pp - 1 - END_RANKS), -1), range(END_RANKS)):
         if first < last:
             weights = np.zeros((2, pp))
             weights[0, last] = 1
-            weights[1, first:last] = 1 / lost[first:last]
+            weights[1, first:last] = 1 / overlap[first:last]
             sets.append(weights / weights.sum())
     return np.array(sets)

@@ -1,11 +1,18 @@
-"""Whether a pipeline has memory for all blocks of a model, with the best assignment of devices to ranks."""
+"""What devices have memory for: all blocks of a model in a pipeline, and micro-batches beside a rank's blocks."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 
+import numpy as np
+
+from hpctrain.planner.bounds.arrays import FloatArray
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.unit_counts import UnitCounts
-from hpctrain.planner.cost.memory import RankRole
+from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.degrees import ParallelDims
@@ -19,41 +26,33 @@ class MemoryFeasibility:
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
-        self._fitting: dict[tuple[int, int, int, int, ScheduleSpec], tuple[int, int]] = {}
+        self._fitting: dict[tuple[ParallelDims, ScheduleSpec, int], tuple[int, int]] = {}
 
-    def can_hold(
-        self, unit_counts: UnitCounts, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int
-    ) -> bool:
+    def can_hold(self, unit_counts: UnitCounts, option: Option, shards: int) -> bool:
         """Whether the pipeline ranks can hold all blocks with the best assignment of devices to ranks.
 
         Larger micro-batches never need less memory. So a size is checked only if it lies between one that fits and one
         that does not. The smallest size comes first: if it does not fit, none does.
         """
-        pp, dp, tp = dims
-        key = (pp, dp, tp, shards, schedule_spec)
+        key = (option.dims, option.schedule_spec, shards)
         smallest = self.cost.work.micro_batch_sizes()[0]
-        for each in (size,) if key in self._fitting else dict.fromkeys((smallest, size)):
+        for size in (option.micro_batch,) if key in self._fitting else dict.fromkeys((smallest, option.micro_batch)):
             fitting, too_large = self._fitting.get(key, (0, self.cost.work.sequences + 1))
-            if fitting < each < too_large:
-                holds = self._holds(unit_counts, dims, shards, schedule_spec, each)
-                self._fitting[key] = (each, too_large) if holds else (fitting, each)
-        return size <= self._fitting[key][0]
+            if fitting < size < too_large:
+                holds = self._holds(unit_counts, option._replace(micro_batch=size), shards)
+                self._fitting[key] = (size, too_large) if holds else (fitting, size)
+        return option.micro_batch <= self._fitting[key][0]
 
-    def is_too_large(self, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int) -> bool:
+    def is_too_large(self, option: Option, shards: int) -> bool:
         """Whether `can_hold` is known to be False from earlier calls; computes nothing."""
-        known = self._fitting.get((*dims, shards, schedule_spec))
-        return known is not None and size >= known[1]
+        known = self._fitting.get((option.dims, option.schedule_spec, shards))
+        return known is not None and option.micro_batch >= known[1]
 
-    def _holds(
-        self, unit_counts: UnitCounts, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int
-    ) -> bool:
-        pp, dp, tp = dims
+    def _holds(self, unit_counts: UnitCounts, option: Option, shards: int) -> bool:
         # Some replica has at least this many micro-batches; with exactly as many it keeps the fewest activations.
-        count = max(1, -(-(self.cost.work.sequences // size) // dp))
-        kind, stages = unit_counts.kinds[0][0].kind, pp * schedule_spec.virtual_stages
-        roles = [
-            RankRole(kind, schedule_spec.name, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)
-        ]
+        count = max(1, -(-(self.cost.work.sequences // option.micro_batch) // option.dp))
+        kind = unit_counts.kinds[0][0].kind
+        roles = [option.role(kind, rank, shards, count) for rank in range(option.pp)]
         return self._max_blocks_held(unit_counts, roles) >= self.cost.work.spec.layers
 
     def _max_blocks_held(self, unit_counts: UnitCounts, roles: Sequence[RankRole]) -> float:
@@ -62,26 +61,61 @@ class MemoryFeasibility:
         A rank holds as much as the smallest of its tensor-parallel groups over the replicas. So the number of ranks
         with large memories is limited by the large groups, of which each needs `dp`.
         """
-        sizes: dict[float, int] = {}
+        sizes: Counter[float] = Counter()
         for unit, number in unit_counts.kinds:
-            sizes[unit.memory_bytes] = sizes.get(unit.memory_bytes, 0) + number
+            sizes[unit.memory_bytes] += number
         levels = sorted(sizes)
         most = sum(self._held(roles, levels[-1]))
         if len(levels) == 1 or most < self.cost.work.spec.layers:
             return most  # not enough even where all are as large as the largest
-        room, units = 0.0, sum(sizes.values())
+        total, units = 0.0, sum(sizes.values())
         below = [0.0] * len(roles)
         for level in levels:
-            held = self._held(roles, level)
+            blocks = self._held(roles, level)
             ranks = min(len(roles), units // roles[0].dp)
             if level == levels[0] or ranks == len(roles):
-                room = sum(held)
+                total = sum(blocks)
             else:
-                room += sum(sorted((a - b for a, b in zip(held, below, strict=True)), reverse=True)[:ranks])
-            below, units = held, units - sizes[level]
-        return room
+                total += sum(sorted((a - b for a, b in zip(blocks, below, strict=True)), reverse=True)[:ranks])
+            below, units = blocks, units - sizes[level]
+        return total
 
     def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
         """[pipeline rank] -> the most blocks that fit into the memory."""
-        held = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
-        return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in held]
+        most = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
+        return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in most]
+
+
+def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float, most: int) -> FloatArray:
+    """[blocks] -> an upper bound of the micro-batches that fit beside these blocks; infinite if `most` fit.
+
+    Args:
+        role: the rank's role; its number of micro-batches does not matter.
+    """
+    steps = [1]
+    while steps[-1] < most:
+        steps.append(min(2 * steps[-1], most))
+    fitting = np.zeros(memory.work.spec.layers + 1)
+    for number, following in zip_longest(steps, steps[1:]):
+        most_blocks = _most_held(memory, role._replace(micro_batches=number), memory_bytes)
+        # Numbers between two steps count as if they fitted.
+        fitting[: most_blocks + 1] = np.inf if following is None else following - 1
+    return fitting
+
+
+def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
+    """The most blocks of a rank for any split over its stages; -1 if not even a rank without blocks fits."""
+    if role.stages == role.pp:
+        return memory.max_blocks(role, memory_bytes)
+    usable = memory.work.usable * memory_bytes
+    numbers = range(memory.work.spec.layers + 1)
+    return bisect_left(numbers, True, key=lambda blocks: _least_need(memory, role, blocks) > usable) - 1
+
+
+def _least_need(memory: MemoryModel, role: RankRole, blocks: int) -> float:
+    """The least bytes of all splits of the blocks over two stages; bytes are convex in the first stage's blocks."""
+
+    def need(first: int) -> float:
+        return memory.need(role, (first, blocks - first))
+
+    return need(bisect_left(range(blocks), True, key=lambda first: need(first) <= need(first + 1)))

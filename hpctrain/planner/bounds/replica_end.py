@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpctrain.planner.bounds.arrays import FloatArray, IntArray
 from hpctrain.planner.bounds.interleaved import TwoStageRanks, bound_weights, round_counts
 from hpctrain.planner.bounds.pipeline_passes import warmup_forwards
 from hpctrain.planner.bounds.rank_times import RankTimes
-from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 class ReplicaFinish:
@@ -24,17 +20,16 @@ class ReplicaFinish:
 
     def __init__(self, ranks: RankTimes, cuts: IntArray, mixes: IntArray) -> None:
         self.ranks, self.cuts, self.mixes = ranks, cuts, mixes
-        times, pp = ranks.times, ranks.pp
-        rank = np.arange(pp)
-        self.forward, self.backward, self.both, self.sums = (
-            each[rank, mixes, cuts] for each in (times.forward, times.backward, times.both, times.sums)
+        rank = np.arange(ranks.pp)
+        self.forward, self.backward, self.both, self.sums, update = (
+            seconds[rank, mixes, cuts] for seconds in ranks.times
         )
-        self.update = times.update[rank, mixes, cuts].max(axis=1)
-        passes = ranks.passes
+        self.update = update.max(axis=1)
         # [rank] -> seconds of the messages of a pass through the ranks up to this one, and from this one on
-        self.hops_to = np.array([passes.hops_s(each + 1) for each in range(pp)])
+        self.hops_to = np.array([ranks.passes.hops_s(number) for number in range(1, ranks.pp + 1)])
         self.hops_from = self.hops_to[::-1]
-        self.hops = passes.one_way_s
+        self.hops = ranks.passes.one_way_s
+        self.early = warmup_forwards(ranks.option)
 
     def end_s(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """The least seconds until replicas have done their micro-batches, all-reduce and update.
@@ -43,21 +38,21 @@ class ReplicaFinish:
             at: indices of replicas.
             numbers: micro-batches of each.
         """
-        schedule_spec = self.ranks.schedule_spec
-        found = self._end_by_own_passes(at, numbers)
-        if schedule_spec.virtual_stages == 1 and schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
-            found = np.maximum(found, self._there_and_back(at, numbers))
-        elif schedule_spec.name == "interleaved_1f1b" and self.ranks.equal_blocks:
-            found = np.maximum(found, self._interleaved(at, numbers))
-        return np.asarray(found + self.update[at])
+        option, work = self.ranks.option, self.ranks.cost.work
+        end_s = self._after_a_pass(at, numbers)
+        if option.virtual_stages == 1 and not option.splits_backward:
+            end_s = np.maximum(end_s, self._there_and_back(at, numbers))
+        elif option.schedule_spec.name == "interleaved_1f1b" and work.least_blocks == work.spec.layers:
+            # All blocks have one size.
+            end_s = np.maximum(end_s, self._interleaved(at, numbers))
+        return np.asarray(end_s + self.update[at])
 
-    def _end_by_own_passes(self, at: IntArray, numbers: IntArray) -> FloatArray:
+    def _after_a_pass(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Bound in seconds from the forward pass through all stages before each rank's first backward."""
-        many, early = numbers[:, None], warmup_forwards(self.ranks.schedule_spec, self.ranks.pp)
-        forward = self.forward[at]
-        way = forward.sum(axis=1, keepdims=True) + self.hops
-        after = many * self.both[at] - np.minimum(many, early) * forward + self.sums[at]
-        return np.asarray((way + after).max(axis=1))
+        many, forward = numbers[:, None], self.forward[at]
+        first_pass = forward.sum(axis=1, keepdims=True) + self.hops
+        after = many * self.both[at] - np.minimum(many, self.early) * forward + self.sums[at]
+        return np.asarray((first_pass + after).max(axis=1))
 
     def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Bound in seconds with one stage a rank and whole backwards, the largest of three.
@@ -66,18 +61,18 @@ class ReplicaFinish:
         the rank does; with 1f1b, round trips from each rank to the last one.
         """
         pp, many = self.ranks.pp, numbers[:, None]
-        forward, backward, both, sums = (each[at] for each in (self.forward, self.backward, self.both, self.sums))
-        way_in = np.cumsum(forward, axis=1) - forward + self.hops_to
-        way_out = np.cumsum(backward, axis=1) - backward + self.hops_to
+        forward, backward, both, sums = (array[at] for array in (self.forward, self.backward, self.both, self.sums))
+        before = np.cumsum(forward, axis=1) - forward + self.hops_to
+        after = np.cumsum(backward, axis=1) - backward + self.hops_to
         busy = many * both
-        early = np.minimum(many, warmup_forwards(self.ranks.schedule_spec, pp))
+        early = np.minimum(many, self.early)
         one_pass = both.sum(axis=1, keepdims=True) + 2 * self.hops
-        to_first = np.maximum(way_in + busy + way_out, one_pass + busy - early * forward - backward)
-        if self.ranks.schedule_spec.name == "1f1b":
+        to_first = np.maximum(before + busy + after, one_pass + busy - early * forward - backward)
+        if self.ranks.option.schedule_spec.name == "1f1b":
             trip = np.cumsum(both[:, ::-1], axis=1)[:, ::-1] + 2 * self.hops_from
-            to_first = np.maximum(to_first, way_in + way_out + np.ceil(many / (pp - np.arange(pp))) * trip)
-        own = (way_in + busy + sums).max(axis=1)
-        return np.asarray(np.maximum(own, to_first.max(axis=1) + sums[:, 0]))
+            to_first = np.maximum(to_first, before + after + np.ceil(many / (pp - np.arange(pp))) * trip)
+        last_sum = (before + busy + sums).max(axis=1)
+        return np.asarray(np.maximum(last_sum, to_first.max(axis=1) + sums[:, 0]))
 
     def _interleaved(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Bound in seconds with two stages a rank, for any split of the rank's blocks over them.
@@ -88,16 +83,16 @@ class ReplicaFinish:
         pp, many, both = self.ranks.pp, numbers[:, None], self.both[at]
         halves = TwoStageRanks(self.ranks.classes, self.mixes[at], self.cuts[at])
         block, front = halves.block_f + halves.block_b, halves.front_f + halves.front_b
-        none, more = halves.beside_s(round_counts(pp, many))
+        none, added_by_block = halves.overlap_s(round_counts(pp, many))
         ahead = np.cumsum(front, axis=1) - front + 2 * self.hops_to
         beside = both.sum(axis=1, keepdims=True) + 2 * self.hops - none
-        found = np.zeros(len(at))
-        every, which = np.unique(numbers, return_inverse=True)
-        for weights in np.array([bound_weights(pp, int(each)) for each in every])[which].swapaxes(0, 1):
+        bound = np.zeros(len(at))
+        distinct, which = np.unique(numbers, return_inverse=True)
+        for weights in np.array([bound_weights(pp, int(n)) for n in distinct])[which].swapaxes(0, 1):
             first, second = weights[:, 0], weights[:, 1]
             later = first.sum(axis=1, keepdims=True) - np.cumsum(first, axis=1)
-            slope = later * block - second * more
-            added = (first + second) * many * both + first * ahead + second * beside
-            added = added + np.minimum(slope * halves.least, slope * halves.most)
-            found = np.maximum(found, added.sum(axis=1))
-        return np.asarray(found + self.sums[at][:, 0])
+            slope = later * block - second * added_by_block
+            total = (first + second) * many * both + first * ahead + second * beside
+            total = total + np.minimum(slope * halves.least, slope * halves.most)
+            bound = np.maximum(bound, total.sum(axis=1))
+        return np.asarray(bound + self.sums[at][:, 0])

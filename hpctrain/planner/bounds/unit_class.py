@@ -8,8 +8,9 @@ from operator import sub
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpctrain.planner.bounds.arrays import FloatArray
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.model import CostModel, UnitKind
 from hpctrain.planner.cost.workload import STAGE_ENDS, ModelPart
@@ -37,20 +38,20 @@ class UnitClass(NamedTuple):
     """Cost of a step, however little is computed."""
     copy: float
     """Gathering one number of a gradient into a bucket, and copying its sum back."""
-    updates: tuple[float, float, float, float]
+    updates: tuple[float, ...]
     """The optimizer for a block, and for a stage without blocks that holds no end, the embedding, or the head."""
 
-    def update(self, blocks: NDArray[np.float64], first: bool, last: bool) -> NDArray[np.float64]:
+    def update(self, blocks: FloatArray, first: bool, last: bool) -> FloatArray:
         """Seconds of the optimizer on a pipeline rank, for each number of blocks."""
         block, nothing, embedding, head = self.updates
         return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)
 
 
-def unit_classes(cost: CostModel, unit_counts: UnitCounts, size: int, shards: int, most: int) -> list[UnitClass]:
+def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shards: int, most: int) -> list[UnitClass]:
     """At most `most` classes, the fastest first; separated where the next kind is slower by the largest factors."""
     kinds = sorted(
-        (_class(cost, unit, number, size, shards) for unit, number in unit_counts.kinds),
-        key=lambda each: sum(each.block),
+        (_class(cost, unit, number, option.micro_batch, shards) for unit, number in unit_counts.kinds),
+        key=lambda kind: sum(kind.block),
     )
     steps = [sum(b.block) / sum(a.block) for a, b in pairwise(kinds)]
     cuts = sorted(sorted(range(len(steps)), key=lambda at: -steps[at])[: most - 1])
@@ -58,12 +59,12 @@ def unit_classes(cost: CostModel, unit_counts: UnitCounts, size: int, shards: in
     return [_merged(kinds[start:end]) for start, end in pairwise(edges)]
 
 
-def _class(cost: CostModel, unit: TensorParallelGroup, number: int, size: int, shards: int) -> UnitClass:
-    parts, constants = cost.module_times(unit, size), cost.constants[unit.kind]
-    nothing, embedding, head = beside = [
-        cost.optimizer_s(unit, ModelPart(0, *ends), size, shards) for ends in STAGE_ENDS
-    ]
-    with_block = [cost.optimizer_s(unit, ModelPart(1, *ends), size, shards) for ends in STAGE_ENDS]
+def _class(cost: CostModel, unit: TensorParallelGroup, number: int, micro_batch: int, shards: int) -> UnitClass:
+    parts, constants = cost.module_times(unit, micro_batch), cost.constants[unit.kind]
+    without_blocks, with_block = (
+        [cost.optimizer_s(unit, ModelPart(blocks, *ends), micro_batch, shards) for ends in STAGE_ENDS]
+        for blocks in (0, 1)
+    )
     return UnitClass(
         frozenset([cost.kind(unit)]),
         number,
@@ -76,26 +77,18 @@ def _class(cost: CostModel, unit: TensorParallelGroup, number: int, size: int, s
         constants.action_ops * unit.launch_s,
         cost.step_overhead_s(unit),
         constants.reducer_bytes / unit.bytes_per_s,
-        (min(map(sub, with_block, beside)), nothing, embedding, head),
+        (min(map(sub, with_block, without_blocks)), *without_blocks),
     )
 
 
 def _merged(kinds: Sequence[UnitClass]) -> UnitClass:
-    def pair(values: Sequence[ForwardBackward]) -> ForwardBackward:
-        return min(a for a, _ in values), min(b for _, b in values)
-
-    updates = [min(values) for values in zip(*(each.updates for each in kinds), strict=True)]
+    if len(kinds) == 1:
+        return kinds[0]
+    seconds = zip(*(kind[4:] for kind in kinds), strict=True)  # all fields but the first four
     return UnitClass(
-        frozenset().union(*(each.kinds for each in kinds)),
-        sum(each.number for each in kinds),
+        frozenset().union(*(kind.kinds for kind in kinds)),
+        sum(kind.number for kind in kinds),
         kinds[0].kind,
-        max(each.memory_bytes for each in kinds),
-        pair([each.block for each in kinds]),
-        pair([each.embedding for each in kinds]),
-        pair([each.head for each in kinds]),
-        min(each.split for each in kinds),
-        min(each.action for each in kinds),
-        min(each.once for each in kinds),
-        min(each.copy for each in kinds),
-        (updates[0], updates[1], updates[2], updates[3]),
+        max(kind.memory_bytes for kind in kinds),
+        *(np.min(values, axis=0).tolist() for values in seconds),
     )

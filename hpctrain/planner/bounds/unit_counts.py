@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
+from hpctrain.records.plan.compression import NoCompression
 
 
 class UnitCounts:
     """The tensor-parallel groups ("units") of one size, counted by kind, with the least figures of their links."""
 
     def __init__(self, cost: CostModel, units: Sequence[TensorParallelGroup]) -> None:
-        counts: dict[object, int] = {}
-        first: dict[object, TensorParallelGroup] = {}
-        for unit in units:
-            kind = cost.kind(unit)
-            counts[kind] = counts.get(kind, 0) + 1
-            first.setdefault(kind, unit)
-        self.kinds = [(unit, counts[kind]) for kind, unit in first.items()]
+        counts = Counter(cost.kind(unit) for unit in units)
+        first = {cost.kind(unit): unit for unit in reversed(units)}
+        self.kinds = [(first[kind], count) for kind, count in counts.items()]
+        """(the first unit of the kind, units of the kind)"""
         self.tp = len(units[0].devices) if units else 1
         self.total = len(units)
         self.within_nodes = all(len({device.node for device in unit.devices}) == 1 for unit, _ in self.kinds)
@@ -47,3 +46,9 @@ class UnitCounts:
         if size <= self.most_in_a_node and not apart:
             return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0
         return self.alpha, self.between_beta * chunks * (self.tp if self.within_nodes else 1)
+
+
+def counts_all_reduce(work: Workload, dp: int) -> bool:
+    """Whether bounds count the all-reduce: not with a codec, which may send less, nor with sharding within nodes."""
+    sharded_in_nodes = work.memory_options.zero and work.memory_options.shard == "node"
+    return dp > 1 and isinstance(work.codec, NoCompression) and not sharded_in_nodes

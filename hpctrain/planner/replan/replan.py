@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.planner.make import make_plan
+from hpctrain.planner.make import PlanRequest, make_plan
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
@@ -16,7 +14,7 @@ from hpctrain.records.topology.topology import Topology
 def replan(
     run: Run,
     spec: Spec,
-    left: Topology,
+    remaining: Topology,
     lost: int,
     previous: Plan | None = None,
     profile: CalibrationProfile | None = None,
@@ -27,7 +25,7 @@ def replan(
     matters more than keeping them.
 
     Args:
-        left: the topology of the remaining nodes.
+        remaining: the topology of the remaining nodes.
         lost: number of lost nodes.
         previous: the plan that ran on all nodes; as much of its state as possible stays on its device.
         profile: factors on the cost model's constants from measured steps.
@@ -38,7 +36,11 @@ def replan(
     """
     run = with_fewer_spares(run, lost)
     # The run stands still meanwhile, so neighbours are left to `hpctrain plan --previous`.
-    make = partial(make_plan, spec=spec, topology=left, previous=previous, profile=profile, neighbours=False)
+    request = PlanRequest(neighbours=False)
+
+    def make(run: Run) -> Plan:
+        return make_plan(run, spec, remaining, request, previous=previous, profile=profile)
+
     try:
         return make(run), ""
     except (InputError, RefusedError) as error:

@@ -8,223 +8,180 @@ import math
 from typing import NamedTuple
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
-from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, ParallelDims
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.partition import why_no_layout
-from hpctrain.planner.search.end_bound import min_bound_s, overall_bound
+from hpctrain.planner.search.candidates import Candidate, UnopenedCandidate
+from hpctrain.planner.search.evaluate import Evaluation
 from hpctrain.planner.search.local_search import shift_counts
-from hpctrain.planner.search.option_search import Evaluation, Search
-from hpctrain.planner.search.space import Candidate, CandidateQueue
+from hpctrain.planner.search.many_devices import search_many_devices
+from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.state import SearchResult, SearchState
 from hpctrain.planner.search.within_nodes import pack_within_nodes
-from hpctrain.planner.simulate.predict import Prediction, predict
-
-PATIENCE_BY_DEVICES = ((512, 3), (2048, 5))
-"""(largest number of devices, patience) on more than `EXHAUSTIVE_DEVICES` devices. The search leaves a pair of pp and
-tp after that many options without a better plan: bounds are not equally tight for all pairs."""
-MIN_PATIENCE = 2
-"""The patience on still more devices."""
-WARM_START_PATIENCE = 1
-"""The patience with a warm start."""
-MISFIT_FACTOR = 3
-"""An option that does not fit uses up this many times less patience than one that fits."""
-SAMPLED_PLACEMENTS = 2
-"""Placements in a sampled evaluation; the best option gets all of its placements evaluated in the end."""
-NEAR_BEST_FACTOR = 1.1
-"""An option is near the best if it takes at most this many times as long; local changes may then help."""
-MAX_BLOCK_SHIFTS = 100
-"""Changes of single blocks that are tried on an option near the best."""
-FULL_PATIENCE = 64
-"""Full evaluations without a better plan after which a search on up to `EXHAUSTIVE_DEVICES` devices skips the rest."""
-FIRST_FULL_EVALUATIONS = 10
-"""The first options are evaluated fully at once: on unlike devices a sampled evaluation gives no plan that is good
-enough for pruning."""
-UNLIMITED_DEVICES = 8
-"""Up to this many devices, the search ends only when no option can win."""
-MAX_PACKED_LAYOUTS = 16
-"""Layouts near the best that are tried with stages or pipelines packed within nodes, at the end of the search."""
+from hpctrain.planner.simulate.predict import predict
 
 
-class SearchResult(NamedTuple):
-    """The best plan of a search and the lower bound of its space."""
-
-    search: Search
-    """The search with the best plan's memory options."""
-    best: Prediction | None
-    bound_s: float
-    """Seconds that no plan of the whole space beats."""
-    ended: bool
-    """False if options were skipped because patience ran out."""
-
-
-class _PendingEvaluation(NamedTuple):
-    """An option after its sampled evaluation; a full evaluation may follow."""
-
-    priority_s: float
-    number: int
-    candidate: Candidate
-    layout: Layout | None
-    """A layout whose time is not predicted yet; None if `priority_s` is a prediction or nothing fitted."""
-
-
-def best_first_search(plain: Search, candidate_dims: list[ParallelDims]) -> SearchResult:
+def best_first_search(plain: SearchSpace) -> SearchResult:
     """Return the fastest plan by the cost model, and a lower bound for all plans of the space.
 
     Memory options are searched only if no plan fits without them (see `CandidateQueue.may_save_memory`).
     """
-    auto, start = _BestFirstSearch(plain), plain.warm_start
-    if start is not None and start.search is plain:
-        auto.best = start.best
-    found = auto.run(candidate_dims)
-    if found.best is None and plain.work.fixed is None:
-        auto.candidates.may_save_memory = True
-        if start is not None:
-            auto.winner, auto.best = start.search, start.best
-            auto.candidates.searches[start.search.work.memory_options] = start.search
-        found = auto.run(candidate_dims)
-    return found
+    search = _BestFirstSearch(plain)
+    result = search.run()
+    if result.best is None and plain.work.fixed is None:
+        search.allow_memory_options()
+        result = search.run()
+    return result
 
 
-class _BestFirstSearch:
-    def __init__(self, plain: Search) -> None:
-        self.plain = plain
-        self.candidates = CandidateQueue(plain)
+class _PendingCandidate(NamedTuple):
+    """A candidate after its sampled evaluation; a full evaluation may follow, the smallest seconds first."""
+
+    predicted_s: float
+    bound_s: float
+    number: int
+    candidate: Candidate
+
+
+class _BestFirstSearch(SearchState):
+    """A search over few devices: every candidate gets a sampled evaluation, the promising ones a full one."""
+
+    def __init__(self, plain: SearchSpace) -> None:
+        super().__init__(plain)
         self.numbers = itertools.count()
         self.evaluated: list[tuple[Candidate, KnapsackBound]] = []
         """Fully evaluated options; their knapsack bounds are tightened at the end where that matters."""
-        self.near_best: list[tuple[float, int, Search, Layout]] = []
-        """(bound, number, search, layout) of fully evaluated options that fit."""
-        self.pending: list[_PendingEvaluation] = []
-        """Heap of the options that wait for a full evaluation."""
+        self.near_best: list[tuple[float, int, SearchSpace, Layout]] = []
+        """(bound, number, space, layout) of fully evaluated options that fit."""
+        self.pending: list[_PendingCandidate] = []
+        """Heap of the candidates that wait for a full evaluation."""
         self.evaluations_since_best = 0
         """Full evaluations since the last better plan."""
         self.skipped: list[Candidate] = []
         """Options that were not evaluated because patience had run out."""
-        self.best: Prediction | None = None
-        self.winner = plain
 
-    def run(self, candidate_dims: list[ParallelDims]) -> SearchResult:
-        self.candidates.fill(candidate_dims)
-        if len(self.plain.pool.devices) > EXHAUSTIVE_DEVICES:
-            return self._search_by_pp_tp()
+    def run(self) -> SearchResult:
+        self.candidates.fill()
+        if not self.candidates.few_devices:
+            return search_many_devices(self)
         self._search_all()
-        self._try_variants_of_best(None)
+        self.try_variants_of_best(sampled=False)
         self._pack_within_nodes()
-        lowest = min_bound_s(self.candidates, self.evaluated, self.skipped, self.best)
-        return SearchResult(
-            self.winner, self.best, overall_bound(self.plain, self.best, lowest), ended=not self.skipped
-        )
+        return self.result(self._min_bound_s(), ended=not self.skipped)
 
     def _search_all(self) -> None:
         """Search until no option can win, or until patience runs out and no skipped option near the best is better."""
-        family = None
-        while self.candidates.queue or self.pending or (self.skipped and family != self._family()):
+        center = None
+        while self.candidates.queue or self.pending or (self.skipped and center != self._best_option()):
             if self.candidates.queue:
                 self._evaluate_sampled(self.candidates.pop())
             elif self.pending:
-                self._evaluate_or_requeue(heapq.heappop(self.pending))
+                self._evaluate_fully(heapq.heappop(self.pending).candidate)
             else:
-                family = self._family()
+                center = self._best_option()
                 near = [candidate for candidate in self.skipped if self._is_near(candidate)]
                 self.skipped = [candidate for candidate in self.skipped if not self._is_near(candidate)]
                 for candidate in near:
                     self.evaluations_since_best = 0
                     self._evaluate_fully(candidate)
 
-    def _family(self) -> tuple[ParallelDims, ScheduleSpec, int] | None:
-        layout = None if self.best is None else self.best.layout
-        return None if layout is None else (layout.dims, layout.schedule_spec, layout.micro_batch)
+    def _best_option(self) -> Option | None:
+        return None if self.best is None else Option.of(self.best.layout)
 
     def _is_near(self, candidate: Candidate) -> bool:
         """Whether an option differs from the best only in its pipeline ranks, or only in its schedule."""
-        family = self._family()
-        if family is None or candidate.memory_options != self.winner.work.memory_options:
+        best, option = self._best_option(), candidate.option
+        if best is None or candidate.space is not self.winner:
             return False
-        dims, schedule_spec, size = family
-        return (candidate.dims[1:], candidate.schedule_spec, candidate.size) == (dims[1:], schedule_spec, size) or (
-            candidate.dims,
-            candidate.size,
-        ) == (dims, size)
+        return option in (
+            best._replace(dims=(option.pp, best.dp, best.tp)),
+            best._replace(schedule_spec=option.schedule_spec),
+        )
 
-    def _search_by_pp_tp(self) -> SearchResult:
-        """Search many devices in order of bounds, with separate patience for each pair of pp and tp."""
-        devices = len(self.plain.pool.devices)
-        patience = next((options for limit, options in PATIENCE_BY_DEVICES if devices <= limit), MIN_PATIENCE)
-        if self.best is not None:
-            patience = WARM_START_PATIENCE
-        lowest, ended = math.inf, True
-        tried: dict[tuple[int, int], int] = {}
-        while self.candidates.queue and not (
-            self.best is not None and self.candidates.queue[0].bound_s >= self.best.total
-        ):
-            candidate = self.candidates.pop()
-            pair = (candidate.dims[0], candidate.dims[2])
-            if self.best is not None and tried.get(pair, 0) >= MISFIT_FACTOR * patience:
-                lowest, ended = min(lowest, candidate.bound_s), False
-                continue
-            if candidate.schedule_spec is None:
-                self.candidates.open(candidate, self.best)
-                continue
-            search = self.candidates.search(candidate.memory_options)
-            asked = (candidate.dims, candidate.schedule_spec, candidate.size)
-            # The cheapest question first.
-            if search.is_too_large(*asked) or not search.may_fit(*asked):
-                self.candidates.push_leaner_options(candidate)
-                continue
-            before = self.best
-            fits = self._evaluate(search, *asked, SAMPLED_PLACEMENTS).fits
-            lowest = min(lowest, candidate.bound_s)
-            tried[pair] = 0 if self.best is not before else tried.get(pair, 0) + (MISFIT_FACTOR if fits else 1)
-            if not fits:
-                self.candidates.push_leaner_options(candidate)
-        if self.candidates.queue:
-            lowest = min(lowest, self.candidates.queue[0].bound_s)
-        self._try_variants_of_best(SAMPLED_PLACEMENTS)
-        return SearchResult(self.winner, self.best, overall_bound(self.plain, self.best, lowest), ended)
-
-    def _evaluate_sampled(self, candidate: Candidate) -> None:
-        """Open an option, drop it if it cannot win, or evaluate a few placements and leave the rest for later.
+    def _evaluate_sampled(self, candidate: UnopenedCandidate | Candidate) -> None:
+        """Open a candidate, drop it if it cannot win, or evaluate a few placements and leave the rest for later.
 
         The sooner there is a good plan to compare with, the fewer options need a full evaluation.
         """
-        if self.best is not None and candidate.bound_s >= self.best.total:
+        if not self.can_win(candidate):
             return
-        if candidate.schedule_spec is None:
+        if isinstance(candidate, UnopenedCandidate):
             self.candidates.open(candidate, self.best)
             return
-        search, asked = (
-            self.candidates.search(candidate.memory_options),
-            (candidate.dims, candidate.schedule_spec, candidate.size),
-        )
+        space, option, before = candidate.space, candidate.option, self.best
         # The cheapest question first.
-        if search.is_too_large(*asked) or not self._feasible_within(search, candidate) or not search.may_fit(*asked):
+        if (
+            space.bounds.is_too_large(option)
+            or not self._feasible(candidate, memory=False)
+            or not space.bounds.may_fit(option)
+        ):
             self.candidates.push_leaner_options(candidate)
             return
-        before = self.best
-        found = None if before is None else self._evaluate(search, *asked, SAMPLED_PLACEMENTS)
-        if found is None or self.best is not before or len(self.evaluated) < FIRST_FULL_EVALUATIONS:
+        if before is None:
             self._evaluate_fully(candidate)
             return
-        priority_s = found.bound_s if found.fits else candidate.priority_s
-        heapq.heappush(self.pending, _PendingEvaluation(priority_s, next(self.numbers), candidate, found.nearest))
+        sampled = self.evaluate_sampled(space, option)
+        if self.best is not before or len(self.evaluated) < self.limits.first_full_evaluations:
+            self._evaluate_fully(candidate)
+            return
+        nearest = sampled.nearest
+        predicted_s = candidate.priority_s if nearest is None else predict(space.cost, nearest).total
+        pending = _PendingCandidate(predicted_s, sampled.bound_s, next(self.numbers), candidate)
+        heapq.heappush(self.pending, pending)
 
-    def _try_variants_of_best(self, most: int | None) -> None:
-        """Compare the best option with other schedules and memory options, then evaluate all placements of the winner.
+    def _feasible(self, candidate: Candidate, memory: bool) -> bool:
+        """Whether an option could beat the best by its knapsack bound.
 
         Args:
-            most: placements of each variant; None for all, and then the winner needs no second evaluation.
+            memory: whether to count the memory, which takes longer.
         """
+        space, option = candidate.space, candidate.option
         if self.best is None:
+            return True
+        if space.why_no_layout(option):
+            return False
+        bound, limit_s = space.bounds.knapsack(option), self.best.total
+        return bound.feasible_within(limit_s) and (not memory or bound.may_finish_within(limit_s))
+
+    def _evaluate_fully(self, candidate: Candidate) -> None:
+        """Evaluate an option with all likely placements and those of its knapsack bound, unless it cannot win."""
+        if not self.can_win(candidate):
             return
-        dims, size = self.best.layout.dims, self.best.layout.micro_batch
-        for memory_options in self.candidates.first_memory_options(dims):
-            search = self.candidates.search(memory_options)
-            for schedule_spec in search.work.schedule_specs(dims[0]):
-                self._evaluate(search, dims, schedule_spec, size, most)
-        if most is not None:
-            layout = self.best.layout
-            self._evaluate(self.winner, dims, layout.schedule_spec, size, None)
+        many = len(self.plain.pool.devices) > self.limits.complete_search_devices
+        if many and self.evaluations_since_best >= self.limits.full_patience:
+            self.skipped.append(candidate)
+            return
+        space, option, before = candidate.space, candidate.option, self.best
+        if space.why_no_layout(option) or not self._feasible(candidate, memory=True):
+            self.candidates.push_leaner_options(candidate)
+            return
+        likely, bound = self.evaluate(space, option), space.bounds.knapsack(option)
+        high = bound.find_feasible_time(candidate.bound_s) if self.best is None else self.best.total
+        _, limit_s = bound.bracket(candidate.bound_s, high)
+        bounding = self.evaluate(space, option, space.bounds.placements_by(bound, limit_s))
+        nearer = min(likely, bounding, key=lambda evaluation: evaluation.bound_s)
+        if nearer.nearest is not None:
+            self.near_best.append((nearer.bound_s, next(self.numbers), space, nearer.nearest))
+        if option.virtual_stages > 1:
+            self._shift_blocks(space, nearer)
+        self.evaluated.append((candidate, bound))
+        better = self.best is not before or self.best is None
+        self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
+        if not (likely.fits or bounding.fits):
+            self.candidates.push_leaner_options(candidate)
+
+    def _shift_blocks(self, space: SearchSpace, evaluation: Evaluation) -> None:
+        """Try unequal numbers of blocks on the stages of a rank.
+
+        Layouts begin with equal numbers. On unlike ranks that can be a tenth slower.
+        """
+        if evaluation.nearest is None or self.best is None:
+            return
+        near_s = self.limits.near_best_factor * self.best.total
+        if evaluation.bound_s > near_s or (near := predict(space.cost, evaluation.nearest)).total > near_s:
+            return
+        shifted = shift_counts(space.cost, near, self.limits.max_block_shifts)
+        if shifted.total < self.best.total * (1 - 1e-9):
+            self.take(shifted, space)
 
     def _pack_within_nodes(self) -> None:
         """Try the layouts near the best with stages or pipelines packed within nodes.
@@ -233,99 +190,21 @@ class _BestFirstSearch:
         """
         if self.best is None:
             return
-        near = [
-            (search, layout)
-            for bound_s, _, search, layout in sorted(self.near_best)[:MAX_PACKED_LAYOUTS]
-            if bound_s <= NEAR_BEST_FACTOR * self.best.total
-        ]
-        for search, layout in [(self.winner, self.best.layout), *near]:
-            found = pack_within_nodes(search, layout, self.best)
-            if found is not self.best:
-                self.best, self.winner = found, search
+        near_s = self.limits.near_best_factor * self.best.total
+        near = sorted(self.near_best)[: self.limits.max_packed_layouts]
+        layouts = [(space, layout) for bound_s, _, space, layout in near if bound_s <= near_s]
+        for space, layout in [(self.winner, self.best.layout), *layouts]:
+            self.take(pack_within_nodes(space, layout, self.best), space)
 
-    def _evaluate(
-        self,
-        search: Search,
-        dims: ParallelDims,
-        schedule_spec: ScheduleSpec,
-        size: int,
-        most: int | None,
-        placement: list[Placement] | None = None,
-    ) -> Evaluation:
-        """Evaluate an option, with these placements or the likely ones, and take it if it beats the best."""
-        found = search.evaluate(dims, schedule_spec, size, self.best, most, placement=placement)
-        if found.best is not self.best:
-            self.best, self.winner = found.best, search
-        return found
-
-    def _feasible_within(self, search: Search, candidate: Candidate) -> bool:
-        """Whether an option could beat the best if memory were unlimited."""
-        assert candidate.schedule_spec is not None, "only options with a schedule are looked at"
-        if self.best is None or why_no_layout(
-            search.cost, *candidate.dims[:2], candidate.schedule_spec, candidate.size
-        ):
-            return self.best is None
-        return search.knapsack_bound(candidate.dims, candidate.schedule_spec, candidate.size).feasible_within(
-            self.best.total
-        )
-
-    def _evaluate_or_requeue(self, pending: _PendingEvaluation) -> None:
-        """Evaluate a pending option fully, or predict its layout first and requeue it by the predicted time."""
-        candidate, layout = pending.candidate, pending.layout
-        if layout is None:
-            self._evaluate_fully(candidate)
-            return
-        priority_s = predict(self.candidates.search(candidate.memory_options).cost, layout).total
-        heapq.heappush(self.pending, _PendingEvaluation(priority_s, next(self.numbers), candidate, None))
-
-    def _evaluate_fully(self, candidate: Candidate) -> None:
-        """Evaluate an option with all likely placements and those of its knapsack bound, unless it cannot win."""
-        if self.best is not None and candidate.bound_s >= self.best.total:
-            return
-        if self.evaluations_since_best >= FULL_PATIENCE and len(self.plain.pool.devices) > UNLIMITED_DEVICES:
-            self.skipped.append(candidate)
-            return
-        dims, schedule_spec, size = candidate.dims, candidate.schedule_spec, candidate.size
-        assert schedule_spec is not None, "only options with a schedule are looked at"
-        search, before = self.candidates.search(candidate.memory_options), self.best
-        if why_no_layout(search.cost, dims[0], dims[1], schedule_spec, size):
-            self.candidates.push_leaner_options(candidate)
-            return
-        knapsack_bound = search.knapsack_bound(dims, schedule_spec, size)
-        # The cheapest check first. It was made before, but against an earlier best plan.
-        if before is not None and not (
-            knapsack_bound.feasible_within(before.total) and knapsack_bound.may_finish_within(before.total)
-        ):
-            self.candidates.push_leaner_options(candidate)
-            return
-        found = self._evaluate(search, dims, schedule_spec, size, None)
-        start = candidate.bound_s
-        _, high = knapsack_bound.bracket(
-            start, knapsack_bound.find_feasible_time(start) if self.best is None else self.best.total
-        )
-        made = self._evaluate(search, dims, schedule_spec, size, None, search.placements_by(knapsack_bound, high))
-        nearer = min(found, made, key=lambda each: each.bound_s)
-        if nearer.nearest is not None:
-            self.near_best.append((nearer.bound_s, next(self.numbers), search, nearer.nearest))
-        if schedule_spec.virtual_stages > 1:
-            self._shift_blocks(search, nearer)
-        self.evaluated.append((candidate, knapsack_bound))
-        self.evaluations_since_best = (
-            0 if self.best is not before or self.best is None else self.evaluations_since_best + 1
-        )
-        if not (found.fits or made.fits):
-            self.candidates.push_leaner_options(candidate)
-
-    def _shift_blocks(self, search: Search, found: Evaluation) -> None:
-        """Try unequal numbers of blocks on the stages of a rank.
-
-        Layouts begin with equal numbers. On unlike ranks that can be a tenth slower.
-        """
-        if found.nearest is None or self.best is None or found.bound_s > NEAR_BEST_FACTOR * self.best.total:
-            return
-        near = predict(search.cost, found.nearest)
-        if near.total > NEAR_BEST_FACTOR * self.best.total:
-            return
-        shifted = shift_counts(search.cost, near, MAX_BLOCK_SHIFTS)
-        if shifted.total < self.best.total * (1 - 1e-9):
-            self.best, self.winner = shifted, search
+    def _min_bound_s(self) -> float:
+        """The smallest knapsack bound in seconds of the options that were evaluated fully or skipped."""
+        if self.best is None:
+            return min((candidate.bound_s for candidate, _ in self.evaluated), default=math.inf)
+        lowest = self.best.total
+        for candidate, bound in sorted(self.evaluated, key=lambda pair: pair[0].bound_s):
+            lowest, _ = bound.bracket(candidate.bound_s, lowest)
+        for candidate in sorted(self.skipped, key=lambda candidate: candidate.bound_s):
+            # Memory is not checked: that would take most of the time that skipping saves.
+            bound = candidate.space.bounds.knapsack(candidate.option)
+            lowest, _ = bound.bracket(candidate.bound_s, lowest, memory=False)
+        return lowest

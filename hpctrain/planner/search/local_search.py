@@ -1,33 +1,22 @@
-"""Local search on the best layout: exchanged pipeline ranks, single blocks, single micro-batches."""
+"""Local search on the best layout: exchanged ranks, single blocks and micro-batches, a cut at the seam."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import accumulate, pairwise, permutations
 
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.partition import fit_layout
 from hpctrain.planner.layout.placement import rank_permutations
+from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
-MAX_RANK_PERMUTATIONS = 60
-"""Permutations of the best layout's pipeline ranks that are tried."""
-MAX_PERMUTED_UNITS = 50_000
-"""Tensor-parallel groups in all these permutations together: on very many devices each one takes long."""
-MAX_REFINEMENTS = 400
-"""Changes of one block or micro-batch after which no further round of changes is begun."""
 
-
-def refine(cost: CostModel, best: Prediction, allowed: Callable[[Placement], bool]) -> Prediction:
-    """Exchange pipeline ranks, then move single blocks and micro-batches, as long as that helps.
-
-    Args:
-        allowed: whether a placement may be used.
-    """
-    return shift_counts(cost, _permute_ranks(cost, best, allowed), MAX_REFINEMENTS)
+def refine(space: SearchSpace, best: Prediction) -> Prediction:
+    """Exchange pipeline ranks, then move single blocks and micro-batches, as long as that helps."""
+    return shift_counts(space.cost, _permute_ranks(space, best), space.limits.max_refinements)
 
 
 def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
@@ -36,30 +25,36 @@ def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
     Args:
         most: changes after which no further round of changes is begun.
     """
+    return _climb(cost, best, _changes, most)
+
+
+def _permute_ranks(space: SearchSpace, best: Prediction) -> Prediction:
+    option, limits = Option.of(best.layout), space.limits
+    tried: set[tuple[int, ...]] = set()
+    most = min(limits.max_rank_permutations, -(-limits.max_permuted_units // (option.pp * option.dp)))
+
+    def permuted(layout: Layout) -> Iterator[Layout]:
+        for placement in rank_permutations(layout.placement):
+            key = tuple(unit.index for row in placement for unit in row)
+            if key not in tried and len(tried) < most and space.can_shard(placement):
+                tried.add(key)
+                yield space.fit_layout(placement, option)
+
+    return _climb(space.cost, best, permuted, most)
+
+
+def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterator[Layout]], most: int) -> Prediction:
+    """Take the fastest change of the best layout, round by round, as long as one helps.
+
+    Args:
+        most: changes after which no further round is begun.
+    """
     tried = 0
     while tried < most:
         better = best
-        for layout in _changes(best.layout):
+        for layout in changes(best.layout):
             tried += 1
             better = faster_of(cost, better, layout)
-        if better is best:
-            break
-        best = better
-    return best
-
-
-def _permute_ranks(cost: CostModel, best: Prediction, allowed: Callable[[Placement], bool]) -> Prediction:
-    schedule_spec, size = best.layout.schedule_spec, best.layout.micro_batch
-    tried: set[tuple[int, ...]] = set()
-    most = min(MAX_RANK_PERMUTATIONS, -(-MAX_PERMUTED_UNITS // (best.layout.pp * best.layout.dp)))
-    while len(tried) < most:
-        better = best
-        for placement in rank_permutations(best.layout.placement):
-            key = tuple(unit.index for row in placement for unit in row)
-            if key in tried or len(tried) >= most or not allowed(placement):
-                continue
-            tried.add(key)
-            better = faster_of(cost, better, fit_layout(cost, placement, schedule_spec, size))
         if better is best:
             break
         best = better
@@ -71,15 +66,18 @@ def faster_of(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
     limit = best.total * (1 - 1e-6)
     if layout.memory_shortage(cost.memory) or lower_bound(cost, layout) >= limit:
         return best
-    found = predict(cost, layout)
-    return found if found.total < limit else best
+    prediction = predict(cost, layout)
+    return prediction if prediction.total < limit else best
 
 
 def _changes(layout: Layout) -> Iterator[Layout]:
     """Yield layouts with one change: a block moved between neighbouring stages or stages of one rank, or a micro-batch
     moved between unlike replicas."""
     last = len(layout.blocks) - 1
-    for giver, taker in dict.fromkeys([*_neighbours(len(layout.blocks)), *_of_one_rank(layout)]):
+    neighbours = (pair for a, b in pairwise(range(last + 1)) for pair in ((a, b), (b, a)))
+    # A move between stages of one rank leaves the rank's work alone, but changes who waits for it.
+    of_one_rank = (pair for stages in layout.stages_by_rank for pair in permutations(stages, 2))
+    for giver, taker in dict.fromkeys([*neighbours, *of_one_rank]):
         may_be_empty = giver in (0, last)
         if layout.blocks[giver] > (0 if may_be_empty else 1):
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
@@ -92,15 +90,31 @@ def _changes(layout: Layout) -> Iterator[Layout]:
                 yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))
 
 
-def _neighbours(count: int) -> list[tuple[int, int]]:
-    return [pair for index in range(count - 1) for pair in ((index, index + 1), (index + 1, index))]
-
-
-def _of_one_rank(layout: Layout) -> Iterator[tuple[int, int]]:
-    """Pairs of stages of one rank. A move between them leaves the rank's work alone, but changes who waits for it."""
-    for stages in layout.stages_by_rank:
-        yield from permutations(stages, 2)
-
-
 def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
     return tuple(count - (index == giver) + (index == taker) for index, count in enumerate(counts))
+
+
+def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Prediction:
+    """Return the plan with its nearest cut moved to the seam if that fits and costs next to nothing, else the plan.
+
+    The cost model gives the messages of all cuts the size of the largest, so it does not see what a cut at the seam
+    saves.
+
+    Args:
+        max_slowdown: share of the step's time that the cut at the seam may cost.
+    """
+    seam, blocks = cost.work.spec.preferred_cut, best.layout.blocks
+    if seam is None or len(blocks) == 1:
+        return best
+    cuts = list(accumulate(blocks))[:-1]
+    nearest = min(range(len(cuts)), key=lambda index: abs(cuts[index] - seam))
+    moved = list(blocks)
+    moved[nearest] += seam - cuts[nearest]
+    moved[nearest + 1] -= seam - cuts[nearest]
+    if moved == list(blocks) or min(moved) < 0 or not all(moved[1:-1]):
+        return best
+    layout = replace(best.layout, blocks=tuple(moved))
+    if layout.memory_shortage(cost.memory):
+        return best
+    prediction = predict(cost, layout)
+    return prediction if prediction.total <= (1 + max_slowdown) * best.total else best

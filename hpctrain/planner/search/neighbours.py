@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hpctrain.base.units import format_bytes
-from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.layout import MemoryShortage
-from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.layout.placement import topology_order
-from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.search.evaluate import best_of
+from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
 from hpctrain.records.plan.plan import Rejected
 
-MAX_OTHER_DIMS = 6
-"""Other degrees that are tried, the smallest bound first."""
-MAX_IMPOSSIBLE = 3
-"""Impossible degrees that are listed."""
-OTHER_DIMS_PATIENCE = 2
-"""Options tried for other degrees after their best so far."""
+WHY_NO_SHARDING = (
+    "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
+    "use shard all, or other degrees"
+)
 
 
-def rejected_neighbours(search: Search, best: Prediction, candidate_dims: list[ParallelDims]) -> list[Rejected]:
+def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Sequence[ParallelDims]) -> list[Rejected]:
     """Plans with other degrees, micro-batch sizes, schedules or devices in file order, each with why it lost."""
-    found = _other_dims(search, best, candidate_dims) + _impossible(search)
-    layout, work = best.layout, search.work
-    schedule_spec = layout.schedule_spec
-    sizes = work.micro_batch_sizes()
-    position = sizes.index(layout.micro_batch)
+    rejected = _other_dims(space, best, candidate_dims) + _impossible(space)
+    placement, option = best.layout.placement, Option.of(best.layout)
+    sizes = space.work.micro_batch_sizes()
+    position = sizes.index(option.micro_batch)
     for size in sizes[max(0, position - 1) : position] + sizes[position + 1 : position + 2]:
-        found += _same_devices(search, best, layout.placement, schedule_spec, size, f"micro-batch {size}")
-    for other in work.schedule_specs(layout.pp):
-        if other != schedule_spec:
-            found += _same_devices(search, best, layout.placement, other, layout.micro_batch, f"schedule {other}")
-    listed = topology_order(search.units(layout.tp)[0], layout.pp, layout.dp)
-    if _device_ids(listed) != _device_ids(layout.placement) and search.can_shard(listed):
-        change = "devices in the order of the topology file"
-        found += _same_devices(search, best, listed, schedule_spec, layout.micro_batch, change)
-    return found
+        rejected.append(_compared(space, best, placement, option._replace(micro_batch=size), f"micro-batch {size}"))
+    for schedule_spec in space.work.schedule_specs(option.pp):
+        if schedule_spec != option.schedule_spec:
+            other = option._replace(schedule_spec=schedule_spec)
+            rejected.append(_compared(space, best, placement, other, f"schedule {schedule_spec}"))
+    listed = topology_order(space.units(option.tp), option.pp, option.dp)
+    if _device_ids(listed) != _device_ids(placement) and space.can_shard(listed):
+        rejected.append(_compared(space, best, listed, option, "devices in the order of the topology file"))
+    return rejected
 
 
 def describe_dims(dims: ParallelDims) -> str:
@@ -55,58 +53,64 @@ def describe_memory_shortage(excess: MemoryShortage) -> str:
     )
 
 
-def describe_lack(lack: MemoryShortage | str) -> str:
-    """Why the degrees have no layout, in one clause."""
-    return lack if isinstance(lack, str) else describe_memory_shortage(lack)
+def shortage(space: SearchSpace, dims: ParallelDims) -> MemoryShortage | str | None:
+    """Why no layout of these degrees runs: the device short of memory with the smallest micro-batch, or a sentence.
+
+    None if the layout fits.
+    """
+    reason: str | None = None
+    for size in space.work.micro_batch_sizes():
+        for schedule_spec in space.work.schedule_specs(dims[0]):
+            option = Option(dims, schedule_spec, size)
+            if why := space.why_no_layout(option):
+                reason = reason or why
+                continue
+            for placement in space.placements(dims)[:1]:
+                return space.fit_layout(placement, option).memory_shortage(space.cost.memory)
+            return WHY_NO_SHARDING
+    return reason
 
 
-def nearest_dims(search: Search, candidate_dims: list[ParallelDims]) -> list[ParallelDims]:
+def nearest_dims(space: SearchSpace, candidate_dims: Sequence[ParallelDims]) -> list[ParallelDims]:
     """The degrees sorted by their lower bound, smallest first."""
-    sizes = search.work.micro_batch_sizes()
 
     def bound(dims: ParallelDims) -> float:
-        pp, dp, tp = dims
-        fitting = [size for size in sizes if search.work.sequences // size >= dp]
-        return min(
-            (search.closed_form_bound.work_s(search.unit_counts(tp), pp, dp, size) for size in fitting),
-            default=math.inf,
-        )
+        fitting = [size for size in space.work.micro_batch_sizes() if space.work.sequences // size >= dims[1]]
+        return min((space.bounds.work_s(dims, size) for size in fitting), default=math.inf)
 
     return sorted(candidate_dims, key=lambda dims: (bound(dims), dims))
 
 
-def _other_dims(search: Search, best: Prediction, candidate_dims: list[ParallelDims]) -> list[Rejected]:
-    sizes = search.work.micro_batch_sizes()
-    others = nearest_dims(search, [dims for dims in candidate_dims if dims != best.layout.dims])
-    found = []
-    for dims in others[:MAX_OTHER_DIMS]:
-        other = search.best([dims], sizes, OTHER_DIMS_PATIENCE)
+def _other_dims(space: SearchSpace, best: Prediction, candidate_dims: Sequence[ParallelDims]) -> list[Rejected]:
+    limits, rejected = space.limits, []
+    others = nearest_dims(space, [dims for dims in candidate_dims if dims != best.layout.dims])
+    for dims in others[: limits.max_other_dims]:
+        other = best_of(space, space.options([dims]), limits.other_dims_patience)
         if other is not None:
-            found.append(_slower(describe_dims(dims), best, other))
-        elif (lack := search.shortage(dims)) is not None:
-            found.append(Rejected(change=describe_dims(dims), reason=describe_lack(lack)))
-    return sorted(found, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
+            rejected.append(_slower(describe_dims(dims), best, other))
+        elif (lack := shortage(space, dims)) is not None:
+            reason = lack if isinstance(lack, str) else describe_memory_shortage(lack)
+            rejected.append(Rejected(change=describe_dims(dims), reason=reason))
+    return sorted(rejected, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
 
 
-def _impossible(search: Search) -> list[Rejected]:
+def _impossible(space: SearchSpace) -> list[Rejected]:
     """One entry for each reason, with the smallest degrees that have it."""
     first: dict[str, ParallelDims] = {}
-    for dims in sorted(search.impossible, key=lambda dims: (dims[2], dims)):
-        first.setdefault(search.impossible[dims], dims)
-    return [Rejected(change=describe_dims(dims), reason=reason) for reason, dims in first.items()][:MAX_IMPOSSIBLE]
+    for dims in sorted(space.impossible, key=lambda dims: (dims[2], dims)):
+        first.setdefault(space.impossible[dims], dims)
+    entries = [Rejected(change=describe_dims(dims), reason=reason) for reason, dims in first.items()]
+    return entries[: space.limits.max_impossible]
 
 
-def _same_devices(
-    search: Search, best: Prediction, placement: Placement, schedule_spec: ScheduleSpec, size: int, change: str
-) -> list[Rejected]:
-    undefined = why_no_layout(search.cost, len(placement[0]), len(placement), schedule_spec, size)
-    if undefined:
-        return [Rejected(change=change, reason=undefined)]
-    layout = fit_layout(search.cost, placement, schedule_spec, size)
-    excess = layout.memory_shortage(search.cost.memory)
+def _compared(space: SearchSpace, best: Prediction, placement: Placement, option: Option, change: str) -> Rejected:
+    if why := space.why_no_layout(option):
+        return Rejected(change=change, reason=why)
+    layout = space.fit_layout(placement, option)
+    excess = layout.memory_shortage(space.cost.memory)
     if excess is not None:
-        return [Rejected(change=change, reason=describe_memory_shortage(excess))]
-    return [_slower(change, best, predict(search.cost, layout))]
+        return Rejected(change=change, reason=describe_memory_shortage(excess))
+    return _slower(change, best, predict(space.cost, layout))
 
 
 def _slower(change: str, best: Prediction, other: Prediction) -> Rejected:

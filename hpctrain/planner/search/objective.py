@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.devices.pool import DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.goodput import FailureModel, daly_goodput
@@ -107,17 +109,17 @@ def scorer(objective: Objective, topology: Topology) -> Scorer:
     """
     jitter = LinkJitter(topology)
 
-    def score(cost: CostModel, found: Prediction) -> Score:
+    def score(cost: CostModel, prediction: Prediction) -> Score:
         if objective.goal == "time":
-            return Score(found.total, format_seconds(found.total))
+            return Score(prediction.total, format_seconds(prediction.total))
         if objective.goal == "robust":
-            seconds = p95_step_s(cost, found.layout, jitter, len(topology.nodes))
+            seconds = p95_step_s(cost, prediction.layout, jitter, len(topology.nodes))
             return Score(seconds, f"{format_seconds(seconds)} at p95")
         tokens = cost.work.sequences * cost.work.seq_len
-        each = objective.rate(found.layout) * found.total / tokens
+        per_token = objective.rate(prediction.layout) * prediction.total / tokens
         if objective.goal == "energy":
-            return Score(each, f"{each:.3g} J a token")
-        return Score(each * 1e6, f"{each * 1e6:.3g} a million tokens")
+            return Score(per_token, f"{per_token:.3g} J a token")
+        return Score(per_token * 1e6, f"{per_token * 1e6:.3g} a million tokens")
 
     return score
 
@@ -128,40 +130,44 @@ def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) 
     Each of the `nodes` is the slow one with the same probability; a node that the plan does not use does no harm. The
     layout does not change: this is the step before the run is planned again.
     """
-    used = sorted({device.node for unit in layout.units() for device in unit.devices})
+    used = sorted(used_nodes(layout))
     rng = np.random.default_rng(SEED)
+    count = _draws(jitter, len(used))
     # Each slow node gets its part of the draws exactly, so that chance does not decide between two plans.
     weights: list[float] = []
     draws = []
     for node in used:
-        slower = _with_slow(layout, node)
-        own = CostModel(cost.work, cost.links, cost.constants)
-        values = sample_step_times(own, slower, jitter, _draws(jitter, len(used)), rng)
-        draws.append(values)
-        weights += [1 / nodes / len(values)] * len(values)
+        fresh = CostModel(cost.work, cost.links, cost.constants)
+        draws.append(sample_step_times(fresh, _with_slow(layout, node), jitter, count, rng))
+        weights += [1 / nodes / len(draws[-1])] * len(draws[-1])
     unharmed = nodes - len(used)
     if unharmed > 0:
-        values = sample_step_times(cost, layout, jitter, _draws(jitter, len(used)), rng)
-        draws.append(values)
-        weights += [unharmed / nodes / len(values)] * len(values)
+        draws.append(sample_step_times(cost, layout, jitter, count, rng))
+        weights += [unharmed / nodes / len(draws[-1])] * len(draws[-1])
     values, chances = np.concatenate(draws), np.array(weights)
     order = np.argsort(values)
     reached = np.cumsum(chances[order])
     return float(values[order][np.searchsorted(reached, QUANTILE - 1e-9)])
 
 
-def goodput_shortfall(goodput_constraint: GoodputConstraint, found: Prediction) -> float | None:
-    """The plan's expected goodput if it is below the constraint; None if the constraint is met."""
-    nodes = len({device.node for unit in found.layout.units() for device in unit.devices})
+def goodput_shortfall(goodput_constraint: GoodputConstraint | None, prediction: Prediction) -> float | None:
+    """The plan's expected goodput if it is below the constraint; None if the constraint is met, or there is none."""
+    if goodput_constraint is None:
+        return None
     cluster = FailureModel(
-        nodes=nodes,
+        nodes=len(used_nodes(prediction.layout)),
         node_mtbf_s=goodput_constraint.node_mtbf_s,
         stall_s=0.0,
         save_s=0.0,
         recover_s=goodput_constraint.recover_s,
     )
-    reached = daly_goodput(cluster, goodput_constraint.checkpoint_every * found.total)
+    reached = daly_goodput(cluster, goodput_constraint.checkpoint_every * prediction.total)
     return None if reached >= goodput_constraint.least else reached
+
+
+def used_nodes(layout: Layout) -> set[str]:
+    """The nodes of a layout's devices."""
+    return {device.node for unit in layout.units() for device in unit.devices}
 
 
 def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
@@ -170,24 +176,19 @@ def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
 
 
 def _with_slow(layout: Layout, node: str) -> Layout:
-    changed: dict[TensorParallelGroup, TensorParallelGroup] = {}
-
+    @cache
     def slower(unit: TensorParallelGroup) -> TensorParallelGroup:
         if all(device.node != node for device in unit.devices):
             return unit
-        if unit not in changed:
-            devices = tuple(
-                replace(
-                    w,
-                    flops=w.flops * SLOW_NODE_SPEED,
-                    bytes_per_s=w.bytes_per_s * SLOW_NODE_SPEED,
-                    launch_s=w.launch_s / SLOW_NODE_SPEED,
-                )
-                if w.node == node
-                else w
-                for w in unit.devices
-            )
-            changed[unit] = TensorParallelGroup(unit.index, devices)
-        return changed[unit]
+        return TensorParallelGroup(unit.index, tuple(_slowed(d) if d.node == node else d for d in unit.devices))
 
     return replace(layout, placement=Placement(tuple(slower(unit) for unit in row) for row in layout.placement))
+
+
+def _slowed(device: DeviceSpec) -> DeviceSpec:
+    return replace(
+        device,
+        flops=device.flops * SLOW_NODE_SPEED,
+        bytes_per_s=device.bytes_per_s * SLOW_NODE_SPEED,
+        launch_s=device.launch_s / SLOW_NODE_SPEED,
+    )

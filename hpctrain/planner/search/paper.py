@@ -7,53 +7,53 @@ smallest M; `auto` is the default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.planner.bounds.ideal import ideal_step_s
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.pool import DevicePool
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, make_tensor_parallel_groups
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
-from hpctrain.planner.search.neighbours import describe_memory_shortage
-from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, describe_memory_shortage
+from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.state import ChosenPlan
+from hpctrain.planner.simulate.predict import predict
 
 GRID = (2, 4, 8, 16)
 """Micro-batch counts that equation (7) is minimised over (section 3.4)."""
 
 
-@dataclass(frozen=True)
-class PaperChoice:
-    """The layout by the paper's rules, and sentences that explain it."""
-
-    prediction: Prediction
-    notes: tuple[str, ...]
-
-
-def solve_as_paper(cost: CostModel, pool: DevicePool, work: Workload) -> PaperChoice:
+def solve_as_paper(space: SearchSpace) -> ChosenPlan:
     """Plan with P = G·R: tensor parallelism within nodes, then replicas within nodes, pipeline stages across nodes.
 
     Raises:
-        InputError: the batch cannot be cut into any M of the grid.
+        InputError: the batch cannot be cut into any M of the grid, or the placement cannot be sharded as asked.
         RefusedError: no M of the grid fits the memory.
     """
-    pp, dp, tp = _degrees(pool, work)
-    stages = _stage_units(pool, pp, dp, tp)
+    cost, work = space.cost, space.work
+    pp, dp, tp = _degrees(space.pool, work)
+    stages = _stage_units(space, pp, dp, tp)
     distance = _distances(cost, [unit for row in stages for unit in row])
-    order, objective = greedy_colocation(_between_stages(distance, stages), pp, float(work.stage_boundary_bytes(1)))
+    # [stage, stage], the largest of any replica
+    between = distance.reshape(len(stages), dp, len(stages), dp).diagonal(axis1=1, axis2=3).max(axis=2)
+    order, objective = greedy_colocation(between, pp, float(work.stage_boundary_bytes(1)))
     placement = Placement(tuple(stages[index][replica] for index in order) for replica in range(dp))
     layers = work.spec.layers
     blocks = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
     layout, text = _choose_micro_batches(cost, placement, blocks)
+    if not space.can_shard(placement):
+        raise InputError(f"parallel: {WHY_NO_SHARDING}")
     note = (
         f"Solved by the paper's rules: equation (1), greedy co-location on shortest paths with edge weight 1/b, has "
         f"the objective {objective:.6g} s per row at pp {pp}; blocks are cut evenly."
     )
-    return PaperChoice(predict(cost, layout), (note, text))
+    return ChosenPlan(space, predict(cost, layout), [], [note, text], ideal_step_s(space.pool, work))
 
 
 def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: float) -> tuple[list[int], float]:
@@ -66,17 +66,19 @@ def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: 
     Returns:
         The order, and the objective in seconds.
     """
-    best: tuple[float, list[int]] | None = None
-    for start in range(len(distance)):
+
+    def chain(start: int) -> list[int]:
         order = [start]
         while len(order) < count:
-            left = [place for place in range(len(distance)) if place not in order]
-            order.append(min(left, key=lambda place: (distance[order[-1], place], place)))
-        total = message_bytes * sum(float(distance[a, b]) for a, b in pairwise(order))
-        if best is None or total < best[0]:
-            best = (total, order)
-    assert best is not None, "there is at least one place"
-    return best[1], best[0]
+            unused = [place for place in range(len(distance)) if place not in order]
+            order.append(min(unused, key=lambda place: (distance[order[-1], place], place)))
+        return order
+
+    def objective(order: list[int]) -> float:
+        return message_bytes * sum(float(distance[a, b]) for a, b in pairwise(order))
+
+    best = min(map(chain, range(len(distance))), key=objective)
+    return best, objective(best)
 
 
 def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send_s: float) -> float:
@@ -88,16 +90,16 @@ def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
     if work.fixed is not None:
         return work.fixed.pp, work.fixed.dp, work.fixed.tp
     nodes = pool.by_node()
-    each = min(len(devices) for devices in nodes.values())
-    tp = max(tp for tp in range(1, each + 1) if each % tp == 0 and work.spec.tensor_parallel_error(tp) is None)
+    devices = min(len(devices) for devices in nodes.values())
+    tp = max(tp for tp in range(1, devices + 1) if devices % tp == 0 and work.spec.tensor_parallel_error(tp) is None)
     if work.spec.pipeline_error(2) is not None:
-        return 1, len(nodes) * each // tp, tp
-    return min(len(nodes), work.spec.layers), each // tp, tp
+        return 1, len(nodes) * devices // tp, tp
+    return min(len(nodes), work.spec.layers), devices // tp, tp
 
 
-def _stage_units(pool: DevicePool, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
+def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
     """Candidates for a stage, each of `dp` tensor-parallel groups: within a node if enough fit, else across nodes."""
-    units = make_tensor_parallel_groups(pool, tp)
+    units = space.units(tp)
     by_node: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
         by_node.setdefault(unit.devices[0].node, []).append(unit)
@@ -125,44 +127,35 @@ def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray
     return distances
 
 
-def _between_stages(
-    distance: NDArray[np.float64], stages: Sequence[Sequence[TensorParallelGroup]]
-) -> NDArray[np.float64]:
-    """[stage, stage] distances: the largest of any replica."""
-    dp = len(stages[0])
-    starts = [sum(len(row) for row in stages[:index]) for index in range(len(stages))]
-    return np.array([[max(distance[a + r, b + r] for r in range(dp)) for b in starts] for a in starts])
-
-
 def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[int, ...]) -> tuple[Layout, str]:
     """Minimise equation (7) over the M of the grid that divide the batch and fit; return the layout and a note."""
     work, pp, dp = cost.work, len(placement[0]), len(placement)
     values: dict[int, float] = {}
     layouts: dict[int, Layout] = {}
-    tightest: MemoryShortage | None = None
+    shortages: list[MemoryShortage] = []
     for count in GRID:
-        size, rest = divmod(work.sequences, count * dp)
-        if rest or size == 0 or (work.fixed is not None and work.fixed.micro_batch not in (None, size)):
+        size, remainder = divmod(work.sequences, count * dp)
+        if remainder or size == 0 or (work.fixed is not None and work.fixed.micro_batch not in (None, size)):
             continue
         layout = Layout(placement, "1f1b", size, (count,) * dp, blocks, work.memory_options)
         excess = layout.memory_shortage(cost.memory)
         if excess is not None:
-            tightest = excess if tightest is None or excess.ratio < tightest.ratio else tightest
+            shortages.append(excess)
             continue
         sends = [cost.send_s(a, b, size) for row in placement for a, b in pairwise(row)]
-        units = [unit for row in placement for unit in row]
-        step_s = sum(cost.module_times(unit, size).whole_model(work.spec.layers) for unit in units) / len(units)
-        values[count] = equation_7(pp, work.spec.layers, count, step_s, sum(sends) / len(sends) if sends else 0.0)
+        step_s = fmean(cost.module_times(unit, size).whole_model(work.spec.layers) for unit in layout.units())
+        values[count] = equation_7(pp, work.spec.layers, count, step_s, fmean(sends) if sends else 0.0)
         layouts[count] = layout
     if not values:
-        raise _no_grid_point(work, dp, tightest)
+        raise _no_grid_point(work, dp, shortages)
     chosen = min(values, key=lambda count: (values[count], count))
     grid = ", ".join(f"M={count}: {value:.6g}" for count, value in values.items())
     return layouts[chosen], f"Equation (7) over M in {{2, 4, 8, 16}} chose M={chosen}; its values in seconds: {grid}."
 
 
-def _no_grid_point(work: Workload, dp: int, tightest: MemoryShortage | None) -> InputError | RefusedError:
-    if tightest is not None:
+def _no_grid_point(work: Workload, dp: int, shortages: Sequence[MemoryShortage]) -> InputError | RefusedError:
+    if shortages:
+        tightest = min(shortages, key=lambda excess: excess.ratio)
         return RefusedError(
             f"the model cannot fit with M of 2, 4, 8 or 16: {describe_memory_shortage(tightest)}; use `--solver auto`, "
             "more or larger devices, or a smaller model"

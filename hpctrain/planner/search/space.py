@@ -1,158 +1,131 @@
-"""The queue of options of a search: degrees and micro-batch size first, then schedules, then memory options."""
+"""The space of a search: the options that one pool of devices has for one workload."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import MemoryOptions
-from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, ParallelDims
-from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import Workload
+from hpctrain.planner.devices.pool import DevicePool
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.layout.degrees import ParallelDims, enumerate_dims
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.partition import fit_layout, why_no_layout
+from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
+from hpctrain.planner.search.option_bounds import OptionBounds, can_shard
+from hpctrain.planner.search.pool_placements import PoolPlacements
 from hpctrain.planner.simulate.predict import Prediction
-from hpctrain.records.plan.plan import Recompute
-from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
-from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
-
-NEXT_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
+from hpctrain.records.plan.compression import Codec
+from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 
-class Candidate(NamedTuple):
-    """An option in the queue; `schedule_spec` is None until its degrees and micro-batch size are opened."""
+class WarmStart(NamedTuple):
+    """A plan to beat that is known before a search begins."""
 
-    priority_s: float
-    """The option with the smallest value is taken first."""
-    number: int
-    bound_s: float
-    """Seconds that no plan of this option beats."""
-    dims: ParallelDims
-    size: int
-    schedule_spec: ScheduleSpec | None
-    memory_options: MemoryOptions
+    space: SearchSpace
+    """The space with the plan's memory options."""
+    best: Prediction
+    reused_layouts: tuple[Layout, ...]
+    """Similar layouts that move little state, the least first."""
 
 
-class CandidateQueue:
-    """The options that are still to be evaluated.
+@dataclass(eq=False)
+class SearchSpace:
+    """The options of one pool of devices for one workload, with their bounds; caches what it works out."""
 
-    Args:
-        plain: the search with the memory options of the run file.
-    """
+    pool: DevicePool
+    cost: CostModel
+    limits: SearchLimits = DEFAULT_LIMITS
+    impossible: dict[ParallelDims, str] = field(default_factory=dict)
+    """Degrees that cannot run at all, with the reason."""
+    warm_start: WarmStart | None = None
+    """The plan to beat when the new plan replaces another."""
 
-    def __init__(self, plain: Search) -> None:
-        self.plain = plain
-        self.may_save_memory = False
-        """Whether ZeRO, sequence parallelism and recomputation may be chosen. By the cost model, sharding is sometimes
-        a little faster. No measurement has confirmed that, so speed alone is no reason for it."""
-        self.searches = {plain.work.memory_options: plain}
-        self.queue: list[Candidate] = []
-        self._numbers = itertools.count()
+    @property
+    def work(self) -> Workload:
+        return self.cost.work
 
-    def fill(self, candidate_dims: list[ParallelDims]) -> None:
-        """Put all degrees with all micro-batch sizes into the queue, without schedules."""
-        for dims, size in itertools.product(candidate_dims, self.plain.work.micro_batch_sizes()):
-            if self.plain.work.sequences // size >= dims[1]:
-                bound = min(
-                    self._work_s(memory_options, dims, size) for memory_options in self.first_memory_options(dims)
-                )
-                self._push(bound, dims, size, None, self.plain.work.memory_options)
+    @cached_property
+    def pool_placements(self) -> PoolPlacements:
+        return PoolPlacements(self.pool, self.cost, self.limits.max_compared_units)
 
-    def pop(self) -> Candidate:
-        """Remove and return the option with the smallest priority."""
-        return heapq.heappop(self.queue)
+    @cached_property
+    def bounds(self) -> OptionBounds:
+        return OptionBounds(self.cost, self.pool_placements, self.limits)
 
-    def open(self, candidate: Candidate, best: Prediction | None) -> None:
-        """Put the schedules of these degrees and this micro-batch size into the queue."""
-        for memory_options in self.first_memory_options(candidate.dims):
-            search = self.search(memory_options)
-            specs = search.work.schedule_specs(candidate.dims[0])
-            # Leaner memory options are derived from schedules that are too slow as well as from those that do not fit.
-            if not self.may_save_memory and not self._any_can_win(search, candidate, best):
-                specs = [schedule_spec for schedule_spec in specs if schedule_spec.name in V_SHAPED_SCHEDULES]
-            for schedule_spec in specs:
-                self._put(candidate, schedule_spec, memory_options)
+    def with_memory_options(self, memory_options: MemoryOptions) -> SearchSpace:
+        """The space of the same pool with other memory options."""
+        return self._with(replace(self.work, memory_options=memory_options))
 
-    def _any_can_win(self, search: Search, candidate: Candidate, best: Prediction | None) -> bool:
-        """False if only V-shaped schedules of these degrees and this micro-batch size could fit and beat the best."""
-        if not search.any_may_fit(candidate.dims, candidate.size):
-            return False
-        if best is None or len(self.plain.pool.devices) > EXHAUSTIVE_DEVICES:
-            return True
-        return search.any_feasible_within(candidate.dims, candidate.size, best.total)
+    def with_codec(self, codec: Codec) -> SearchSpace:
+        """The space of the same pool with another gradient codec."""
+        return self._with(replace(self.work, codec=codec))
 
-    def first_memory_options(self, dims: ParallelDims) -> Iterator[MemoryOptions]:
-        """The memory options to begin with; `push_leaner_options` adds more where these do not fit."""
-        work = self.plain.work
-        yield work.memory_options
-        if not self.may_save_memory:
-            return
-        _, dp, tp = dims
-        split = tp > 1 and work.spec.supports_sequence_parallel and work.seq_len % tp == 0
-        # Gradients are summed exactly within nodes, so sharding there works with every codec.
-        shard: Literal["all", "node"] = "all" if work.may_shard_gradients else "node"
-        if dp > 1:
-            yield MemoryOptions(zero=1, shard=shard)
-        if split:
-            yield MemoryOptions(sequence_parallel=True)
-        if split and dp > 1:
-            yield MemoryOptions(zero=1, shard=shard, sequence_parallel=True)
+    def _with(self, work: Workload) -> SearchSpace:
+        other = SearchSpace(self.pool, self.cost.with_work(work), self.limits)
+        other.pool_placements = self.pool_placements
+        return other
 
-    def push_leaner_options(self, candidate: Candidate) -> None:
-        """Queue the same option with more recomputation or a higher ZeRO level, because it does not fit."""
-        if not self.may_save_memory or candidate.schedule_spec is None:
-            return
-        memory_options = candidate.memory_options
-        more = []
-        if memory_options.recompute in NEXT_RECOMPUTE:
-            more.append(replace(memory_options, recompute=NEXT_RECOMPUTE[memory_options.recompute]))
-        if memory_options.recompute == "none" and memory_options.zero in (1, 2):
-            more.append(replace(memory_options, zero=2 if memory_options.zero == 1 else 3))
-        for other in more:
-            if candidate.schedule_spec in self.search(other).work.schedule_specs(candidate.dims[0]):
-                self._put(candidate, candidate.schedule_spec, other)
+    @cached_property
+    def candidate_dims(self) -> list[ParallelDims]:
+        """The degrees to try; those that cannot run are put into `impossible`."""
+        given = self.work.fixed
+        if given is None:
+            dims = enumerate_dims(len(self.pool.devices), self.work.spec, self.work.sequences)
+        else:
+            dims = [(given.pp, given.dp, given.tp)]
+        reasons = {candidate: self._why_impossible(candidate) for candidate in dims}
+        self.impossible.update((candidate, reason) for candidate, reason in reasons.items() if reason)
+        return [candidate for candidate in dims if not reasons[candidate]]
 
-    def _put(self, candidate: Candidate, schedule_spec: ScheduleSpec, memory_options: MemoryOptions) -> None:
-        search, (pp, dp, tp) = self.search(memory_options), candidate.dims
-        if self.plain.work.spec.layers < pp * schedule_spec.virtual_stages:
-            return
-        bound = max(
-            candidate.bound_s,
-            search.closed_form_bound.step_s(search.unit_counts(tp), pp, dp, schedule_spec, candidate.size),
-        )
-        self._push(bound, candidate.dims, candidate.size, schedule_spec, memory_options)
+    def options(self, candidate_dims: Sequence[ParallelDims], sizes: Sequence[int] | None = None) -> Iterator[Option]:
+        """All options with these degrees and micro-batch sizes; by default the sizes that divide the batch."""
+        for dims in candidate_dims:
+            for size in self.work.micro_batch_sizes() if sizes is None else sizes:
+                if self.work.sequences // size >= dims[1]:
+                    for schedule_spec in self.work.schedule_specs(dims[0]):
+                        yield Option(dims, schedule_spec, size)
 
-    def _work_s(self, memory_options: MemoryOptions, dims: ParallelDims, size: int) -> float:
-        search, (pp, dp, tp) = self.search(memory_options), dims
-        return search.closed_form_bound.work_s(search.unit_counts(tp), pp, dp, size)
+    def units(self, tp: int) -> list[TensorParallelGroup]:
+        """The tensor-parallel groups of that size."""
+        return self.pool_placements.units(tp)
 
-    def _push(
-        self,
-        bound_s: float,
-        dims: ParallelDims,
-        size: int,
-        schedule_spec: ScheduleSpec | None,
-        memory_options: MemoryOptions,
-    ) -> None:
-        priority_s = bound_s
-        if len(self.plain.pool.devices) <= EXHAUSTIVE_DEVICES:
-            priority_s *= 1 + _bubble(self.plain.work.sequences // size, dims, schedule_spec)
-        heapq.heappush(
-            self.queue, Candidate(priority_s, next(self._numbers), bound_s, dims, size, schedule_spec, memory_options)
-        )
+    def placements(self, dims: ParallelDims) -> list[Placement]:
+        """The likely placements of these degrees that can be sharded as asked."""
+        return [placement for placement in self.pool_placements.placements(dims) if self.can_shard(placement)]
 
-    def search(self, memory_options: MemoryOptions) -> Search:
-        """The search with these memory options, made once."""
-        if memory_options not in self.searches:
-            self.searches[memory_options] = self.plain.with_memory_options(memory_options)
-        return self.searches[memory_options]
+    def can_shard(self, placement: Placement) -> bool:
+        """Whether the placement has replicas to shard over, or no sharding is asked for."""
+        return can_shard(self.work, placement)
 
+    def why_no_layout(self, option: Option) -> str | None:
+        """Why the option has no layout, apart from memory; None if it has one."""
+        return why_no_layout(self.cost, option.pp, option.dp, option.schedule_spec, option.micro_batch)
 
-def _bubble(micro_batches: int, dims: ParallelDims, schedule_spec: ScheduleSpec | None) -> float:
-    """Bubble of a pipeline of equal stages, as a share of its work (Narayanan et al. 2021, section 2.2; Qi et al. 2024,
-    table 2). Without a schedule, the smallest that any schedule has."""
-    pp, dp, _ = dims
-    chunks = 2 if schedule_spec is None else schedule_spec.virtual_stages
-    cut = schedule_spec is None or schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
-    return (pp - 1) * dp / (micro_batches * chunks * (3 if cut else 1))
+    def fit_layout(self, placement: Placement, option: Option) -> Layout:
+        """The option's layout on this placement, with blocks and micro-batches distributed by speed."""
+        return fit_layout(self.cost, placement, option.schedule_spec, option.micro_batch)
+
+    def _why_impossible(self, dims: ParallelDims) -> str | None:
+        pp, dp, tp = dims
+        work, units = self.work, len(self.units(tp))
+        if reason := work.spec.tensor_parallel_error(tp) or work.spec.pipeline_error(pp):
+            return reason
+        if work.compiled and tp > 1:
+            return f"compile is true, and {WHY_NOT_COMPILED_TP}"
+        if pp > work.spec.layers:
+            return f"the model has {work.spec.layers} blocks, fewer than pp {pp}"
+        if work.memory_options.zero and dp == 1:
+            return f"zero {work.memory_options.zero} shards over replicas, dp 1 is one"
+        if dp > work.sequences:
+            return f"batch.global {work.sequences} is less than one sequence for each of dp {dp} replicas"
+        if pp * dp > units and tp == 1:
+            return f"{pp * dp} devices are needed, {units} are usable"
+        if pp * dp > units:
+            return f"pp × dp = {pp * dp} groups of {tp} equal devices are needed, there are {units}"
+        return None

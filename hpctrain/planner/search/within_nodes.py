@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.partition import fit_layout
 from hpctrain.planner.search.local_search import faster_of
-from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction
 
 
-def pack_within_nodes(search: Search, layout: Layout, best: Prediction) -> Prediction:
+def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> Prediction:
     """Return the fastest of `best` and the packed layouts with the same degrees, schedule and micro-batch size.
 
     Args:
-        layout: a layout of the search; its blocks and micro-batches stay where the kinds of devices stay.
+        layout: a layout of the space; its blocks and micro-batches stay where the kinds of devices stay.
     """
     if 1 in (layout.pp, layout.dp):
         return best
-    units = search.units(layout.tp)[0]
+    units = space.units(layout.tp)
     for placement in same_kinds(units, layout.placement):
-        if search.can_shard(placement):
-            best = faster_of(search.cost, best, replace(layout, placement=placement))
+        if space.can_shard(placement):
+            best = faster_of(space.cost, best, replace(layout, placement=placement))
     placement = stages_within_nodes(units, layout.pp, layout.dp)
-    if search.can_shard(placement):
-        best = faster_of(
-            search.cost, best, fit_layout(search.cost, placement, layout.schedule_spec, layout.micro_batch)
-        )
+    if space.can_shard(placement):
+        best = faster_of(space.cost, best, space.fit_layout(placement, Option.of(layout)))
     return best
 
 
@@ -43,9 +40,8 @@ def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> It
     kinds = list(dict.fromkeys(unit.group_spec for unit in units))
     classes = [[unit for unit in units if unit.group_spec == kind] for kind in kinds]
     rows = _placed(classes, [[kinds.index(unit.group_spec) for unit in row] for row in placement])
-    columns = _placed(
-        classes, [[kinds.index(unit.group_spec) for unit in column] for column in zip(*placement, strict=True)]
-    )
+    by_rank = zip(*placement, strict=True)
+    columns = _placed(classes, [[kinds.index(unit.group_spec) for unit in column] for column in by_rank])
     yield Placement(zip(*columns, strict=True))
     yield Placement(rows)
 
@@ -71,26 +67,26 @@ def groups_within_nodes(
     Returns:
         [set] -> its units, class by class.
     """
-    left: dict[str, list[list[TensorParallelGroup]]] = {}
+    unused: dict[str, list[list[TensorParallelGroup]]] = {}
     for number, units in enumerate(classes):
         for unit in units:
-            left.setdefault(unit.devices[0].node, [[] for _ in classes])[number].append(unit)
-    free = {node: sum(map(len, units)) for node, units in left.items()}
-    found: list[list[list[TensorParallelGroup]]] = [[[] for _ in classes] for _ in needs]
+            unused.setdefault(unit.devices[0].node, [[] for _ in classes])[number].append(unit)
+    free = {node: sum(map(len, units)) for node, units in unused.items()}
+    groups: list[list[list[TensorParallelGroup]]] = [[[] for _ in classes] for _ in needs]
 
     def has(node: str, need: Sequence[int]) -> int:
-        return sum(min(asked, len(units)) for asked, units in zip(need, left[node], strict=True))
+        return sum(min(asked, len(units)) for asked, units in zip(need, unused[node], strict=True))
 
     def take(node: str, group: int, need: list[int]) -> None:
-        for number, units in enumerate(left[node]):
-            taken, left[node][number] = units[: need[number]], units[need[number] :]
-            found[group][number] += taken
+        for number, units in enumerate(unused[node]):
+            taken, unused[node][number] = units[: need[number]], units[need[number] :]
+            groups[group][number] += taken
             need[number] -= len(taken)
             free[node] -= len(taken)
 
     split = []
     for group, asked in enumerate(needs):
-        whole = [node for node in left if has(node, asked) == sum(asked)]
+        whole = [node for node in unused if has(node, asked) == sum(asked)]
         if whole:
             take(min(whole, key=free.__getitem__), group, list(asked))
         else:
@@ -98,8 +94,8 @@ def groups_within_nodes(
     for group in split:
         need = list(needs[group])
         while any(need):
-            take(max(left, key=lambda node: (has(node, need), -free[node])), group, need)
-    return [[unit for units in group for unit in units] for group in found]
+            take(max(unused, key=lambda node: (has(node, need), -free[node])), group, need)
+    return [[unit for units in group for unit in units] for group in groups]
 
 
 def _placed(
@@ -110,10 +106,9 @@ def _placed(
     Args:
         kinds: [set][place] -> class.
     """
-    counts = [Counter(group) for group in kinds]
-    groups = groups_within_nodes(classes, [[count[number] for number in range(len(classes))] for count in counts])
+    needs = [[group.count(number) for number in range(len(classes))] for group in kinds]
     placed = []
-    for group, wanted in zip(groups, kinds, strict=True):
+    for group, wanted in zip(groups_within_nodes(classes, needs), kinds, strict=True):
         # A set lists its units class by class.
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
         by_place = dict(zip(order, group, strict=True))

@@ -98,10 +98,11 @@ def late_links():
 @pytest.fixture
 def plan(topology, run):
     """plan(topology fields, run fields) -> Plan."""
-    from hpctrain.planner import make_plan
+    from hpctrain.planner import PlanRequest, make_plan
 
     def make(made=None, solver="auto", **fields):
         asked = run(**fields)
-        return make_plan(asked, asked.spec(), made if made is not None else topology(), solver=solver)
+        nodes = made if made is not None else topology()
+        return make_plan(asked, asked.spec(), nodes, PlanRequest(solver=solver))
 
     return make

@@ -18,7 +18,7 @@ from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.search.codec_choice import MIN_GAIN, candidate_codecs
-from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.codec import BUCKET_BYTES
 from hpctrain.records.plan.compression import Bf16, NoCompression, PowerSgd, Quantized, TopK
@@ -199,7 +199,7 @@ def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
     wanted = run(compression={"mode": "topk"}, **asked)
     work, _ = workload_of(wanted, wanted.spec())
     pool = make_device_pool(wanted, topology((1, 1), devices=2))
-    search = Search(work, pool, CostModel(work, pool.links))
+    search = SearchSpace(pool, CostModel(work, pool.links))
     placement = Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1))
     assert not search.with_memory_options(MemoryOptions(zero=1)).can_shard(placement)
     assert search.with_memory_options(MemoryOptions(zero=1, shard="node")).can_shard(placement)

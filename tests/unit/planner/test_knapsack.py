@@ -8,14 +8,14 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.partition import why_no_layout
-from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
 
 SAVINGS = (
@@ -30,7 +30,7 @@ SAVINGS = (
 def search_of(run, topology, memory_options=SAVINGS[0]):
     work, pool = workload_of(run, run.spec())[0], make_device_pool(run, topology)
     work = replace(work, memory_options=memory_options, framework=pool.framework)
-    return Search(work, pool, CostModel(work, pool.links, pool.constants))
+    return SearchSpace(pool, CostModel(work, pool.links, pool.constants))
 
 
 def parts_of(rng, total, parts, least):
@@ -45,10 +45,10 @@ def parts_of(rng, total, parts, least):
 
 def random_layout(search, rng):
     """Some devices in some order with some cut, share of the batch, micro-batch and schedule."""
-    pp, dp, tp = rng.choice(search.candidate_dims())
+    pp, dp, tp = rng.choice(search.candidate_dims)
     size, schedule_spec = rng.choice(search.work.micro_batch_sizes()), rng.choice(search.work.schedule_specs(pp))
-    units, stages = search.units(tp)[0], pp * schedule_spec.virtual_stages
-    if (search.work.memory_options.zero and dp == 1) or why_no_layout(search.cost, pp, dp, schedule_spec, size):
+    units, stages = search.units(tp), pp * schedule_spec.virtual_stages
+    if (search.work.memory_options.zero and dp == 1) or search.why_no_layout(Option((pp, dp, tp), schedule_spec, size)):
         return None
     middle = parts_of(rng, search.work.spec.layers, stages, 1)
     if middle is None:
@@ -82,11 +82,9 @@ def test_no_layout_ends_before_the_bound(topology, run, speeds, devices, link, m
         if layout is None or layout.memory_shortage(search.cost.memory):
             continue
         took = predict(search.cost, layout, whole=True).total
-        pp, dp, tp = layout.dims
-        assert search.closed_form_bound.step_s(
-            search.unit_counts(tp), pp, dp, layout.schedule_spec, layout.micro_batch
-        ) <= took * (1 + 1e-9)
-        knapsack_bound = search.knapsack_bound(layout.dims, layout.schedule_spec, layout.micro_batch)
+        option = Option.of(layout)
+        assert search.bounds.step_s(option) <= took * (1 + 1e-9)
+        knapsack_bound = search.bounds.knapsack(option)
         assert knapsack_bound.may_finish_within(took * (1 + 1e-9))
         if number < 3:
             assert knapsack_bound.bracket(0.0, 2 * took)[0] <= took * (1 + 1e-9)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.planner import make_plan
+from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.search.objective import GoodputConstraint, Objective, p95_step_s
 from hpctrain.planner.simulate.jitter import LinkJitter
 
 
 def planned(run, topology, **objective):
-    return make_plan(run, run.spec(), topology, objective=Objective(**objective))
+    return make_plan(run, run.spec(), topology, PlanRequest(objective=Objective(**objective)))
 
 
 def robust(run, plan, topology):

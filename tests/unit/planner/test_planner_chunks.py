@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hpctrain.planner import make_plan
+from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.cost.live_activations import live_micro_batches
 from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, SCHEDULE_SPECS
 from hpctrain.schedule.generate import why_no_schedule
@@ -39,5 +39,6 @@ def test_stages_of_a_rank_hold_unlike_numbers_of_blocks_where_that_is_faster(top
     first, second, third, fourth = (stage.layers[1] - stage.layers[0] for stage in made.stages)
     assert abs(first - third) > 1 or abs(second - fourth) > 1
     # With equal stages it is 8 %.
-    best = make_plan(asked, asked.spec(), topology([1.0, 0.5]), solver="exact").predicted.step_time_s["total"]
+    exact = make_plan(asked, asked.spec(), topology([1.0, 0.5]), PlanRequest(solver="exact"))
+    best = exact.predicted.step_time_s["total"]
     assert made.predicted.step_time_s["total"] == pytest.approx(best, rel=0.04)

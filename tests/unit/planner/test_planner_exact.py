@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner import make_plan
+from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
@@ -76,7 +76,7 @@ def fastest_of(run, topology, kinds):
 def test_exact_is_the_best_of_every_plan_and_auto_is_near(topology, run, speeds, link):
     asked, made = run(rows=4, dims=SMALL), topology(speeds, default=link)
     best = fastest_of_all(asked, made)
-    exact = make_plan(asked, asked.spec(), made, solver="exact")
+    exact = make_plan(asked, asked.spec(), made, PlanRequest(solver="exact"))
     assert exact.predicted.step_time_s["total"] == pytest.approx(best)
     assert exact.predicted.bound_s == pytest.approx(best)
     auto = make_plan(asked, asked.spec(), made).predicted

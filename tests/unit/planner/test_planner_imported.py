@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner import make_plan
+from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.cost.memory import HEAP_RETAINED_COPIES, MemoryModel, RankRole
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
@@ -79,7 +79,7 @@ def test_a_degree_that_was_not_seen_to_be_right_is_declined_with_the_reason() ->
 @pytest.mark.parametrize("solver", ["auto", "paper"])
 def test_a_shared_weight_keeps_the_model_in_one_stage(solver: str) -> None:
     tied = SPEC.model_copy(update={"tied": True})
-    plan = make_plan(run(), tied, topology(2), solver=solver)  # type: ignore[arg-type]
+    plan = make_plan(run(), tied, topology(2), PlanRequest(solver=solver))  # type: ignore[arg-type]
     assert len(plan.stages) == 1
     for fixed in ({"pp": 2}, {"pp": 1, "schedule": "zbv"}):  # a V has two stages on one rank
         with pytest.raises(InputError, match="share a weight, which cannot lie in two stages"):

@@ -14,8 +14,9 @@ from hpctrain.planner.cost.workload import ScheduleSpec, workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.layout.partition import fit_layout
 from hpctrain.planner.layout.placement import rank_permutations
+from hpctrain.planner.search.evaluate import best_of
 from hpctrain.planner.search.local_search import refine
-from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import lower_bound, predict
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
@@ -91,9 +92,9 @@ def test_no_order_of_devices_beats_the_chosen_one(topology, run):
     asked = run(parallel={"mode": "fixed", "pp": 3, "schedule": "1f1b", "micro_batch": 2})
     made = topology((1.0, 0.6, 0.3), links={(0, 1): (2e-3, 1e-8), (1, 2): (1e-4, 1e-9), (0, 2): (4e-3, 1e-8)})
     (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)
-    search = Search(work, pool, CostModel(work, pool.links))
+    search = SearchSpace(pool, CostModel(work, pool.links))
     totals = []
-    for placement in search._placements((3, 1, 1)):
+    for placement in search.placements((3, 1, 1)):
         layout = fit_layout(search.cost, placement, ScheduleSpec("1f1b"), 2)
         prediction = predict(search.cost, layout)
         assert lower_bound(search.cost, layout) <= prediction.total * (1 + 1e-9)
@@ -109,9 +110,9 @@ def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(ru
     fixed = {"mode": "fixed", "pp": 2, "dp": 16, "schedule": "interleaved_zero_bubble", "micro_batch": 16}
     asked = run(rows=512, seq_len=512, precision="fp16", dims=dims, parallel=fixed)
     (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)
-    search = Search(work, pool, CostModel(work, pool.links))
-    best = search.best(search.candidate_dims(), [16])
-    refined = refine(search.cost, best, search.can_shard)
+    search = SearchSpace(pool, CostModel(work, pool.links))
+    best = best_of(search, search.options(search.candidate_dims, [16]))
+    refined = refine(search, best)
     assert refined.total < best.total
     for placement in rank_permutations(refined.layout.placement):
         other = predict(search.cost, fit_layout(search.cost, placement, ScheduleSpec("interleaved_zero_bubble"), 16))

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.bench.planner.cases import SearchCase, scene_of_case
-from hpctrain.planner import make_plan
+from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
 from hpctrain.planner.search.state_moves import moves_between
@@ -109,10 +109,10 @@ def test_a_way_of_summing_that_does_not_fit_any_more_does_not_end_the_run(topolo
     """On many devices the search goes by the way of summing of the plan that is replaced."""
     parallel = {"mode": "fixed", "pp": 1, "dp": 66, "schedule": "1f1b"}
     asked = run(rows=66, steps=10_000, parallel=parallel, compression={"mode": "auto", "lossy": True})
-    roomy = make_plan(asked, asked.spec(), topology([1.0] * 68), neighbours=False)
+    roomy = make_plan(asked, asked.spec(), topology([1.0] * 68), PlanRequest(neighbours=False))
     assert roomy.predicted is not None
     low_rank = run(rows=66, steps=10_000, parallel=parallel, compression={"mode": "power_sgd", "warmup_steps": 100})
-    before = make_plan(low_rank, asked.spec(), topology([1.0] * 68), neighbours=False)
+    before = make_plan(low_rank, asked.spec(), topology([1.0] * 68), PlanRequest(neighbours=False))
     assert after_loss(asked, topology([1.0] * 67), before) == before.ranks
     room = min(max(plan.predicted.memory_bytes.values()) for plan in (roomy, before))
     left = topology([1.0] * 67, memory=1.001 * room / 0.9)
@@ -125,13 +125,13 @@ def test_messages_are_chosen_for_the_stages_that_are_left():
     """What is left of the old plan has another number of stages than the fastest plan that is found."""
     run, whole = scene_of_case(SearchCase("unlike", 16, "7B"))
     asked = run.model_copy(update={"compression": AutoCompression(mode="auto")})
-    before = make_plan(asked, asked.spec(), whole, neighbours=False)
-    after = make_plan(asked, asked.spec(), whole.only(["node0"]), previous=before, neighbours=False)
+    before = make_plan(asked, asked.spec(), whole, PlanRequest(neighbours=False))
+    after = make_plan(asked, asked.spec(), whole.only(["node0"]), PlanRequest(neighbours=False), previous=before)
     assert len(after.nodes) == 1
 
 
 def after_loss(asked, left, before):
-    return make_plan(asked, asked.spec(), left, previous=before, neighbours=False).ranks
+    return make_plan(asked, asked.spec(), left, PlanRequest(neighbours=False), previous=before).ranks
 
 
 def test_a_plan_of_another_model_is_not_replaced(topology, run):

@@ -1,0 +1,93 @@
+"""The bounds of a search's options: what an option could take at the least, and whether its layouts fit."""
+
+from __future__ import annotations
+
+from hpctrain.planner.bounds.closed_form import ClosedFormBound
+from hpctrain.planner.bounds.knapsack import KnapsackBound
+from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
+from hpctrain.planner.bounds.option import Option
+from hpctrain.planner.cost.memory_options import shard_group_size
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, ScheduleSpec, Workload
+from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.planner.layout.column_placement import placements_of_mixtures
+from hpctrain.planner.layout.degrees import ParallelDims
+from hpctrain.planner.limits import SearchLimits
+from hpctrain.planner.search.pool_placements import PoolPlacements
+
+
+def can_shard(work: Workload, placement: Placement) -> bool:
+    """Whether the placement has replicas to shard over, or no sharding is asked for."""
+    if work.memory_options.zero == 0:
+        return True
+    shards = shard_group_size(placement, work.memory_options)
+    # With degrees given by hand, `check_runnable` refuses a codec that cannot be sharded, and says why.
+    return shards > 1 and (shards < len(placement) or work.fixed is not None or work.may_shard_gradients)
+
+
+class OptionBounds:
+    """Bounds for one pool of devices and one workload, cached."""
+
+    def __init__(self, cost: CostModel, pool_placements: PoolPlacements, limits: SearchLimits) -> None:
+        self.cost, self.pool_placements, self.limits = cost, pool_placements, limits
+        self._closed_form = ClosedFormBound(cost)
+        self._memory = MemoryFeasibility(cost)
+        self._knapsacks: dict[Option, KnapsackBound] = {}
+
+    def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
+        """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
+        return self._closed_form.work_s(self.pool_placements.counts(dims[2]), dims, micro_batch)
+
+    def step_s(self, option: Option) -> float:
+        """Seconds of a step that no layout of the option beats, in closed form."""
+        return self._closed_form.step_s(self.pool_placements.counts(option.tp), option)
+
+    def knapsack(self, option: Option) -> KnapsackBound:
+        """The cached knapsack bound of an option."""
+        if option not in self._knapsacks:
+            self._knapsacks[option] = self._knapsack(option)
+        return self._knapsacks[option]
+
+    def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
+        """Placements that may finish within `limit_s` seconds by the knapsack bound."""
+        mixtures = knapsack_bound.mixtures_by(limit_s)
+        if mixtures is None:
+            return []
+        units = self.pool_placements.units(knapsack_bound.tp)
+        classes = [[unit for unit in units if self.cost.kind(unit) in c.kinds] for c in knapsack_bound.classes]
+        return [made for made in placements_of_mixtures(classes, mixtures) if can_shard(self.cost.work, made)]
+
+    def can_hold(self, option: Option, shards: int) -> bool:
+        """Whether devices have room for the model if so many replicas share a state."""
+        return self._memory.can_hold(self.pool_placements.counts(option.tp), option, shards)
+
+    def may_fit(self, option: Option) -> bool:
+        """False if no placement of the option has room for the model."""
+        return self.can_hold(option, self._most_shards(option.dims))
+
+    def is_too_large(self, option: Option) -> bool:
+        """Whether `may_fit` is already known to be False."""
+        return self._memory.is_too_large(option, self._most_shards(option.dims))
+
+    def any_may_fit(self, dims: ParallelDims, micro_batch: int) -> bool:
+        """False if only V-shaped schedules could have room for the model, judged by `FEWEST_ACTIVATIONS`."""
+        memory_options = self.cost.work.memory_options
+        if memory_options.zero or memory_options.recompute != "none":
+            return True  # with several stages a rank, less is gathered or recomputed at once
+        return self.may_fit(Option(dims, FEWEST_ACTIVATIONS, micro_batch))
+
+    def any_feasible_within(self, dims: ParallelDims, micro_batch: int, limit_s: float) -> bool:
+        """False if only V-shaped schedules could finish within `limit_s` seconds, even with unlimited memory."""
+        return self._knapsack(Option(dims, ScheduleSpec("1f1b"), micro_batch), waits=False).feasible_within(limit_s)
+
+    def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:
+        counts, shards = self.pool_placements.counts(option.tp), self._most_shards(option.dims)
+        return KnapsackBound(self.cost, counts, option, shards, waits, self.limits)
+
+    def _most_shards(self, dims: ParallelDims) -> int:
+        """The largest number of replicas that share one state."""
+        work = self.cost.work
+        if work.memory_options.zero and work.memory_options.shard == "node":
+            possible = (p for p in self.pool_placements.placements(dims) if can_shard(work, p))
+            return max((shard_group_size(placement, work.memory_options) for placement in possible), default=1)
+        return dims[1] if work.memory_options.zero else 1
