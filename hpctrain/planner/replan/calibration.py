@@ -6,13 +6,14 @@ that these do not separate share a factor or stay unknown, and the profile says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory import PROCESS_BYTES
 from hpctrain.planner.layout.from_plan import CostedLayout, layout_of_plan
-from hpctrain.planner.simulate.predict import predict
+from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
@@ -49,15 +50,36 @@ def fit_profile(
     """
     timed = [row for row in rows[WARMUP_STEPS:] if not row.skipped][-WINDOW:]
     if len(timed) < MIN_STEPS:
-        found = f"found {len(rows)} steps of generation {rows[0].generation}" if rows else "found no step"
-        raise InputError(f"{source}: metrics.jsonl: {found}; a profile needs at least {WARMUP_STEPS + MIN_STEPS}")
+        count = f"found {len(rows)} steps of generation {rows[0].generation}" if rows else "found no step"
+        raise InputError(f"{source}: metrics.jsonl: {count}; a profile needs at least {WARMUP_STEPS + MIN_STEPS}")
     _check(plan, run, timed, source)
-    bare = plan.model_copy(update={"profile": None})
+    fit = _Fit(plan, run, spec, topology, timed)
     profile = CalibrationProfile(source=source, generations=[timed[0].generation], steps=len(timed))
-    profile = _with_memory(profile, layout_of_plan(run, spec, bare, topology), rows)
-    for fit in (_with_compute, _with_tensor_parallel, _with_rest):
-        profile = fit(profile, bare, run, spec, topology, timed)
+    profile = _with_memory(profile, fit.scene(None), rows)
+    for with_factors in (_with_compute, _with_tensor_parallel, _with_rest):
+        profile = with_factors(profile, fit)
     return profile
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The steps that factors are fitted to, and what ran them."""
+
+    plan: Plan
+    run: Run
+    spec: Spec
+    topology: Topology
+    timed: Sequence[MetricRow]
+
+    def scene(self, profile: CalibrationProfile | None, **factors: float) -> CostedLayout:
+        """The plan's layout with a cost model by this profile, some factors of which are replaced."""
+        if profile is not None:
+            profile = profile.model_copy(update=factors)
+        return layout_of_plan(self.run, self.spec, self.plan.model_copy(update={"profile": profile}), self.topology)
+
+    def measured_s(self) -> list[float]:
+        """Median seconds of each stage's passes in a step."""
+        return [median(times) for times in zip(*(row.stage_time_s for row in self.timed), strict=True)]
 
 
 def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
@@ -68,26 +90,31 @@ def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile
     """
     if len(profiles) == 1:
         return profiles[0]
-    types = dict.fromkeys(name for each in profiles for name in each.compute)
-    kinds = dict.fromkeys(name for each in profiles for name in each.process_bytes)
     alone: dict[str, float | None] = {}
     for name in ("tensor_parallel", "communication", "update"):
-        values = [value for each in profiles if (value := getattr(each, name)) is not None]
+        values = [value for profile in profiles if (value := getattr(profile, name)) is not None]
         alone[name] = median(values) if values else None
-    compute = {name: median(each.compute[name] for each in profiles if name in each.compute) for name in types}
-    memory = {name: max(each.process_bytes[name] for each in profiles if name in each.process_bytes) for name in kinds}
+    compute = {name: median(values) for name, values in _by_name([profile.compute for profile in profiles]).items()}
+    memory = {name: max(values) for name, values in _by_name([profile.process_bytes for profile in profiles]).items()}
     known: dict[str, object] = alone | {"compute": compute or None, "process_bytes": memory or None}
     return CalibrationProfile(
-        source=", ".join(dict.fromkeys(each.source for each in profiles)),
-        generations=[number for each in profiles for number in each.generations],
-        steps=sum(each.steps for each in profiles),
+        source=", ".join(dict.fromkeys(profile.source for profile in profiles)),
+        generations=[number for profile in profiles for number in profile.generations],
+        steps=sum(profile.steps for profile in profiles),
         compute=compute,
         process_bytes=memory,
         tensor_parallel=alone["tensor_parallel"],
         communication=alone["communication"],
         update=alone["update"],
-        remarks={name: text for each in profiles for name, text in each.remarks.items() if known[name] is None},
+        remarks={name: text for profile in profiles for name, text in profile.remarks.items() if known[name] is None},
     )
+
+
+def _by_name(factors: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    by_name: dict[str, list[float]] = {}
+    for name, value in (item for values in factors for item in values.items()):
+        by_name.setdefault(name, []).append(value)
+    return by_name
 
 
 def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> None:
@@ -105,16 +132,14 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
             )
 
 
-def _with_compute(
-    profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
-) -> CalibrationProfile:
+def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
     """Add a factor for each device type: the median ratio of measured to predicted time over its stages."""
-    if plan.tp > 1 or plan.zero >= 2:
-        what = "sharded tensors" if plan.tp > 1 else "ZeRO's messages"
+    if fit.plan.tp > 1 or fit.plan.zero >= 2:
+        what = "sharded tensors" if fit.plan.tp > 1 else "ZeRO's messages"
         return _remarked(profile, compute=f"a stage's time holds {what} too")
-    scene = layout_of_plan(run, spec, plan, topology)
+    scene = fit.scene(None)
     ratios: dict[str, list[float]] = {}
-    for stage, (took, expected) in enumerate(zip(_measured(timed), _predicted(scene), strict=True)):
+    for stage, (took, expected) in enumerate(zip(fit.measured_s(), _predicted(scene), strict=True)):
         kinds = {scene.layout.unit(replica, stage).devices[0].type for replica in range(scene.layout.dp)}
         if len(kinds) == 1 and took > 0:
             ratios.setdefault(kinds.pop(), []).append(took / expected)
@@ -128,52 +153,42 @@ def _with_compute(
     return profile.model_copy(update={"compute": factors, "remarks": remarks})
 
 
-def _with_tensor_parallel(
-    profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
-) -> CalibrationProfile:
+def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
     """Add the factor of tensor-parallel dispatch: what stages took beyond predicted computation and messages."""
-    if plan.tp == 1:
+    if fit.plan.tp == 1:
         return _remarked(profile, tensor_parallel="no matrix was shared by several devices")
-    if plan.zero >= 2:
+    if fit.plan.zero >= 2:
         return _remarked(profile, tensor_parallel="a stage's time holds ZeRO's messages too")
 
-    def predicted(factor: float) -> float:
-        changed = plan.model_copy(update={"profile": profile.model_copy(update={"tensor_parallel": factor})})
-        return sum(_predicted(layout_of_plan(run, spec, changed, topology)))
-
     # If the host runs ahead, the time is not linear in the factor, but it never falls as the factor grows.
-    factor, remark = _solve(predicted, sum(_measured(timed)))
+    factor, remark = _solve(
+        lambda factor: sum(_predicted(fit.scene(profile, tensor_parallel=factor))), sum(fit.measured_s())
+    )
     profile = profile.model_copy(update={"tensor_parallel": factor})
     return _remarked(profile, tensor_parallel=remark) if remark else profile
 
 
-def _with_rest(
-    profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
-) -> CalibrationProfile:
+def _with_rest(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
     """Add one factor for communication and update, fitted to the whole step, because neither is timed separately.
 
     A term that takes too little of the step, or is compressed, stays unknown.
     """
 
-    def scene(factor: float, names: Sequence[str]) -> CostedLayout:
-        factors = profile.model_copy(update=dict.fromkeys(names, factor))
-        return layout_of_plan(run, spec, plan.model_copy(update={"profile": factors}), topology)
+    def prediction(**factors: float) -> Prediction:
+        scene = fit.scene(profile, **factors)
+        return predict(scene.cost, scene.layout, whole=True)
 
-    def total(factor: float) -> float:
-        found = scene(factor, names)
-        return predict(found.cost, found.layout, whole=True).total
-
-    now = scene(1.0, ())
-    terms = predict(now.cost, now.layout, whole=True).terms
+    terms = prediction().terms
     parts = {"communication": terms["pipeline_send"] + terms["data_parallel"], "update": terms["optimizer"]}
-    if plan.dp > 1 and not plan.compression[0].exact:
+    if fit.plan.dp > 1 and not fit.plan.compression[0].exact:
         return _remarked(profile, communication="sums were compressed", update="sums were compressed")
     names = [name for name, seconds in parts.items() if seconds > MIN_TERM_SHARE * sum(parts.values())]
     for name in parts.keys() - set(names):
         profile = _remarked(profile, **{name: "it took too little of these steps"})
     if sum(parts.values()) < MIN_TERM_SHARE / 2 * terms["total"]:
         return _remarked(profile, **dict.fromkeys(names, "it took too little of these steps"))
-    factor, remark = _solve(total, median(row.step_time_s for row in timed))
+    measured_s = median(row.step_time_s for row in fit.timed)
+    factor, remark = _solve(lambda factor: prediction(**dict.fromkeys(names, factor)).total, measured_s)
     profile = profile.model_copy(update=dict.fromkeys(names, factor))
     if len(names) > 1:
         remark = "; ".join(filter(None, ["one factor for communication and update", remark]))
@@ -191,11 +206,6 @@ def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequenc
         return _remarked(profile, process_bytes="the memory of workers before they built the model is not in the rows")
     base, tensors = max(bases), max(scene.layout.memory(scene.cost.memory).values()) - PROCESS_BYTES[kind]
     return profile.model_copy(update={"process_bytes": {kind: max(base, max(peaks) - tensors)}})
-
-
-def _measured(timed: Sequence[MetricRow]) -> list[float]:
-    """Median seconds of each stage's passes in a step."""
-    return [median(times) for times in zip(*(row.stage_time_s for row in timed), strict=True)]
 
 
 def _predicted(scene: CostedLayout) -> list[float]:
@@ -228,8 +238,8 @@ def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float,
 
 
 def _limited(factor: float) -> tuple[float, str]:
-    kept = min(max(factor, LEAST_FACTOR), LARGEST_FACTOR)
-    return kept, "" if kept == factor else f"limited to {kept:g}: measured {factor:.3g}"
+    limited = min(max(factor, LEAST_FACTOR), LARGEST_FACTOR)
+    return limited, "" if limited == factor else f"limited to {limited:g}: measured {factor:.3g}"
 
 
 def _remarked(profile: CalibrationProfile, **remarks: str) -> CalibrationProfile:

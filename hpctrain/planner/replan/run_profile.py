@@ -40,23 +40,23 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> CalibrationProfile:
     for line in read_jsonl(folder / "metrics.jsonl"):
         if isinstance(line, dict) and isinstance(number := line.get("generation"), int):
             by_generation.setdefault(number, []).append(line)
-    found: list[CalibrationProfile] = []
+    profiles: list[CalibrationProfile] = []
     reasons: list[str] = []
     for file in sorted((folder / "generations").glob("gen-*.json"), reverse=True):
         record = Generation.read(file, owned=True)
-        own = by_generation.get(record.number, [])
-        if len(own) < MIN_GENERATION_STEPS:
+        lines = by_generation.get(record.number, [])
+        if len(lines) < MIN_GENERATION_STEPS:
             reasons.append(
-                f"generation {record.number} made {len(own)} steps, at least {MIN_GENERATION_STEPS} are needed"
+                f"generation {record.number} made {len(lines)} steps, at least {MIN_GENERATION_STEPS} are needed"
             )
-        elif len(found) < MAX_GENERATIONS:
+        elif len(profiles) < MAX_GENERATIONS:
             try:
-                found.append(_profile_of_generation(folder, record, run, spec, topology, own))
+                profiles.append(_profile_of_generation(folder, record, run, spec, topology, lines))
             except HpctrainError as error:
                 reasons.append(f"generation {record.number}: {error}")
-    if not found:
+    if not profiles:
         raise InputError(f"{folder}: no profile can be made of it: {'; '.join(reasons[:3]) or 'it never trained'}")
-    return merge_profiles(found[::-1])
+    return merge_profiles(profiles[::-1])
 
 
 def _profile_of_generation(

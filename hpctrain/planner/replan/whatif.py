@@ -57,14 +57,14 @@ def plan_without(
     Raises:
         RefusedError: too few nodes are left, or the model does not fit on them.
     """
-    left = [node.id for node in topology.nodes if node.id not in lost]
-    if len(left) < run.recovery.min_nodes:
+    remaining = [node.id for node in topology.nodes if node.id not in lost]
+    if len(remaining) < run.recovery.min_nodes:
         raise RefusedError(
-            f"--lose: {len(left)} nodes would be left, recovery.min_nodes is {run.recovery.min_nodes}: the run would "
-            "stop and be requeued"
+            f"--lose: {len(remaining)} nodes would be left, recovery.min_nodes is {run.recovery.min_nodes}: the run "
+            "would stop and be requeued"
         )
     profile = previous.profile if previous is not None else None
-    return replan(run, spec, topology.only(left), len(lost), previous, profile)
+    return replan(run, spec, topology.only(remaining), len(lost), previous, profile)
 
 
 def _check(topology: Topology, changes: TopologyChanges) -> None:
@@ -120,7 +120,7 @@ def _slowed(topology: Topology, node: Node, factor: float) -> Node:
 def _with_link(topology: Topology, fabric: Fabric, a: str, b: str, factor: float) -> Fabric:
     costs = LinkCost(topology)
     try:
-        ways = [costs.between(f"{one}:", f"{other}:") for one, other in ((a, b), (b, a))]
+        costs_by_direction = [costs.between(f"{one}:", f"{other}:") for one, other in ((a, b), (b, a))]
     except KeyError:
         raise InputError(f"--link {a}:{b}: the topology has no figures of it; run `hpctrain probe` again") from None
     known = {(link.a, link.b): link.ab for link in fabric.links} | {(link.b, link.a): link.ba for link in fabric.links}
@@ -131,7 +131,7 @@ def _with_link(topology: Topology, fabric: Fabric, a: str, b: str, factor: float
             beta_s_per_byte=beta / factor,
             inferred=True,
         )
-        for ends, (alpha, beta) in zip(((a, b), (b, a)), ways, strict=True)
+        for ends, (alpha, beta) in zip(((a, b), (b, a)), costs_by_direction, strict=True)
     )
     others = [link for link in fabric.links if {link.a, link.b} != {a, b}]
     return fabric.model_copy(update={"links": [*others, Link(a=a, b=b, ab=ab, ba=ba)]})
