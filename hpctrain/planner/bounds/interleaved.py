@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import FloatArray, IntArray
-from hpctrain.planner.bounds.unit_class import UnitClass
+from hpctrain.planner.bounds.unit_counts import UnitClass
 
 REFERENCE_SPLIT = (1 / 3, 2 / 3)
 """Shares of forward and backward that the weights of bounds are tuned for; the bounds hold with any weights."""

@@ -10,8 +10,7 @@ import numpy as np
 from hpctrain.planner.bounds.arrays import FloatArray
 from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.pipeline_passes import PipelinePasses
-from hpctrain.planner.bounds.unit_class import UnitClass, unit_classes
-from hpctrain.planner.bounds.unit_counts import UnitCounts, counts_all_reduce
+from hpctrain.planner.bounds.unit_counts import UnitClass, UnitCounts, counts_all_reduce, unit_classes
 from hpctrain.planner.cost.all_reduce import flat_copy_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec

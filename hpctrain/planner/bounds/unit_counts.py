@@ -1,20 +1,30 @@
-"""The tensor-parallel groups of one size, counted by kind: bounds then take as long for ten thousand as for ten."""
+"""The tensor-parallel groups ("units") of one size, counted by kind and merged into classes.
+
+Bounds then take as long for ten thousand units as for ten.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from operator import sub
+from typing import NamedTuple
 
-from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import Workload
+import numpy as np
+
+from hpctrain.planner.bounds.arrays import FloatArray
+from hpctrain.planner.bounds.option import Option
+from hpctrain.planner.cost.model import CostModel, UnitKind
+from hpctrain.planner.cost.workload import STAGE_ENDS, ModelPart, Workload
+from hpctrain.planner.devices.constants import ForwardBackward
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.records.plan.compression import NoCompression
 
 
 class UnitCounts:
-    """The tensor-parallel groups ("units") of one size, counted by kind, with the least figures of their links."""
+    """The tensor-parallel groups of one size, counted by kind, with the least figures of their links."""
 
     def __init__(self, cost: CostModel, units: Sequence[TensorParallelGroup]) -> None:
         counts = Counter(cost.kind(unit) for unit in units)
@@ -52,3 +62,79 @@ def counts_all_reduce(work: Workload, dp: int) -> bool:
     """Whether bounds count the all-reduce: not with a codec, which may send less, nor with sharding within nodes."""
     sharded_in_nodes = work.memory_options.zero and work.memory_options.shard == "node"
     return dp > 1 and isinstance(work.codec, NoCompression) and not sharded_in_nodes
+
+
+class UnitClass(NamedTuple):
+    """The least seconds of any unit of a class for one micro-batch, and the most memory."""
+
+    kinds: frozenset[UnitKind]
+    number: int
+    """Units of the class."""
+    kind: str
+    memory_bytes: float
+    block: ForwardBackward
+    """Forward and backward, with what tensor parallelism adds."""
+    embedding: ForwardBackward
+    head: ForwardBackward
+    split: float
+    """What splitting a block's backward adds."""
+    action: float
+    """Cost of starting an action."""
+    once: float
+    """Cost of a step, however little is computed."""
+    copy: float
+    """Gathering one number of a gradient into a bucket, and copying its sum back."""
+    updates: tuple[float, ...]
+    """The optimizer for a block, and for a stage without blocks that holds no end, the embedding, or the head."""
+
+    def update(self, blocks: FloatArray, first: bool, last: bool) -> FloatArray:
+        """Seconds of the optimizer on a pipeline rank, for each number of blocks."""
+        block, nothing, embedding, head = self.updates
+        return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)
+
+
+def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shards: int, most: int) -> list[UnitClass]:
+    """At most `most` classes, the fastest first; separated where the next kind is slower by the largest factors."""
+    kinds = sorted(
+        (_class(cost, unit, number, option.micro_batch, shards) for unit, number in unit_counts.kinds),
+        key=lambda kind: sum(kind.block),
+    )
+    steps = [sum(b.block) / sum(a.block) for a, b in pairwise(kinds)]
+    cuts = sorted(sorted(range(len(steps)), key=lambda at: -steps[at])[: most - 1])
+    edges = [0, *(at + 1 for at in cuts), len(kinds)]
+    return [_merged(kinds[start:end]) for start, end in pairwise(edges)]
+
+
+def _class(cost: CostModel, unit: TensorParallelGroup, number: int, micro_batch: int, shards: int) -> UnitClass:
+    parts, constants = cost.module_times(unit, micro_batch), cost.constants[unit.kind]
+    without_blocks, with_block = (
+        [cost.optimizer_s(unit, ModelPart(blocks, *ends), micro_batch, shards) for ends in STAGE_ENDS]
+        for blocks in (0, 1)
+    )
+    return UnitClass(
+        frozenset([cost.kind(unit)]),
+        number,
+        unit.kind,
+        unit.memory_bytes,
+        (parts.block[0] + parts.block_tp[0], parts.block[1] + parts.block_tp[1]),
+        parts.embedding,
+        parts.head,
+        parts.block_split,
+        constants.action_ops * unit.launch_s,
+        cost.step_overhead_s(unit),
+        constants.reducer_bytes / unit.bytes_per_s,
+        (min(map(sub, with_block, without_blocks)), *without_blocks),
+    )
+
+
+def _merged(kinds: Sequence[UnitClass]) -> UnitClass:
+    if len(kinds) == 1:
+        return kinds[0]
+    seconds = zip(*(kind[4:] for kind in kinds), strict=True)  # all fields but the first four
+    return UnitClass(
+        frozenset().union(*(kind.kinds for kind in kinds)),
+        sum(kind.number for kind in kinds),
+        kinds[0].kind,
+        max(kind.memory_bytes for kind in kinds),
+        *(np.min(values, axis=0).tolist() for values in seconds),
+    )

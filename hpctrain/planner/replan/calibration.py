@@ -6,7 +6,7 @@ that these do not separate share a factor or stay unknown, and the profile says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -94,8 +94,10 @@ def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile
     for name in ("tensor_parallel", "communication", "update"):
         values = [value for profile in profiles if (value := getattr(profile, name)) is not None]
         alone[name] = median(values) if values else None
-    compute = {name: median(values) for name, values in _by_name([profile.compute for profile in profiles]).items()}
-    memory = {name: max(values) for name, values in _by_name([profile.process_bytes for profile in profiles]).items()}
+    types = dict.fromkeys(name for profile in profiles for name in profile.compute)
+    kinds = dict.fromkeys(name for profile in profiles for name in profile.process_bytes)
+    compute = {name: median(p.compute[name] for p in profiles if name in p.compute) for name in types}
+    memory = {name: max(p.process_bytes[name] for p in profiles if name in p.process_bytes) for name in kinds}
     known: dict[str, object] = alone | {"compute": compute or None, "process_bytes": memory or None}
     return CalibrationProfile(
         source=", ".join(dict.fromkeys(profile.source for profile in profiles)),
@@ -110,25 +112,18 @@ def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile
     )
 
 
-def _by_name(factors: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    by_name: dict[str, list[float]] = {}
-    for name, value in (item for values in factors for item in values.items()):
-        by_name.setdefault(name, []).append(value)
-    return by_name
-
-
 def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> None:
-    stated = [replica.micro_batches for replica in plan.replicas]
+    counts = [replica.micro_batches for replica in plan.replicas]
+    tokens = plan.sequences * run.data.seq_len
     for row in timed:
+        where = f"{source}: metrics.jsonl: step {row.step} has"
         if len(row.stage_time_s) != len(plan.stages):
+            stages = f"{len(row.stage_time_s)} stages, its plan {len(plan.stages)}"
+            raise InputError(f"{where} {stages}; they are not of one plan")
+        if row.tokens != tokens or row.micro_batches != counts:
             raise InputError(
-                f"{source}: metrics.jsonl: step {row.step} has {len(row.stage_time_s)} stages, its plan "
-                f"{len(plan.stages)}; they are not of one plan"
-            )
-        if row.tokens != plan.sequences * run.data.seq_len or row.micro_batches != stated:
-            raise InputError(
-                f"{source}: metrics.jsonl: step {row.step} has {row.tokens} tokens in {row.micro_batches} micro-batches"
-                f", its plan {plan.sequences * run.data.seq_len} in {stated}; they are not of one run file and plan"
+                f"{where} {row.tokens} tokens in {row.micro_batches} micro-batches, its plan {tokens} in {counts}; "
+                "they are not of one run file and plan"
             )
 
 

@@ -14,9 +14,9 @@ from hpctrain.planner.devices.tensor_parallel_group import interchangeable_class
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.placement import all_placements
 from hpctrain.planner.search.best_first import best_first_search
+from hpctrain.planner.search.local_search import faster_of
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import SearchResult
-from hpctrain.planner.simulate.predict import lower_bound, predict
 from hpctrain.records.plan.plan import Recompute, ZeroLevel
 
 
@@ -48,11 +48,8 @@ def _fastest(spaces: Iterable[SearchSpace], start: SearchResult) -> SearchResult
             if too_slow or space.why_no_layout(option):
                 continue
             for layout in _layouts(space, option):
-                limit = math.inf if best is None else best.total * (1 - 1e-9)
-                if lower_bound(space.cost, layout) >= limit or layout.memory_shortage(space.cost.memory):
-                    continue
-                prediction = predict(space.cost, layout)
-                if prediction.total < limit:
+                prediction = faster_of(space.cost, best, layout, rounding=1e-9)
+                if prediction is not best:
                     best, winner = prediction, space
     return SearchResult(winner, best, math.inf if best is None else best.total, ended=True)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise, permutations
+from typing import TypeVar
 
 from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.model import CostModel
@@ -12,6 +14,8 @@ from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.placement import rank_permutations
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
+
+BestSoFar = TypeVar("BestSoFar", Prediction, Prediction | None)
 
 
 def refine(space: SearchSpace, best: Prediction) -> Prediction:
@@ -61,10 +65,10 @@ def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterat
     return best
 
 
-def faster_of(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
+def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float = 1e-6) -> BestSoFar | Prediction:
     """The layout's prediction if it fits and is faster than `best` by more than rounding, else `best`."""
-    limit = best.total * (1 - 1e-6)
-    if layout.memory_shortage(cost.memory) or lower_bound(cost, layout) >= limit:
+    limit = math.inf if best is None else best.total * (1 - rounding)
+    if lower_bound(cost, layout) >= limit or layout.memory_shortage(cost.memory):
         return best
     prediction = predict(cost, layout)
     return prediction if prediction.total < limit else best

@@ -30,17 +30,17 @@ class OptionBounds:
 
     def __init__(self, cost: CostModel, pool_placements: PoolPlacements, limits: SearchLimits) -> None:
         self.cost, self.pool_placements, self.limits = cost, pool_placements, limits
-        self._closed_form = ClosedFormBound(cost)
+        self._closed_forms: dict[tuple[int, int], ClosedFormBound] = {}
         self._memory = MemoryFeasibility(cost)
         self._knapsacks: dict[Option, KnapsackBound] = {}
 
     def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
         """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
-        return self._closed_form.work_s(self.pool_placements.counts(dims[2]), dims, micro_batch)
+        return self._closed_form(dims[2], micro_batch).work_s(dims)
 
     def step_s(self, option: Option) -> float:
         """Seconds of a step that no layout of the option beats, in closed form."""
-        return self._closed_form.step_s(self.pool_placements.counts(option.tp), option)
+        return self._closed_form(option.tp, option.micro_batch).step_s(option)
 
     def knapsack(self, option: Option) -> KnapsackBound:
         """The cached knapsack bound of an option."""
@@ -79,6 +79,12 @@ class OptionBounds:
     def any_feasible_within(self, dims: ParallelDims, micro_batch: int, limit_s: float) -> bool:
         """False if only V-shaped schedules could finish within `limit_s` seconds, even with unlimited memory."""
         return self._knapsack(Option(dims, ScheduleSpec("1f1b"), micro_batch), waits=False).feasible_within(limit_s)
+
+    def _closed_form(self, tp: int, micro_batch: int) -> ClosedFormBound:
+        key = (tp, micro_batch)
+        if key not in self._closed_forms:
+            self._closed_forms[key] = ClosedFormBound(self.cost, self.pool_placements.counts(tp), micro_batch)
+        return self._closed_forms[key]
 
     def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:
         counts, shards = self.pool_placements.counts(option.tp), self._most_shards(option.dims)
