@@ -20,8 +20,6 @@ _PROBE_OPTIONS = {
     "rates": ("--rate", None),
     "repeats": ("--repeats", None),
     "clean": ("--clean", "faults"),
-    "runs": ("--runs", "simulated"),
-    "sizes": ("--nodes", "simulated"),
 }
 """Options of `bench probe` that belong to one of its kinds: name, and that kind; None is the one beside iperf3."""
 _COMPRESSION_OPTIONS = {
@@ -178,34 +176,20 @@ def _kill(count: int, as_json: bool) -> None:
     "--clean", type=click.IntRange(0), default=20, show_default=True, help="With --faults: probes without a fault."
 )
 @click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
-@click.option("--simulated", is_flag=True, help="Rather on a simulated fabric and clock, up to 1,000 nodes.")
-@click.option(
-    "--runs", type=click.IntRange(1), default=1000, show_default=True,
-    help="With --simulated: seeded runs of each health row.",
-)  # fmt: skip
-@click.option(
-    "--nodes", "sizes", type=click.IntRange(8), multiple=True,
-    help="With --simulated: size to time; may be given again.",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def probe(
-    rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, simulated: bool, runs: int,
-    sizes: tuple[int, ...], as_json: bool,
-) -> None:  # fmt: skip
+def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
     """The probe's own quality: its bandwidth beside iperf3's, what it says of faults, how long it takes.
 
-    On the lab that is up, links are shaped to known rates and both measure them; this needs root. With --simulated: how
-    often a good node is called slow, which switches are found, and how long a probe of many nodes takes.
+    On the lab that is up, links are shaped to known rates and both measure them; this needs root.
 
     Exit code 1 with --faults when one was not named rightly, or one named where there was none; with --times when a
     pair was not measured.
     """
-    from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, simulated_tables, time_table
+    from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, time_table
 
-    kinds = [name for name, is_on in (("faults", faults), ("times", times), ("simulated", simulated)) if is_on]
-    if len(kinds) > 1:
-        raise InputError(f"--{kinds[0]}: not with --{kinds[1]}")
-    _check_options(kinds[0] if kinds else None)
+    if faults and times:
+        raise InputError("--faults: not with --times")
+    _check_options("faults" if faults else "times" if times else None)
     people = _people(as_json)
     if faults:
         record = fault_tables(clean, people, _say)
@@ -214,9 +198,7 @@ def probe(
         record = time_table(people, _say)
         passed = all(row["complete"] == row["pairs"] for row in record["rows"])
     else:
-        record = (
-            simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
-        )
+        record = beside_iperf3(rates, repeats, people, _say)
         passed = True
     _echo_json(record, as_json)
     if not passed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,20 +41,6 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
             f"{row['cpu_contended']} of {repeats}",
         )  # fmt: skip
     people.print(table)
-    return record
-
-
-def simulated_tables(runs: int, sizes: Sequence[int], people: Console, say: Say) -> dict[str, Any]:
-    """Simulate, print the three tables, return the record."""
-    from hpctrain.bench.probe.simulated import SimulationPlan, simulate
-
-    record = simulate(SimulationPlan(runs=runs, sizes=sizes or SimulationPlan.sizes), say)
-    for name in ("health", "switches", "runtime"):
-        rows = record[name]
-        table = Table(*rows[0], title=name, title_justify="left")
-        for row in rows:
-            table.add_row(*(f"{value:.5g}" if isinstance(value, float) else str(value) for value in row.values()))
-        people.print(table)
     return record
 
 

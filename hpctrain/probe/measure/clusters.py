@@ -153,12 +153,3 @@ def declared_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
         if len(numbers) > 1:
             levels.append(np.array([-1 if name is None else numbers[name] for name in names], dtype=np.int_))
     return SwitchTree(tuple(levels), source)
-
-
-def pair_f1(labels: Ints, truth: Ints) -> float:
-    """Return how well clusters were recovered: F1 of 'these two share a switch' over all pairs; 1 is perfect."""
-    upper = np.triu_indices(len(truth), 1)
-    said = (labels[:, None] == labels[None, :])[upper] & (labels >= 0)[upper[0]]
-    true = (truth[:, None] == truth[None, :])[upper]
-    hits = int((said & true).sum())
-    return 2 * hits / max(1, int(said.sum()) + int(true.sum()))

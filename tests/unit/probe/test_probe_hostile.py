@@ -24,9 +24,6 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.probe.simulated import node_names
-from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
-from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
 from hpctrain.probe.protocol.coordinator import Coordinator
@@ -35,6 +32,9 @@ from hpctrain.probe.protocol.messages import Answer, read_answer, read_join, rea
 from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
 from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect, open_listener
 from hpctrain.probe.protocol.transport import ConnectionLost, StarTransport
+from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
+from tools.probe_simulation.tables import node_names
+from tools.probe_simulation.transport import SimulatedClock, SimulatedTransport
 
 CLOCK = SystemClock()
 SETTINGS = ProbeSettings(
