@@ -129,7 +129,7 @@ def simulated_probe(
     names = node_names(fabric.spec.nodes)
     clock = clock or SimulatedClock()
     transport = SimulatedTransport(fabric, names, clock, settings, failures, switches)
-    return Coordinator(transport, names, clock, settings, progress or (lambda *_: None), prior).run()
+    return Coordinator(transport, names, clock, settings, progress, prior).run()
 
 
 def node_names(count: int) -> list[str]:

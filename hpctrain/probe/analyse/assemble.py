@@ -14,7 +14,7 @@ from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.cpu_time import CONTENDED
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.line_fit import AlphaBetaLine
-from hpctrain.probe.measure.outcome import ALL_LINKS_MAX_NODES, JoinedNode, PairResult, ProbeOutcome
+from hpctrain.probe.measure.outcome import ALL_LINKS_MAX_NODES, PairResult, ProbeOutcome
 from hpctrain.probe.measure.pair_line import fit_pair_lines
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.contention import oversubscription
@@ -72,16 +72,15 @@ def _provenance(outcome: ProbeOutcome, settings: ProbeSettings, wall: float, job
 
 
 def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | None) -> Node:
-    place = outcome.joined.get(name, JoinedNode(addr="", port=0, iface=None, host=None))
-    report = outcome.devices.get(name)
-    facts = place.facts
+    place, report = outcome.joined.get(name), outcome.devices.get(name)
+    facts = place.facts if place else None
     if facts is not None and clock is not None:
         facts = facts.model_copy(update={"clock_offset_s": clock[0], "clock_error_s": clock[1]})
     return Node(
         id=name,
-        addr=place.addr,
-        iface=used or place.iface,
-        host=place.host,
+        addr=place.addr if place else "",
+        iface=used or (place.iface if place else None),
+        host=place.host if place else None,
         host_facts=facts,
         devices=report.devices if report else [],
         intra_bytes_per_s=report.intra_bytes_per_s if report else None,

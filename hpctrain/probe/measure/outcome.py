@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.pair_line import fit_pair_lines
+from hpctrain.records.format.document import Part
 from hpctrain.records.topology.evidence import HostFacts
 from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.pair_matrix import PairMatrix
@@ -19,15 +23,20 @@ WHOLE_PAIRS_PER_NODE = 8
 connect all nodes with each other."""
 
 
-@dataclass(frozen=True)
-class JoinedNode:
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+MaybeEmpty = Annotated[str, Field(max_length=1024)] | None
+Port = Annotated[int, Field(gt=0, lt=1 << 16)]
+
+
+class JoinedNode(Part):
     """A node that joined: its address, its host and the facts of its system."""
 
-    addr: str
-    port: int
-    iface: str | None
-    host: str | None
-    switches: str | None = None
+    addr: Text
+    """Address of the node's own listener."""
+    port: Port
+    iface: MaybeEmpty = None
+    host: MaybeEmpty = None
+    switches: MaybeEmpty = None
     """SLURM_TOPOLOGY_ADDR: the switches above the node and the node's name, joined by dots."""
     facts: HostFacts | None = None
     """The facts that its system reports."""
