@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.kernel_files import kernel_text
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.doctor.facts import (
     ContainerRuntime,
@@ -155,16 +156,9 @@ def _interfaces(sysfs: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
         if state is None or not state.isup or not addresses or all(_is_loopback(address) for address in addresses):
             continue
         speed = state.speed * 10**6 if state.speed > 0 else None
-        found.append(Interface(name, addresses[0], speed, _type_of(sysfs / name / "type") == _INFINIBAND))
+        found.append(Interface(name, addresses[0], speed, kernel_text(sysfs / name / "type") == _INFINIBAND))
     return tuple(found)
 
 
 def _is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
-
-
-def _type_of(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""

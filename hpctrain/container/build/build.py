@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
+from hpctrain.base.kernel_files import kernel_number
 from hpctrain.base.process import Runner
 from hpctrain.container.run.binds import ENVIRONMENT
 from hpctrain.container.run.runtime import Host, Runtime
@@ -47,11 +48,7 @@ class BuildResult:
 
 def build_permissions(host: Host, limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> BuildPermissions:
     """Return the permissions of this process."""
-    try:
-        allowed = int(limit.read_text()) > 0
-    except (OSError, ValueError):
-        allowed = False
-    return BuildPermissions(host, allowed)
+    return BuildPermissions(host, (kernel_number(limit) or 0) > 0)
 
 
 def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecipe, remote: bool) -> list[str]:

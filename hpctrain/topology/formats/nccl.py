@@ -13,11 +13,9 @@ from xml.sax.saxutils import quoteattr
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.topology.evidence import PcieLink
+from hpctrain.records.topology.evidence import GIGATRANSFERS, PcieLink
 from hpctrain.records.topology.topology import Device, Node, Topology
 
-GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
-"""GT/s of a lane, by generation of PCIe, as Linux and NCCL write them."""
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
 """Address of a PCI function: 0000:1b:00.0."""
