@@ -71,13 +71,12 @@ def matrices(topology: Topology, quantities: Collection[str]) -> list[Renderable
 
 def _values(links: Iterable[Link], quantity: _Quantity) -> dict[_Cell, tuple[float, str | None]]:
     """Return value and class of every directed pair that was measured."""
-    found: dict[_Cell, tuple[float, str | None]] = {}
-    for link in links:
-        for cell, side in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
-            value = quantity.value(side)
-            if value is not None:
-                found[cell] = (value, link.class_)
-    return found
+    return {
+        ends: (value, link.class_)
+        for link in links
+        for ends, side in link.directions()
+        if (value := quantity.value(side)) is not None
+    }
 
 
 def _nodes(
@@ -102,13 +101,12 @@ def _between_groups(topology: Topology, quantities: Collection[str]) -> list[Ren
     home, costs = _cluster_of_node(topology), LinkCost(topology)
     found: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
     for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
-        try:
-            alpha, beta = costs.between(a, b)
-        except KeyError:
+        cost = costs.find(a, b)
+        if cost is None:
             continue
-        found["latency"].setdefault((home[a], home[b]), []).append(alpha)
-        if beta > 0:
-            found["bandwidth"].setdefault((home[a], home[b]), []).append(1 / beta)
+        found["latency"].setdefault((home[a], home[b]), []).append(cost[0])
+        if cost[1] > 0:
+            found["bandwidth"].setdefault((home[a], home[b]), []).append(1 / cost[1])
     names = list(dict.fromkeys(home.values()))
     return [
         part

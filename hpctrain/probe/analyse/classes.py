@@ -63,10 +63,10 @@ def _costs(matrix: PairMatrix, links: Sequence[Link]) -> tuple[Floats, Floats]:
     """Return (alpha in seconds, beta in seconds per byte) of each pair, NaN where not measured."""
     alpha, beta = (array.astype(np.float64) for array in matrix.costs())
     for link in links:
-        a, b = matrix.index[link.a], matrix.index[link.b]
-        for ends, side in (((a, b), link.ab), ((b, a), link.ba)):
+        for (source, target), side in link.directions():
             if side.alpha_s is not None and side.beta_s_per_byte is not None:
-                alpha[ends], beta[ends] = side.alpha_s, side.beta_s_per_byte
+                cell = matrix.index[source], matrix.index[target]
+                alpha[cell], beta[cell] = side.alpha_s, side.beta_s_per_byte
     return alpha, beta
 
 

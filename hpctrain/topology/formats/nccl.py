@@ -7,8 +7,7 @@ left out, because NCCL reads them from the machine. There is no XML declaration,
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from xml.sax.saxutils import quoteattr
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from ClusterShell.NodeSet import NodeSet
 
@@ -23,48 +22,33 @@ _LONGEST = 200
 """Most characters of an attribute; NCCL stops at 255."""
 
 
-@dataclass
-class _Element:
-    tag: str
-    attributes: dict[str, str]
-    children: list[_Element] = field(default_factory=list)
-
-    def lines(self, depth: int = 0) -> list[str]:
-        """Return the element as NCCL itself writes it, without a space before '/>'."""
-        text = " " * depth + "<" + " ".join([self.tag, *(f"{k}={quoteattr(v)}" for k, v in self.attributes.items())])
-        if not self.children:
-            return [text + "/>"]
-        inner = [line for child in self.children for line in child.lines(depth + 2)]
-        return [text + ">", *inner, " " * depth + f"</{self.tag}>"]
-
-
 def nccl_files(topology: Topology) -> dict[str, str]:
     """Return one file for each set of equal nodes, by a file name after the first node; its `name` lists all of them.
 
     Raises:
         InputError: the topology has no GPUs, or lacks the PCI addresses by which NCCL finds them.
     """
-    kinds: dict[str, tuple[_Element, list[str]]] = {}
+    kinds: dict[str, tuple[Element, list[str]]] = {}
     for node in topology.nodes:
         if any(topology.device_types[device.type].kind == "cuda" for device in node.devices):
             system = _system(topology, node)
-            kinds.setdefault("\n".join(system.lines()), (system, []))[1].append(node.id)
+            kinds.setdefault(_text(system), (system, []))[1].append(node.id)
     if not kinds:
         raise InputError("nodes: no GPU in this topology; NCCL's file describes GPUs and what is between them")
     for system, names in kinds.values():
         folded = str(NodeSet.fromlist(names))
-        system.attributes["name"] = folded if len(folded) <= _LONGEST else _label(names)
-    return {f"nccl-{_label(names)}.xml": "\n".join(system.lines()) + "\n" for system, names in kinds.values()}
+        system.attrib["name"] = folded if len(folded) <= _LONGEST else _label(names)
+    return {f"nccl-{_label(names)}.xml": _text(system) for system, names in kinds.values()}
 
 
 def _label(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-like-it"
 
 
-def _system(topology: Topology, node: Node) -> _Element:
+def _system(topology: Topology, node: Node) -> Element:
     gpus = [device for device in node.devices if topology.device_types[device.type].kind == "cuda"]
-    cpus: dict[int, _Element] = {}
-    known: dict[str, _Element] = {}
+    cpus: dict[int, Element] = {}
+    known: dict[str, Element] = {}
     for gpu in gpus:
         _place(cpus, known, gpu.numa, _path(node, gpu), _gpu(node, gpu), gpu.pcie)
     for number, nic in enumerate(node.nics or []):
@@ -72,8 +56,18 @@ def _system(topology: Topology, node: Node) -> _Element:
             attributes = {"name": nic.name, "dev": str(number)}
             if nic.bytes_per_s is not None:
                 attributes["speed"] = f"{nic.bytes_per_s * 8 / 1e6:.0f}"
-            _place(cpus, known, nic.numa, nic.pci_path, _Element("nic", {}, [_Element("net", attributes)]), None)
-    return _Element("system", {"version": "1"}, [cpus[numa] for numa in sorted(cpus)])
+            card = Element("nic")
+            SubElement(card, "net", attributes)
+            _place(cpus, known, nic.numa, nic.pci_path, card, None)
+    system = Element("system", version="1")
+    system.extend(cpus[numa] for numa in sorted(cpus))
+    return system
+
+
+def _text(system: Element) -> str:
+    """Return the element as NCCL itself writes it, without a space before '/>'."""
+    indent(system)
+    return tostring(system, "unicode").replace(" />", "/>") + "\n"
 
 
 def _path(node: Node, gpu: Device) -> list[str]:
@@ -85,7 +79,7 @@ def _path(node: Node, gpu: Device) -> list[str]:
     return gpu.pci_path
 
 
-def _gpu(node: Node, gpu: Device) -> _Element:
+def _gpu(node: Node, gpu: Device) -> Element:
     digits = gpu.id.removeprefix("cuda")
     if not digits.isdecimal():
         raise InputError(f"node {node.id}: {gpu.id!r} is no GPU's name; cuda0, cuda1, … are expected")
@@ -93,23 +87,25 @@ def _gpu(node: Node, gpu: Device) -> _Element:
     links = {addresses.get(peer, peer): peer_links.active for peer, peer_links in gpu.nvlink.items()}
     if not all(re.fullmatch(_ADDRESS, target) for target in links):
         links = {}  # without any, NCCL asks the driver; a partial list would be worse
-    nvlinks = [_Element("nvlink", {"target": target, "count": str(count)}) for target, count in links.items() if count]
-    return _Element("gpu", {"dev": digits}, nvlinks)
+    element = Element("gpu", dev=digits)
+    for target, count in links.items():
+        if count:
+            SubElement(element, "nvlink", target=target, count=str(count))
+    return element
 
 
 def _place(
-    cpus: dict[int, _Element], known: dict[str, _Element], numa: int | None, path: list[str], leaf: _Element,
+    cpus: dict[int, Element], known: dict[str, Element], numa: int | None, path: list[str], leaf: Element,
     pcie: PcieLink | None,
 ) -> None:  # fmt: skip
     """Add `leaf` below the elements of its PCI path; those that exist are shared."""
     number = _UNKNOWN_NUMA if numa is None else numa
-    above = cpus.setdefault(number, _Element("cpu", {"numaid": str(number)}))
+    above = cpus.setdefault(number, Element("cpu", numaid=str(number)))
     for address in path:
         if address not in known:
-            known[address] = _Element("pci", {"busid": address})
-            above.children.append(known[address])
+            known[address] = SubElement(above, "pci", busid=address)
         above = known[address]
     if pcie is not None and pcie.generation_max in GIGATRANSFERS:
-        above.attributes["link_speed"] = f"{GIGATRANSFERS[pcie.generation_max]} GT/s PCIe"
-        above.attributes["link_width"] = str(pcie.width_max)
-    above.children.append(leaf)
+        above.attrib["link_speed"] = f"{GIGATRANSFERS[pcie.generation_max]} GT/s PCIe"
+        above.attrib["link_width"] = str(pcie.width_max)
+    above.append(leaf)
