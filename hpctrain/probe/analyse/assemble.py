@@ -106,7 +106,7 @@ def _device_types(outcome: ProbeOutcome) -> dict[str, DeviceType]:
 
 def _links(outcome: ProbeOutcome, bulk_bytes: int) -> list[Link]:
     order = {name: place for place, name in enumerate(outcome.nodes)}
-    turned = [pair if order[pair.a] < order[pair.b] else pair.turned() for pair in outcome.pairs]
+    turned = [pair.seen_from(min(pair.a, pair.b, key=order.__getitem__)) for pair in outcome.pairs]
     alone = {(pair.a, pair.b): pair for pair in turned if pair.alone}
     loaded = {(pair.a, pair.b): pair for pair in turned if not pair.alone}
     ends = sorted(alone.keys() | loaded.keys())

@@ -59,6 +59,10 @@ class PairResult:
         """Return the same measurement with the two ends swapped."""
         return PairResult(self.b, self.a, self.alone, self.concurrency, self.at_b, self.at_a)
 
+    def seen_from(self, name: str) -> PairResult:
+        """Return the measurement with the node `name` as the first end."""
+        return self if self.a == name else self.turned()
+
 
 @dataclass(frozen=True)
 class ContentionRound:
