@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.process import end_process
 from hpctrain.bench.probe.lab_probe import probe_lab_nodes
 from hpctrain.bench.record import make_record
 from hpctrain.lab.faults import shape
@@ -128,9 +129,7 @@ def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds:
             machine.clock.sleep(0.2)  # its server has not started yet
         return received
     finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+        end_process(server)
 
 
 def received_bytes_per_s(text: str) -> float | None:

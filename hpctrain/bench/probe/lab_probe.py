@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.module_argv import program
-from hpctrain.base.process import Process
+from hpctrain.base.process import Process, end_process
 from hpctrain.lab.daemons import NETNS
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
@@ -64,9 +64,7 @@ def probe_lab_nodes(
             _wait(folder, {name: process for name, process in processes.items() if name != stopped})
         finally:
             for process in processes.values():
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+                end_process(process)
         return Topology.read(folder / "topology.json"), machine.clock.now() - began
 
 

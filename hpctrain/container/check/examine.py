@@ -18,7 +18,7 @@ import psutil
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.process import Runner
+from hpctrain.base.process import Runner, end_process
 from hpctrain.container.check.findings import (
     REQUIRED_PACKAGES,
     SAME_VERSION_PACKAGES,
@@ -119,9 +119,7 @@ def _signalled(
         process.wait(SIGNALS_S)
         answer = _answer(log.read_text())
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        end_process(process)
     return (answer["came"], True) if answer else (["SIGTERM", "SIGUSR2"], False)
 
 
