@@ -85,6 +85,6 @@ def _wait(folder: Path, processes: dict[str, Process]) -> None:
     for name, process in processes.items():
         if (end := process.wait(PROBE_S)) != 0:
             log = folder / f"{name}.log"
-            said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+            lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
             how = f"did not end within {PROBE_S:g} s" if end is None else f"ended with {end}"
-            raise CommandError(f"bench probe: {name} {how}; {said[-1] if said else 'nothing said'}")
+            raise CommandError(f"bench probe: {name} {how}; {lines[-1] if lines else 'nothing said'}")

@@ -72,29 +72,29 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
         checkpoint = Checkpoint(every=1, keep=2)
         make_run(folder / "run", folder / "corpus", SPEC, plan.sequences, 32, checkpoint=checkpoint, seed=seed)
         plan.write(folder / "run" / "plan.json")
-        found = run_ranks(_all_lives, 1, folder / "run", count, seed)
+        result = run_ranks(_all_lives, 1, folder / "run", count, seed)
     settings = {"seed": seed, "spec": SPEC.model_dump(exclude_none=True)}
-    return make_record("checkpoint", [], settings) | {"kills": asdict(found)}
+    return make_record("checkpoint", [], settings) | {"kills": asdict(result)}
 
 
 def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> KillResult:
     """Run all lives in a process that has imported everything and never computed: its forks are workers at once."""
-    chance, found, start = random.Random(seed), KillResult(), time.perf_counter()
+    chance, result, start = random.Random(seed), KillResult(), time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     checkpoints, newest = folder / "checkpoints", 0
     for life in range(count):
         _one_life(folder, life, _restore(checkpoints, chance), chance)
-        found.kills += 1
-        found.while_writing += any(checkpoints.glob(".step-*.tmp"))
+        result.kills += 1
+        result.while_writing += any(checkpoints.glob(".step-*.tmp"))
         published.discard_unfinished(checkpoints)
         best, skipped = published.newest(checkpoints)
-        found.corrupt += [f"{item.path.name}: {item.reason}" for item in skipped]
-        found.lost += best is None and newest > 0
+        result.corrupt += [f"{item.path.name}: {item.reason}" for item in skipped]
+        result.lost += best is None and newest > 0
         step = best.manifest.step if best is not None else 0
-        found.older += step < newest
-        newest = found.last_step = max(newest, step)
-    found.seconds = time.perf_counter() - start
-    return found
+        result.older += step < newest
+        newest = result.last_step = max(newest, step)
+    result.seconds = time.perf_counter() - start
+    return result
 
 
 def _restore(checkpoints: Path, chance: random.Random) -> str | None:
@@ -108,16 +108,16 @@ def _restore(checkpoints: Path, chance: random.Random) -> str | None:
 def _one_life(folder: Path, life: int, restore: str | None, chance: random.Random) -> None:
     """Start the ranks, wait for a few steps, then kill at a random moment."""
     server = socket.create_server(("127.0.0.1", 0))
-    news, told = os.pipe()
+    news, report = os.pipe()
     workers = []
     for rank in range(WORLD):
         pid = os.fork()
         if pid == 0:
             os.close(news)
-            _work(folder, life, rank, restore, server, told)
+            _work(folder, life, rank, restore, server, report)
         workers.append(pid)
     server.close()
-    os.close(told)
+    os.close(report)
     try:
         _await_steps(news, chance.randint(1, 3), folder)
         time.sleep(chance.uniform(0.0, 0.15))
@@ -138,11 +138,11 @@ def _await_steps(news: int, count: int, folder: Path) -> None:
         text = os.read(news, 100) if ready else b""
         seen += text.count(b".")
         if not text or b"!" in text:
-            said = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
-            raise HpctrainError("a worker failed before it was killed:\n" + ("\n".join(said) or "it said nothing"))
+            errors = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
+            raise HpctrainError("a worker failed before it was killed:\n" + ("\n".join(errors) or "it said nothing"))
 
 
-def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, told: int) -> NoReturn:
+def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, report: int) -> NoReturn:
     """The whole life of a forked worker: it ends by being killed."""
     try:
         # torch's messages about a killed peer are expected here.
@@ -160,11 +160,11 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
         while True:
             loop.one_step()
             if rank == 0:
-                os.write(told, b".")
+                os.write(report, b".")
     except BaseException:  # whatever it is, it must not go on as a second parent
         # A rank whose peer was killed ends here too; the parent reads only what was written before the kill.
         (folder / f"error-{rank}.txt").write_text(traceback.format_exc())
-        os.write(told, b"!")
+        os.write(report, b"!")
         os._exit(1)
 
 

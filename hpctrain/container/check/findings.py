@@ -68,18 +68,18 @@ class ImageExamination:
 def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
     """Return all findings, in order."""
     torch = seen.inside["torch"]
-    found = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
+    findings = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
     if "error" not in torch:
-        found += [_gloo(torch), *_gpu(outside, seen, torch)]
+        findings += [_gloo(torch), *_gpu(outside, seen, torch)]
     if outside.infiniband:
         lost = not seen.inside["infiniband"]
         words = "the devices are not seen inside: set `mount dev = yes`, or do without --contain" if lost else ""
-        found.append(_required("infiniband", ", ".join(outside.infiniband), words))
-    found += [_folder(name, seen.inside[name]) for name in ("home", "temporary", "shared_memory")]
+        findings.append(_required("infiniband", ", ".join(outside.infiniband), words))
+    findings += [_folder(name, seen.inside[name]) for name in ("home", "temporary", "shared_memory")]
     if outside.contained:
         words = "hides home, /tmp and devices from the image: unset it"
-        found.append(_required("environment", ", ".join(outside.contained), words))
-    return [*found, _signals(seen), _start(seen)]
+        findings.append(_required("environment", ", ".join(outside.contained), words))
+    return [*findings, _signals(seen), _start(seen)]
 
 
 def _required(name: str, value: str, wrong: str) -> ImageFinding:
@@ -102,15 +102,15 @@ def _python(outside: HostEnvironment, seen: ImageExamination) -> ImageFinding:
 
 def _packages(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
     inside: Mapping[str, str | None] = seen.inside["packages"]
-    found = []
+    findings = []
     for name in SAME_VERSION_PACKAGES:
         here, there = outside.packages.get(name), inside.get(name)
         words = "" if here == there else f"here it is {here}; build the image again, or install that version in it"
-        found.append(_required(name, there or "missing", words))
+        findings.append(_required(name, there or "missing", words))
     missing = [name for name in REQUIRED_PACKAGES if inside.get(name) is None]
     words = "hpctrain needs them: build the image with `hpctrain image build`" if missing else ""
     value = f"missing: {', '.join(missing)}" if missing else f"{len(REQUIRED_PACKAGES)} are there"
-    return [*found, _required("packages", value, words)]
+    return [*findings, _required("packages", value, words)]
 
 
 def _torch(torch: Mapping[str, Any]) -> ImageFinding:
@@ -136,12 +136,12 @@ def _gpu(outside: HostEnvironment, seen: ImageExamination, torch: Mapping[str, A
     wanted = int(str(torch["cuda"]).partition(".")[0])
     old = not known or known[0][0] < wanted
     words = f"too old for CUDA {torch['cuda']}: build with an older --cuda" if old else ""
-    found = [_required("driver", outside.driver, words)]
+    findings = [_required("driver", outside.driver, words)]
     there = seen.inside["nvidia"] and torch["devices"]
     words = "" if there else "container.nv: auto or yes makes them visible"
-    found.append(_required("GPUs", f"{torch['devices']}" if there else "none seen inside", words))
+    findings.append(_required("GPUs", f"{torch['devices']}" if there else "none seen inside", words))
     words = "" if torch["nccl"] else "torch was built without it: GPUs of several nodes cannot work together"
-    return [*found, _required("NCCL", torch["nccl"] or "missing", words)]
+    return [*findings, _required("NCCL", torch["nccl"] or "missing", words)]
 
 
 def _folder(name: str, reason: str | None) -> ImageFinding:

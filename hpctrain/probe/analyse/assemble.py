@@ -94,7 +94,7 @@ def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
         for name, end in ((pair.a, pair.at_a), (pair.b, pair.at_b)):
             if end.iface is not None:
                 used.setdefault(name, []).append(end.iface)
-    return {name: statistics.mode(found) for name, found in used.items()}
+    return {name: statistics.mode(names) for name, names in used.items()}
 
 
 def _device_types(outcome: ProbeOutcome) -> dict[str, DeviceType]:

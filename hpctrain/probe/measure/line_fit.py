@@ -52,11 +52,11 @@ def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
     ordered = [sorted(points) for points in many]
     for place, points in enumerate(ordered):
         groups.setdefault(tuple(size for size, _ in points), []).append(place)
-    found: dict[int, AlphaBetaLine] = {}
+    lines: dict[int, AlphaBetaLine] = {}
     for sizes, places in groups.items():
         seconds = np.array([[seconds for _, seconds in ordered[place]] for place in places])
-        found |= zip(places, _of_same_sizes(sizes, seconds), strict=True)
-    return [found[place] for place in range(len(many))]
+        lines |= zip(places, _of_same_sizes(sizes, seconds), strict=True)
+    return [lines[place] for place in range(len(many))]
 
 
 def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLine]:
@@ -149,6 +149,6 @@ def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
 
 def _error(size: Floats, seconds: Floats, alpha: Floats, beta: Floats) -> Floats:
     """Return the sum of the squared relative errors of each row."""
-    told = alpha[:, None] + beta[:, None] * size
-    error: Floats = (((told - seconds) / seconds) ** 2).sum(axis=1)
+    predicted = alpha[:, None] + beta[:, None] * size
+    error: Floats = (((predicted - seconds) / seconds) ** 2).sum(axis=1)
     return error

@@ -50,13 +50,13 @@ def oversubscription(tree: SwitchTree, index: dict[str, int], done: Sequence[Con
     The ratio of a level includes the levels below it: a pair that crosses a spine also crosses two leaves. With fixed
     routes it includes the loss when several flows take the same uplink. A level that was not measured is absent.
     """
-    found: dict[int, float] = {}
+    ratios: dict[int, float] = {}
     for height in range(1, len(tree.levels) + 1):
         alone, loaded = (_rates(tree, index, done, height, kind) for kind in (True, False))
         if alone and loaded:
             # The mean, because the sum over a cluster is what its uplinks carry, however unevenly its flows share them.
-            found[height] = max(1.0, statistics.median(alone) / statistics.fmean(loaded))
-    return found
+            ratios[height] = max(1.0, statistics.median(alone) / statistics.fmean(loaded))
+    return ratios
 
 
 def _rates(

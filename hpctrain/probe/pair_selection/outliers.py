@@ -120,13 +120,13 @@ def _relative(values: Floats) -> Floats:
 
 def _spread(values: Floats) -> float:
     """Return the robust standard deviation; 0 with too few values."""
-    kept = values[np.isfinite(values)]
-    return float(1.4826 * np.median(np.abs(kept - np.median(kept)))) if len(kept) > 3 else 0.0
+    finite = values[np.isfinite(values)]
+    return float(1.4826 * np.median(np.abs(finite - np.median(finite)))) if len(finite) > 3 else 0.0
 
 
 def _median(values: Floats) -> float:
-    kept = values[np.isfinite(values)]
-    return float(np.median(kept)) if len(kept) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")
 
 
 def _quantile_rows(values: Floats, share: float) -> Floats:

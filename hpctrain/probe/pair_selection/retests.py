@@ -52,16 +52,16 @@ def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree)
 def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Round]:
     """Return rounds of suspected links with good pairs. No two suspected links of a round touch the same switch."""
     planned: list[Round] = []
-    left = list(links)
-    while left:
+    remaining = list(links)
+    while remaining:
         busy: set[tuple[int, int]] = set()
         some: list[Pair] = []
-        for pair in left:
+        for pair in remaining:
             used = {part for node in pair for part in ((-1, node), *_switches(node, tree))}
             if not busy & used and len(some) < PAIRS_AT_ONCE // 2:
                 some.append(pair)
                 busy |= used
-        left = [pair for pair in left if pair not in some]
+        remaining = [pair for pair in remaining if pair not in some]
         pairs = some + _controls(some, good, tree)
         planned += [Round(tuple(pairs), alone=True, purpose="retest")] * RETEST_REPEATS
     return planned

@@ -136,9 +136,9 @@ def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple
     if header is None:
         raise ValueError(f"{name} is no array of numpy's format 1.0")
     start, dtype = header.end(), np.dtype(header["dtype"].decode())
-    found = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
-    if found != shape or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
-        raise ValueError(f"{name} has shape {found} of {dtype}, expected {shape} of {kind}")
+    stored_shape = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
+    if stored_shape != shape or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
+        raise ValueError(f"{name} has shape {stored_shape} of {dtype}, expected {shape} of {kind}")
     if len(data) - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{name} has {len(data) - start} bytes, expected {math.prod(shape) * dtype.itemsize}")
     order: Literal["F", "C"] = "F" if header["by_columns"] == b"True" else "C"
