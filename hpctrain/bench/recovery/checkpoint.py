@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,9 +21,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
-from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
+from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
@@ -53,9 +52,7 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
     """
     progress("stalls and steps")
     plan = make_plan(1, 1, settings.spec.layers, settings.rows, 1)
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
-        make_corpus(folder / "corpus")
+    with temporary_corpus() as folder:
         make_run(folder / "run", folder / "corpus", settings.spec, settings.rows, settings.seq_len)
         rows, facts = run_ranks(_saves, 1, folder / "run", plan, settings)
     described = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
@@ -65,8 +62,7 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
 def _saves(
     rank: int, world: int, folder: Path, plan: Plan, settings: SaveSettings
 ) -> tuple[list[ComparisonRow], dict[str, Any]]:
-    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+    trainer, loop = open_loop(rank, world, folder, plan)
     methods = SaveMethods(trainer, folder)
     loop.one_step()
     first = methods.stall(OURS)

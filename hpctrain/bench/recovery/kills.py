@@ -14,7 +14,6 @@ import random
 import select
 import signal
 import socket
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -23,16 +22,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.bench.ranks import NoAgentChannel, run_ranks
+from hpctrain.bench.ranks import loop_alone, run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Checkpoint
 from hpctrain.worker.build import StartOrder, Trainer, build
-from hpctrain.worker.loop import Loop
 
 WORLD = 2
 SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
@@ -65,9 +63,7 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
         HpctrainError: a checkpoint that verified did not load, or the loaded state was not the saved one.
     """
     progress(f"{count} kills")
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
-        make_corpus(folder / "corpus")
+    with temporary_corpus() as folder:
         plan = make_plan(WORLD, 1, SPEC.layers, 2, 4)
         checkpoint = Checkpoint(every=1, keep=2)
         make_run(folder / "run", folder / "corpus", SPEC, plan.sequences, 32, checkpoint=checkpoint, seed=seed)
@@ -156,7 +152,7 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
         if trainer.step:
             notes.compare(trainer.step)
         notes.before_each_save()
-        loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+        loop = loop_alone(trainer)
         while True:
             loop.one_step()
             if rank == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +38,14 @@ class SwitchTree:
             labels = self.levels[height - 1]
             lowest[(labels[:, None] == labels[None, :]) & (labels >= 0)[:, None]] = height
         return lowest
+
+    def members(self, height: int, nodes: Iterable[int]) -> list[list[int]]:
+        """Return these nodes by their cluster of a level (1 is the lowest), without those whose cluster is unknown."""
+        labels, clusters = self.levels[height - 1], dict[int, list[int]]()
+        for node in nodes:
+            if labels[node] >= 0:
+                clusters.setdefault(int(labels[node]), []).append(node)
+        return list(clusters.values())
 
 
 def distances_of(matrix: PairMatrix) -> Floats:

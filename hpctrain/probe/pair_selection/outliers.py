@@ -50,7 +50,7 @@ class RelativePerformance:
 
 def relative_performance(matrix: PairMatrix, tree: SwitchTree) -> RelativePerformance:
     """Return the performance of each node relative to its peers."""
-    rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
+    rate = matrix.rate
     relative = _unshared(_by_kind(rate, tree), tree)
     seconds = matrix["latency_p50_s"]
     slow = _quantile_rows(_by_kind(seconds, tree), 0.5)
@@ -83,7 +83,7 @@ def is_late(now: RelativePerformance) -> npt.NDArray[np.bool_]:
 
 def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance, most: int) -> list[tuple[int, int]]:
     """Return up to `most` links far below the bandwidth of their two ends with other partners, the worst first."""
-    rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
+    rate = matrix.rate
     promised = np.minimum(now.sent[:, None], now.received[None, :])
     with np.errstate(invalid="ignore", divide="ignore"):
         share = _by_kind(rate, tree) / promised
