@@ -20,8 +20,6 @@ _PROBE_OPTIONS = {
     "rates": ("--rate", None),
     "repeats": ("--repeats", None),
     "clean": ("--clean", "faults"),
-    "runs": ("--runs", "simulated"),
-    "sizes": ("--nodes", "simulated"),
 }
 """Options of `bench probe` that belong to one of its kinds: name, and that kind; None is the one beside iperf3."""
 _COMPRESSION_OPTIONS = {
@@ -156,14 +154,14 @@ def _kill(count: int, as_json: bool) -> None:
     from hpctrain.bench.recovery.kills import measure_kills
 
     record = measure_kills(count, _say)
-    found = record["kills"]
+    kills = record["kills"]
     click.echo(
-        f"{found['kills']} kills, {found['while_writing']} of them while a checkpoint was being written: "
-        f"{found['lost']} lost, {len(found['corrupt'])} corrupt, {found['older']} older than the one before",
+        f"{kills['kills']} kills, {kills['while_writing']} of them while a checkpoint was being written: "
+        f"{kills['lost']} lost, {len(kills['corrupt'])} corrupt, {kills['older']} older than the one before",
         err=as_json,
     )
     _echo_json(record, as_json)
-    if found["lost"] or found["corrupt"] or found["older"]:
+    if kills["lost"] or kills["corrupt"] or kills["older"]:
         sys.exit(EXIT_FAILED)
 
 
@@ -178,34 +176,20 @@ def _kill(count: int, as_json: bool) -> None:
     "--clean", type=click.IntRange(0), default=20, show_default=True, help="With --faults: probes without a fault."
 )
 @click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
-@click.option("--simulated", is_flag=True, help="Rather on a simulated fabric and clock, up to 1,000 nodes.")
-@click.option(
-    "--runs", type=click.IntRange(1), default=1000, show_default=True,
-    help="With --simulated: seeded runs of each health row.",
-)  # fmt: skip
-@click.option(
-    "--nodes", "sizes", type=click.IntRange(8), multiple=True,
-    help="With --simulated: size to time; may be given again.",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def probe(
-    rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, simulated: bool, runs: int,
-    sizes: tuple[int, ...], as_json: bool,
-) -> None:  # fmt: skip
+def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
     """The probe's own quality: its bandwidth beside iperf3's, what it says of faults, how long it takes.
 
-    On the lab that is up, links are shaped to known rates and both measure them; this needs root. With --simulated: how
-    often a good node is called slow, which switches are found, and how long a probe of many nodes takes.
+    On the lab that is up, links are shaped to known rates and both measure them; this needs root.
 
     Exit code 1 with --faults when one was not named rightly, or one named where there was none; with --times when a
     pair was not measured.
     """
-    from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, simulated_tables, time_table
+    from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, time_table
 
-    kinds = [name for name, is_on in (("faults", faults), ("times", times), ("simulated", simulated)) if is_on]
-    if len(kinds) > 1:
-        raise InputError(f"--{kinds[0]}: not with --{kinds[1]}")
-    _check_options(kinds[0] if kinds else None)
+    if faults and times:
+        raise InputError("--faults: not with --times")
+    _check_options("faults" if faults else "times" if times else None)
     people = _people(as_json)
     if faults:
         record = fault_tables(clean, people, _say)
@@ -214,9 +198,7 @@ def probe(
         record = time_table(people, _say)
         passed = all(row["complete"] == row["pairs"] for row in record["rows"])
     else:
-        record = (
-            simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
-        )
+        record = beside_iperf3(rates, repeats, people, _say)
         passed = True
     _echo_json(record, as_json)
     if not passed:
@@ -226,9 +208,9 @@ def probe(
 def _check_options(kind: str | None) -> None:
     """Refuse options of another kind of `bench probe` than the one asked for."""
     context = click.get_current_context()
-    for name, (option, own) in _PROBE_OPTIONS.items():
-        if own != kind and context.get_parameter_source(name) is _GIVEN:
-            raise InputError(f"{option}: not with --{kind}" if own is None else f"{option}: only with --{own}")
+    for name, (option, needed) in _PROBE_OPTIONS.items():
+        if needed != kind and context.get_parameter_source(name) is _GIVEN:
+            raise InputError(f"{option}: not with --{kind}" if needed is None else f"{option}: only with --{needed}")
 
 
 @command.command("compression")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable
 
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Topology
@@ -32,7 +30,7 @@ class LinkCost:
         classes = {entry.id: entry for entry in topology.fabric.classes}
         for link in topology.fabric.links:
             usual = classes.get(link.class_ or "")
-            for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
+            for ends, figures in link.directions():
                 cost = figures.cost()
                 if cost is not None:
                     self._costs[ends] = cost if figures.backend else _over_backend(cost, usual)
@@ -60,13 +58,17 @@ class LinkCost:
         Raises:
             KeyError: the topology has neither that link nor a class.
         """
+        cost = self.find(source, target)
+        if cost is None:
+            raise KeyError(f"{source.partition(':')[0]}-{target.partition(':')[0]}")
+        return cost
+
+    def find(self, source: str, target: str) -> Cost | None:
+        """Return the same; None when the topology has neither that link nor a class."""
         a, b = source.partition(":")[0], target.partition(":")[0]
         if a == b:
             return self._within.get(a, self._intra)
-        cost = self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default
-        if cost is None:
-            raise KeyError(f"{a}-{b}")
-        return cost
+        return self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default
 
     def _of_matrix(self, a: str, b: str) -> Cost | None:
         if self._pairs is None or self._matrix is None:
@@ -106,24 +108,12 @@ class LinkCost:
             levels[np.ix_(rows, rows)] = level  # the lowest shared level is written last
         alpha, beta = self._matrix
         measured = ~(np.isnan(alpha) | np.isnan(beta) | np.eye(len(levels), dtype=bool))
-        found = []
+        costs = []
         for level in np.unique(levels[measured]).tolist():
             pairs = measured & (levels == level)
             least = float(alpha[pairs].min()), float(beta[pairs].min())
-            found.append(_over_backend(least, self._levels.get(level) or self._levels.get(None)))
-        return found
-
-    def seconds(self, source: str, target: str, size_bytes: float) -> float:
-        """Return the time of one message of `size_bytes`, in seconds."""
-        alpha, beta = self.between(source, target)
-        return alpha + beta * size_bytes
-
-    def worst(self, places: Iterable[str]) -> Cost:
-        """Return the largest alpha and beta among the devices, as in a ring through all of them."""
-        pairs = [self.between(a, b) for a, b in itertools.permutations(places, 2)]
-        if not pairs:
-            return (0.0, 0.0)
-        return (max(alpha for alpha, _ in pairs), max(beta for _, beta in pairs))
+            costs.append(_over_backend(least, self._levels.get(level) or self._levels.get(None)))
+        return costs
 
 
 def _over_backend(cost: Cost, usual: LinkClass | None) -> Cost:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpctrain.bench.probe.simulated_fabric import FabricFaults, FabricSpec, SimulatedFabric
-from hpctrain.bench.probe.simulated_transport import Failures, SimulatedClock, SimulatedTransport
+import numpy as np
+
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.probe.faults.network_faults import network_faults
-from hpctrain.probe.measure.clusters import pair_f1
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import ContentionRound, PairResult, ProbeOutcome
 from hpctrain.probe.measure.rounds import Round
@@ -24,6 +23,8 @@ from hpctrain.probe.pair_selection.measurement_schedule import measurement_sched
 from hpctrain.probe.pair_selection.prior import PriorSwitches
 from hpctrain.probe.protocol.coordinator import Coordinator
 from hpctrain.records.topology.link import Latency
+from tools.probe_simulation.fabric import FabricFaults, FabricSpec, Ints, SimulatedFabric
+from tools.probe_simulation.transport import Failures, SimulatedClock, SimulatedTransport
 
 SLOW_20, SLOW_10 = 0.8, 0.9
 """Bandwidth factors of the two bad nodes of a run."""
@@ -97,7 +98,7 @@ class SimulationPlan:
 
 def simulate(plan: SimulationPlan, tell: Callable[[str], None]) -> dict[str, Any]:
     """Simulate all three tables; return the record of the bench."""
-    record = machine_and_versions("probe --simulated", asdict(plan))
+    record = machine_and_versions("probe-simulated", asdict(plan))
     health = [health_row(plan, *cell, tell) for cell in _cells(plan)]
     switches = list(_switch_rows(plan, tell))
     runtime = list(_runtime_rows(plan, tell))
@@ -128,7 +129,7 @@ def simulated_probe(
     names = node_names(fabric.spec.nodes)
     clock = clock or SimulatedClock()
     transport = SimulatedTransport(fabric, names, clock, settings, failures, switches)
-    return Coordinator(transport, names, clock, settings, progress or (lambda *_: None), prior).run()
+    return Coordinator(transport, names, clock, settings, progress, prior).run()
 
 
 def node_names(count: int) -> list[str]:
@@ -200,7 +201,7 @@ def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings
 
 def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float = 0.2, noise: float = 0.05) -> SwitchRow:
     """Accuracy of the inferred leaves and their oversubscription, over runs with different seeds."""
-    found = []
+    measured = []
     for seed in range(runs):
         spec = FabricSpec(nodes, per_leaf=16, hop_gap=hop_gap, noise=noise, oversubscription=(ratio, 1.0))
         fabric = SimulatedFabric(spec, seed=seed)
@@ -209,11 +210,20 @@ def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float =
         play(outcome, fabric, settings)
         tree = switch_tree(outcome, settings)
         leaves = tree.levels[0] if tree.levels else fabric.leaf * 0 - 1
-        told = oversubscription(tree, outcome.matrix().index, outcome.contention).get(1, 0.0)
-        found.append((outcome.rounds_done, pair_f1(leaves, fabric.leaf), abs(told / ratio - 1)))
-    rounds = sorted(row[0] for row in found)[len(found) // 2]
-    worst, error = min(row[1] for row in found), max(row[2] for row in found)
+        inferred = oversubscription(tree, outcome.matrix().index, outcome.contention).get(1, 0.0)
+        measured.append((outcome.rounds_done, pair_f1(leaves, fabric.leaf), abs(inferred / ratio - 1)))
+    rounds = sorted(row[0] for row in measured)[len(measured) // 2]
+    worst, error = min(row[1] for row in measured), max(row[2] for row in measured)
     return SwitchRow(nodes, mode, hop_gap, noise, ratio, runs, rounds, round(worst, 4), round(error, 4))
+
+
+def pair_f1(labels: Ints, truth: Ints) -> float:
+    """Return how well clusters were recovered: F1 of 'these two share a switch' over all pairs; 1 is perfect."""
+    upper = np.triu_indices(len(truth), 1)
+    inferred = (labels[:, None] == labels[None, :])[upper] & (labels >= 0)[upper[0]]
+    true = (truth[:, None] == truth[None, :])[upper]
+    hits = int((inferred & true).sum())
+    return 2 * hits / max(1, int(inferred.sum()) + int(true.sum()))
 
 
 def _cells(plan: SimulationPlan) -> Iterable[tuple[int, float, float]]:

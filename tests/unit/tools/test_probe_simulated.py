@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from hpctrain.bench.probe.simulated import (
+from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.measure.outcome import ProbeOutcome
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.protocol.coordinator import GRACE_S
+from hpctrain.records.topology.topology import Topology
+from tools.probe_simulation.fabric import FabricFaults, FabricSpec, SimulatedFabric
+from tools.probe_simulation.tables import (
     SimulationPlan,
     health_row,
     node_names,
@@ -15,13 +21,7 @@ from hpctrain.bench.probe.simulated import (
     simulated_probe,
     switch_row,
 )
-from hpctrain.bench.probe.simulated_fabric import FabricFaults, FabricSpec, SimulatedFabric
-from hpctrain.bench.probe.simulated_transport import Failures
-from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.measure.outcome import ProbeOutcome
-from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.coordinator import GRACE_S
-from hpctrain.records.topology.topology import Topology
+from tools.probe_simulation.transport import Failures
 
 TWO_TO_ONE = FabricSpec(128, per_leaf=16, noise=0.05, hop_gap=0.2, oversubscription=(2.0, 1.0))
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpctrain.base.net.wire import Message
-from hpctrain.bench.probe.simulated_fabric import Floats, SimulatedFabric
 from hpctrain.probe.measure.backend import LIMIT_S, SIZES, TIMES_MIN, backend_rounds, times_of, warm_up_of
+from tools.probe_simulation.fabric import Floats, SimulatedFabric
 
 GLOO_S = 35e-6
 """Time that gloo adds to a message one way: over 1 Gb/s links of a lab 41 µs against 6 µs of TCP."""
@@ -66,8 +66,8 @@ class SimulatedRanks:
         spent_a, rungs_a = size_sweep_times(one_way, figures.there_bytes_per_s)
         spent_b, rungs_b = size_sweep_times(one_way, figures.back_bytes_per_s)
         for place, (a, b) in enumerate(met):
-            times[a][b] = [(size, float(found[place])) for size, found in zip(SIZES, rungs_a, strict=True)]
-            times[b][a] = [(size, float(found[place])) for size, found in zip(SIZES, rungs_b, strict=True)]
+            times[a][b] = [(size, float(times_s[place])) for size, times_s in zip(SIZES, rungs_a, strict=True)]
+            times[b][a] = [(size, float(times_s[place])) for size, times_s in zip(SIZES, rungs_b, strict=True)]
         barrier = 2 * math.ceil(math.log2(max(2, len(self._ranks)))) * float(one_way.max())
         return float((spent_a + spent_b).max()) + barrier
 
@@ -77,10 +77,10 @@ def size_sweep_times(one_way_s: Floats, rate: Floats) -> tuple[Floats, list[Floa
     pairs with that latency and rate. A slow link sends fewer of the large sizes here, while a real one may skip
     them."""
     spent = np.zeros(len(rate))
-    found = []
+    one_way_times = []
     for size in SIZES:
-        each = one_way_s + size / rate
+        message_s = one_way_s + size / rate
         wanted = np.where(spent < LIMIT_S, times_of(size), TIMES_MIN) + warm_up_of(size)
-        spent = spent + wanted * (each + one_way_s)
-        found.append(each)
-    return spent, found
+        spent = spent + wanted * (message_s + one_way_s)
+        one_way_times.append(message_s)
+    return spent, one_way_times

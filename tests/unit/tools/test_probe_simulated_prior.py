@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.bench.probe.simulated import node_names, simulated_probe
-from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.measure.clusters import pair_f1
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.measurement_schedule import switch_tree
 from hpctrain.probe.pair_selection.prior import switches_of
+from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
+from tools.probe_simulation.tables import node_names, pair_f1, simulated_probe
 
 SPEC = FabricSpec(192, per_leaf=16, noise=0.05, oversubscription=(2.0, 1.0))
 SETTINGS = ProbeSettings(mode="sampled", device="none")

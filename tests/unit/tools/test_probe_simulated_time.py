@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.bench.probe.simulated import runtime_row, simulated_probe
-from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.backend import SIZES, times_of, warm_up_of
 from hpctrain.probe.measure.settings import ProbeSettings
+from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
+from tools.probe_simulation.tables import runtime_row, simulated_probe
 
 QUIET = FabricSpec(16, per_leaf=16, bytes_per_s=1e9, latency_s=1e-5, noise=0.0)
 

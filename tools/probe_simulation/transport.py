@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hpctrain.base.net.wire import Message
-from hpctrain.bench.probe.simulated_backend import SimulatedRanks
-from hpctrain.bench.probe.simulated_fabric import Floats, Ints, SimulatedFabric
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
 from hpctrain.probe.protocol.pair_measurement import BLOCK_BYTES, MIN_MESSAGES, PING_BYTES
 from hpctrain.probe.protocol.transport import ConnectionLost
+from tools.probe_simulation.backend import SimulatedRanks
+from tools.probe_simulation.fabric import Floats, Ints, SimulatedFabric
 
 SEND_S = 20e-6
 RECEIVE_S = 20e-6
@@ -59,6 +60,20 @@ class Failures:
     """The node keeps its connections and sends nothing more."""
 
 
+@dataclass(frozen=True)
+class _Measurement:
+    """The measurement of a pair as one of its ends makes it."""
+
+    node: int
+    peer: int
+    begin: float
+    end: float
+    latency: Floats
+    bytes_per_s: float
+    """Rate at which this end receives."""
+    ladder: list[tuple[int, float]]
+
+
 class SimulatedTransport:
     """See `probe.protocol.transport.Transport`."""
 
@@ -87,7 +102,7 @@ class SimulatedTransport:
         self._order = itertools.count()
         self._events: list[tuple[float, int, str, Message | None]] = []
         self._calls: list[tuple[int, int, int, float]] = []
-        self._told: dict[int, float] = {}
+        self._arrivals: dict[int, float] = {}
         self._ranks = SimulatedRanks(fabric, names)
         for node, when in self._failures.dies_at.items():
             self._at(when, self._names[node], None)
@@ -101,8 +116,8 @@ class SimulatedTransport:
         index = self._joining.pop(0)
         above = f"core.pod{self._fabric.pod[index]}.leaf{self._fabric.leaf[index]}.{self._names[index]}"
         place = {"addr": f"10.0.{index // 256}.{index % 256}", "port": 5000, "iface": "eth0", "host": None}
-        told = {"switches": above} if self._switches else {}
-        return read_join({"kind": "join", "node": self._names[index], **place, **told})
+        declared = {"switches": above} if self._switches else {}
+        return read_join({"kind": "join", "node": self._names[index], **place, **declared})
 
     def send(self, node: str, message: Message) -> None:
         """See Transport."""
@@ -114,7 +129,7 @@ class SimulatedTransport:
                 if not self._gone(self._index[name], when):
                     self._at(when + self._fabric.spec.latency_s, name, answer)
             return
-        self._told[index] = arrival
+        self._arrivals[index] = arrival
         if message["caller"]:
             self._calls.append((message["round"], index, self._index[message["peer"]], arrival))
 
@@ -151,12 +166,13 @@ class SimulatedTransport:
         down, rungs_down = self._ladder_s(trip, back)
         busy = pings * trip + up + down + self._transfer_s(there) + self._transfer_s(back)
         for place, (number, a, b, arrival) in enumerate(calls):
-            begin = max(arrival, self._told[b])
+            begin = max(arrival, self._arrivals[b])
             end = begin + float(busy[place])
-            latency = figures.latency_s[place]
+            at_a, at_b = figures.latency_s[place]
             to_b, to_a = float(there[place]), float(back[place])
-            self._answer(number, a, b, begin, end, latency[0], to_a, self._rungs(latency[0], to_b, rungs_up[place]))
-            self._answer(number, b, a, begin, end, latency[1], to_b, self._rungs(latency[1], to_a, rungs_down[place]))
+            sweep_a, sweep_b = self._rungs(at_a, to_b, rungs_up[place]), self._rungs(at_b, to_a, rungs_down[place])
+            self._answer(number, _Measurement(a, b, begin, end, at_a, to_a, sweep_a))
+            self._answer(number, _Measurement(b, a, begin, end, at_b, to_b, sweep_b))
 
     def _ladder_s(self, trip: Floats, rate: Floats) -> tuple[Floats, Ints]:
         """Seconds of the size sweep of one end, and the number of sizes that it reaches, as `size_sweep` in
@@ -164,11 +180,11 @@ class SimulatedTransport:
         settings = self._settings
         spent, rungs = np.zeros(len(trip)), np.zeros(len(trip), dtype=np.int_)
         for size in settings.ladder_bytes:
-            each = trip + size / rate
+            message_s = trip + size / rate
             going = spent < settings.ladder_limit_s
-            in_time = np.ceil((settings.ladder_limit_s - spent) / each)
+            in_time = np.ceil((settings.ladder_limit_s - spent) / message_s)
             count = np.minimum(settings.ladder_times, np.maximum(MIN_MESSAGES, in_time + 1))
-            spent = np.where(going, spent + count * each, spent)
+            spent = np.where(going, spent + count * message_s, spent)
             rungs += going
         return spent, rungs
 
@@ -183,24 +199,22 @@ class SimulatedTransport:
         limited: Floats = np.minimum(np.minimum(enough, settings.bulk_bytes_max / rate), settings.bulk_limit_s)
         return np.maximum(limited, least) + PING_BYTES / rate
 
-    def _answer(
-        self, number: int, me: int, peer: int, begin: float, end: float, latency: Floats, rate: float,
-        ladder: list[tuple[int, float]],
-    ) -> None:  # fmt: skip
+    def _answer(self, number: int, made: _Measurement) -> None:
         """Queue the reply of one end: late and without figures when the other end is dead, none when this end is."""
         answer: Message = {"kind": "pair", "round": number}
-        if self._gone(me, end):
+        end = made.end
+        if self._gone(made.node, end):
             return
-        if self._gone(peer, end):
-            died = peer in self._failures.dies_at and self._failures.dies_at[peer] <= end
-            end = max(begin, self._failures.dies_at[peer]) if died else begin + self._settings.slot_deadline_s
+        if self._gone(made.peer, end):
+            died_at = self._failures.dies_at.get(made.peer, math.inf)
+            died = died_at <= end
+            end = max(made.begin, died_at) if died else made.begin + self._settings.slot_deadline_s
             answer["error"] = "the peer closed the connection" if died else "the peer stopped sending"
         else:
-            low, middle, high = (float(value) for value in latency)
-            figures = {"latency": {"min": low, "p50": middle, "p95": high}, "bytes_per_s": rate, "n": 8}
-            answer["figures"] = figures | {"ladder": ladder}
-        self._at(end + self._fabric.spec.latency_s, self._names[me], answer)
+            low, middle, high = (float(value) for value in made.latency)
+            figures = {"latency": {"min": low, "p50": middle, "p95": high}, "bytes_per_s": made.bytes_per_s, "n": 8}
+            answer["figures"] = figures | {"ladder": made.ladder}
+        self._at(end + self._fabric.spec.latency_s, self._names[made.node], answer)
 
     def _gone(self, node: int, when: float) -> bool:
-        never = float("inf")
-        return min(self._failures.dies_at.get(node, never), self._failures.hangs_at.get(node, never)) <= when
+        return min(self._failures.dies_at.get(node, math.inf), self._failures.hangs_at.get(node, math.inf)) <= when
