@@ -21,8 +21,8 @@ from hpctrain.slurm.cluster import (
     parse_nodes,
     parse_partitions,
 )
-from hpctrain.slurm.fields import node_names
-from hpctrain.slurm.job import SEPARATOR, SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
+from hpctrain.slurm.fields import SEPARATOR, node_names
+from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
 from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
@@ -212,11 +212,11 @@ class Slurm:
         columns = ("JobID", "Dependency", "Command")
         shape = ",".join(f"{column}:{SEPARATOR}" for column in columns)
         lines = _answer(self._run(["squeue", "-h", "--me", "-t", "PENDING", "-O", shape])).splitlines()
-        found = [line.split(SEPARATOR) for line in lines]
+        rows = [line.split(SEPARATOR) for line in lines]
         waits = re.compile(rf"(^|,)afterany:{re.escape(_checked(job_id))}(\(|,|$)")
         return [
             values[0].strip()
-            for values in found
+            for values in rows
             if len(values) > len(columns) and waits.search(values[1]) and values[2].strip() == str(script)
         ]
 
