@@ -16,8 +16,7 @@ from hpctrain.hf.tensors import HfTensor, current_tensor_name, is_ignorable, ten
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_file_name
 from hpctrain.records.format.input_file import open_input
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.families import FamilySpec, HfModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")

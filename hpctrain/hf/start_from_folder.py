@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
-from hpctrain.corpus.prepare.tokenizer_file import read_tokenizer
+from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME, read_tokenizer
 from hpctrain.corpus.read.index import describe_tokenizer, read_indexes
 from hpctrain.hf.config import dropout_of
 from hpctrain.hf.folder import read_folder

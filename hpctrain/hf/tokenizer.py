@@ -11,8 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT
-from hpctrain.corpus.prepare.tokenizer_file import read_tokenizer
+from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, read_tokenizer
 from hpctrain.corpus.read.index import read_index
 from hpctrain.corpus.read.special_tokens import SpecialTokens
 

@@ -16,7 +16,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.hf.folder import find_stored, stored_tensors, weights_sha256
 from hpctrain.hf.safetensors_header import StoredTensor
 from hpctrain.hf.tensors import HfTensor, tensors_of
-from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.families import HfModel
 
 
 class HfWeights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,6 @@ from typing import Literal
 
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.corpus.input.compressed_input import COMPRESSED_SUFFIXES, uncompressed_name
-from hpctrain.corpus.input.extras import require_library
 from hpctrain.corpus.input.work_units import Format, InputFile
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_file_name
@@ -193,3 +193,13 @@ def _need_libraries(files: Sequence[InputFile]) -> None:
     ):
         if needed:
             require_library(module, f"IN: {needed[0]}")
+
+
+def require_library(module: str, purpose: str) -> None:
+    """Check before any work that an optional library is installed.
+
+    Raises:
+        InputError: it is missing; the message says how to install it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise InputError(f"{purpose}: needs {module}, which is not installed; run `pip install 'hpctrain[data]'`")

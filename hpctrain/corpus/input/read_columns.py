@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.compressed_input import open_plain
-from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
+from hpctrain.corpus.input.skipped import RECORD_BYTES, BadRecords
 from hpctrain.corpus.input.work_units import FileRange
 
 BATCH_ROWS = 128

@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 from hpctrain.base.units import format_si
 from hpctrain.corpus.input.compressed_input import open_decompressed
-from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
-from hpctrain.corpus.input.text_lines import part_of
+from hpctrain.corpus.input.read_text import part_of
+from hpctrain.corpus.input.skipped import RECORD_BYTES, BadRecords
 from hpctrain.corpus.input.work_units import FileRange
 
 LINE_BYTES = RECORD_BYTES

@@ -15,11 +15,10 @@ from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.prepare.check import file_sha256
 from hpctrain.corpus.prepare.clean import check_cleaning
-from hpctrain.corpus.prepare.finish import write_corpus
 from hpctrain.corpus.prepare.options import DEFAULTS, CorpusSource, PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.partial_folder import files_fingerprint, new_corpus, publish, work_folder
 from hpctrain.corpus.prepare.pool import WorkerPool, usable_cpus
-from hpctrain.corpus.prepare.shards import check_target
+from hpctrain.corpus.prepare.shards import check_target, write_corpus
 from hpctrain.corpus.prepare.source_work import SourceWork, clean_sample, encode_all, scan_all
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer, train_tokenizer, trained_size
 from hpctrain.records.corpus.index import CorpusIndex

@@ -20,17 +20,20 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_si
 from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
-from hpctrain.corpus.input.input_records import BadRecords
-from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of, rank_of
-from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, SkippedInput
+from hpctrain.corpus.input.passages import BUCKETS, NotTextError, Passage, bucket_of, digest_of, rank_of
+from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, BadRecords, SkippedInput
 from hpctrain.corpus.input.work_units import FileRange, WorkUnit
-from hpctrain.corpus.prepare.split import no_bytes
 
 _HELD_PASSAGES = 2**16
 """Passages whose bucket and size are buffered before they are summed."""
 
 TextSample = list[tuple[int, str]]
 """Texts with their sampling ranks."""
+
+
+def no_bytes() -> NDArray[np.int64]:
+    """Zero bytes in each bucket, [BUCKETS]."""
+    return np.zeros(BUCKETS, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,6 @@ class UnitScan:
     unreadable: int = 0
     bad: int = 0
     """Number of skipped records."""
-    full: bool = False
-    """Whether a limit ended the scan."""
     damaged_files: int = 0
     """Files whose content after a damage is lost; a damaged compressed text file is not used at all."""
     skipped: tuple[SkippedInput, ...] = ()
@@ -96,7 +97,7 @@ class ScanTask:
         not_text = sum(file.not_text for file in files)
         scan = UnitScan(
             tuple(used), tally.passages, tally.documents, tally.text_bytes, tally.digest.hexdigest(),
-            not_text, len(files) - not_text, bad.count, tally.full,
+            not_text, len(files) - not_text, bad.count,
             len(bad.damaged) + sum(file.damaged for file in files),
             tuple([*(file.entry for file in files), *bad.listed][:LISTED_IN_UNIT]),
         )  # fmt: skip
@@ -125,6 +126,27 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
             return scan, buckets, sample
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
+
+
+def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> range:
+    """The buckets whose passages are for validation: as many whole buckets as fit into `fraction` of the bytes, from
+    the first on; if none fits, the one with the least text.
+
+    The order of the files does not matter, and equal passages are in the same split. With a fraction above 0 there is
+    at least one bucket, unless all the text is in one bucket. The bucket with the least text holds at most half of it.
+
+    Args:
+        bytes_in_bucket: bytes of all passages in each bucket, [BUCKETS].
+    """
+    filled = np.flatnonzero(bytes_in_bucket)
+    if fraction <= 0 or len(filled) < 2:
+        return range(0)
+    sums = np.cumsum(bytes_in_bucket)
+    limit = int(np.searchsorted(sums, fraction * sums[-1], side="right"))
+    if limit > filled[0]:
+        return range(min(limit, int(filled[-1])))
+    least = int(filled[np.argmin(bytes_in_bucket[filled])])
+    return range(least, least + 1)
 
 
 def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:

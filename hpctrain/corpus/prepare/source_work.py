@@ -18,11 +18,18 @@ from hpctrain.corpus.input.read_columns import row_groups
 from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
 from hpctrain.corpus.input.work_units import WorkUnit, plan_work_units, unit_bytes
 from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask
-from hpctrain.corpus.prepare.finish import Part, dtype_of
 from hpctrain.corpus.prepare.options import CorpusSource, Progress
 from hpctrain.corpus.prepare.pool import WorkerPool
-from hpctrain.corpus.prepare.scan import ScanTask, TextSample, UnitScan, read_scan, smallest
-from hpctrain.corpus.prepare.split import no_bytes, validation_buckets
+from hpctrain.corpus.prepare.scan import (
+    ScanTask,
+    TextSample,
+    UnitScan,
+    no_bytes,
+    read_scan,
+    smallest,
+    validation_buckets,
+)
+from hpctrain.corpus.prepare.shards import Part, dtype_of
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
 from hpctrain.records.corpus.index import Sources, TokenizerInfo
 

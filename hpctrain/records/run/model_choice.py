@@ -10,8 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.file_name import AnyPath
 from hpctrain.records.format.validation_errors import nearest
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.families import FamilySpec, HfModel
 from hpctrain.records.model.imported_spec import ImportedSpec, Split
 from hpctrain.records.model.presets import PRESETS
 
