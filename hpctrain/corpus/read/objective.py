@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from hpctrain.corpus.read.sampler import splitmix64
 from hpctrain.corpus.read.special_tokens import SpecialTokens
-from hpctrain.records.run.objective import AnyObjective, Lengths, Masked, NextToken, SpanCorruption, lengths
+from hpctrain.records.model.span_corruption import Lengths
+from hpctrain.records.run.objective import AnyObjective, Masked, NextToken, SpanCorruption, lengths
 
 NO_TARGET = -100
 """Target of a position that the loss leaves out, as in torch."""

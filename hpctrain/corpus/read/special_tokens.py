@@ -39,16 +39,14 @@ class SpecialTokens:
     """Sentinels in the order in which a sample uses them."""
 
 
-def special_tokens(
-    folders: Sequence[str | Path], objective: AnyObjective, seq_len: int, field: str = "data.train"
-) -> SpecialTokens:
+def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_len: int) -> SpecialTokens:
     """The special tokens that an objective needs on the data of these folders.
 
     Raises:
         InputError: a folder is missing, or their tokenizers differ.
         FileError: the folder's tokenizer.json is missing or damaged.
     """
-    index = read_indexes(folders, field)[0]
+    index = read_indexes(folders)[0]
     match objective:
         case Masked():
             known = _known(Path(folders[0]), index)
