@@ -74,8 +74,8 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 def _added(special: SpecialTokens) -> dict[str, int]:
     """Return the objective's tokens, name -> id."""
-    found = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
+    tokens = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
     for name, number in ((MASK, special.mask), (START, special.start)):
         if number is not None:
-            found[name] = number
-    return found
+            tokens[name] = number
+    return tokens

@@ -27,12 +27,12 @@ def records(text: str, key: str) -> Iterator[dict[str, str]]:
 def fields(line: str) -> dict[str, str]:
     """Return field -> value. A field's first value counts, because free text (comments, reasons) comes last."""
     line = _JOB_NAME.sub(" ", line, count=1)
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     keys = list(_KEY.finditer(line))
     for index, key in enumerate(keys):
         end = keys[index + 1].start() if index + 1 < len(keys) else len(line)
-        found.setdefault(key[1], line[key.end() : end].strip())
-    return found
+        values.setdefault(key[1], line[key.end() : end].strip())
+    return values
 
 
 def split_columns(text: str, columns: Sequence[str], command: str) -> Iterator[dict[str, str]]:

@@ -53,23 +53,23 @@ def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFi
         InputError: one of them does not exist or is a pipe, a saved dataset has no training split, or reading it needs
         a library that is not installed.
     """
-    found: set[InputFile] = set()
+    chosen: set[InputFile] = set()
     others: set[Path] = set()
     beside: set[Path] = set()
     for path in named:
         if path.is_dir():
             inside = _of_folder(path, choice)
-            found.update(inside.files)
+            chosen.update(inside.files)
             others.update(inside.other_splits)
             beside.update(inside.beside_records)
         elif path.is_file():
-            found.add(InputFile(path, format_of(path) if choice == "auto" else choice))
+            chosen.add(InputFile(path, format_of(path) if choice == "auto" else choice))
         elif path.exists():
             # Text is read twice, and a pipe can be read only once.
             raise InputError(f"IN: {path}: found a pipe or device, allowed: files and folders; save the text to a file")
         else:
             raise InputError(f"IN: {path}: no such file or folder")
-    files = sorted(found, key=lambda file: file.path)
+    files = sorted(chosen, key=lambda file: file.path)
     _need_libraries(files)
     taken = {file.path for file in files}  # a left-out file that was also named by itself is taken
     return InputFiles(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
@@ -86,18 +86,18 @@ def expand(patterns: Sequence[str], base: Path) -> list[Path]:
     Raises:
         InputError: a pattern with * ? or [] matches nothing. A plain path is not checked.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for pattern in patterns:
         if not re.search(r"[*?\[]", pattern):
-            found.append(base / pattern)
+            paths.append(base / pattern)
             continue
         path = Path(pattern)
         root, relative = (Path(path.anchor), path.relative_to(path.anchor)) if path.is_absolute() else (base, path)
         matches = sorted(root.glob(str(relative)))
         if not matches:
             raise InputError(f"{pattern}: found no such file below {base}; patterns start at the recipe's folder")
-        found.extend(matches)
-    return found
+        paths.extend(matches)
+    return paths
 
 
 def _of_folder(folder: Path, choice: FormatChoice) -> InputFiles:

@@ -78,8 +78,8 @@ def _text(line: bytes, field: str) -> str:
         # Numbers stay text: only the text field matters, and Python itself writes NaN and numbers of any length.
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError) as error:
-        said = error.msg if isinstance(error, json.JSONDecodeError) else "no text in UTF-8, or nested too deep"
-        raise _UnusableError(f"not valid JSON: {said}") from None
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else "no text in UTF-8, or nested too deep"
+        raise _UnusableError(f"not valid JSON: {problem}") from None
     if not isinstance(value, dict):
         raise _UnusableError(f"found {type(value).__name__}, expected a JSON object a line")
     text = value.get(field)

@@ -58,12 +58,12 @@ def reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], byt
     """Return a function that reads up to n bytes of that range; b'' at its end."""
     if to is None:
         return file.read
-    left = max(0, to - begin)
+    remaining_bytes = max(0, to - begin)
 
     def read(size: int) -> bytes:
-        nonlocal left
-        data = file.read(min(size, left))
-        left -= len(data)
+        nonlocal remaining_bytes
+        data = file.read(min(size, remaining_bytes))
+        remaining_bytes -= len(data)
         return data
 
     return read

@@ -141,10 +141,10 @@ class EncodeTask:
                 for passage in read_file_range(piece, self.reading, bad):
                     if count == self.scan.passages:
                         break
-                    own = digest_of(passage.text)
-                    digest.update(own)
+                    passage_digest = digest_of(passage.text)
+                    digest.update(passage_digest)
                     count += 1
-                    yield passage, bucket_of(own) in self.valid_buckets
+                    yield passage, bucket_of(passage_digest) in self.valid_buckets
             except (NotTextError, OSError):
                 raise _changed(piece.path) from None
         if digest.hexdigest() != self.scan.text_sha256:

@@ -76,10 +76,10 @@ class ScanTask:
             InputError: a record cannot be used and may not be skipped.
             StorageError: the result cannot be stored.
         """
-        kept = read_scan(self.scan_file, self.limit_bytes)
-        if kept is not None:
+        earlier = read_scan(self.scan_file, self.limit_bytes)
+        if earlier is not None:
             report(sum(piece.size_bytes for piece in self.unit))
-            return kept[0]
+            return earlier[0]
         tally = _Tally(self.limit_bytes, self.sample_bytes)
         used: list[int] = []
         files: list[_UnusableFile] = []

@@ -154,7 +154,7 @@ def write_corpus(
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         shards: list[Shard] = []
-        for part, shard in ((part, shard) for part, own in parts for shard in own if shard.split == "train"):
+        for part, shard in _shards_of(parts, "train"):
             name = f"train-{len(shards):05d}.bin"
             link(part / shard.file, folder / name)
             shards.append(shard.model_copy(update={"file": name}))
@@ -173,11 +173,15 @@ def write_corpus(
     return index
 
 
+def _shards_of(parts: Sequence[Part], split: str) -> list[tuple[Path, Shard]]:
+    return [(folder, shard) for folder, shards in parts for shard in shards if shard.split == split]
+
+
 def _join_validation(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, shard_tokens: int) -> list[Shard]:
     dtype = np.dtype(dtype_of(tokenizer.vocab_size)).newbyteorder("<")
     writer = ShardWriter(folder, "valid", dtype.name, shard_tokens)
     with contextlib.closing(writer):
-        for part, shard in ((part, shard) for part, own in parts for shard in own if shard.split == "valid"):
+        for part, shard in _shards_of(parts, "valid"):
             with (part / shard.file).open("rb") as file:
                 while data := file.read(_CHUNK_TOKENS * dtype.itemsize):
                     writer.append(np.frombuffer(data, dtype=dtype).astype(np.int64))

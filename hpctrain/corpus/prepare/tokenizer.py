@@ -68,11 +68,11 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         pieces = [self._pieces(text) for text in texts]
-        flat = [piece for own in pieces for piece in own]
+        flat = [piece for text_pieces in pieces for piece in text_pieces]
         with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
             encoded = self._tokenizer.encode_batch_fast(flat, add_special_tokens=False)
         ids = (np.array(item.ids, dtype=np.int64) for item in encoded)
-        return [np.concatenate([next(ids) for _ in own]) for own in pieces]
+        return [np.concatenate([next(ids) for _ in text_pieces]) for text_pieces in pieces]
 
     def _pieces(self, text: str) -> list[str]:
         """The text, cut within each name of the end-of-document token: the name in a text is not that token."""

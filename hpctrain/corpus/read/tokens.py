@@ -50,10 +50,10 @@ class Corpus:
             if split in (shard.split, "all") and shard.tokens > seq_len
         ]
         if not maps:
-            found = sum(s.tokens for index in indexes for s in index.shards if split in (s.split, "all"))
+            available = sum(s.tokens for index in indexes for s in index.shards if split in (s.split, "all"))
             raise InputError(
-                f"{field}: {', '.join(map(str, folders))}: found {found} tokens in the {split} split, which is not one "
-                f"sequence of {seq_len} tokens and its target; prepare more text or lower data.seq_len"
+                f"{field}: {', '.join(map(str, folders))}: found {available} tokens in the {split} split, which is not "
+                f"one sequence of {seq_len} tokens and its target; prepare more text or lower data.seq_len"
             )
         windows = [(len(tokens) - 1) // seq_len for tokens in maps]
         first = np.concatenate([[0], np.cumsum(windows)]).astype(np.int64)

@@ -258,8 +258,8 @@ class Run(Document):
             return PRESETS[self.model.preset]
         if self.model.measured is not None:
             return self.model.measured
-        if self.model.found is not None:
-            return self.model.found.dims
+        if self.model.hf_model is not None:
+            return self.model.hf_model.dims
         if self.model.import_ is not None:
             raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
         raise InputError("model.hf: the folder was not read yet; a run folder's own run.yaml has what was in it")
@@ -283,9 +283,9 @@ class Run(Document):
         """Return the run with its model's dimensions written out, vocabulary included."""
         if isinstance(spec, ImportedSpec):
             return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
-        if self.model.found is not None:
-            found = self.model.found.model_copy(update={"dims": spec})
-            return self.model_copy(update={"model": self.model.model_copy(update={"found": found})})
+        if self.model.hf_model is not None:
+            hf_model = self.model.hf_model.model_copy(update={"dims": spec})
+            return self.model_copy(update={"model": self.model.model_copy(update={"hf_model": hf_model})})
         return self.model_copy(update={"model": Model(dims=spec)})
 
 
@@ -344,8 +344,8 @@ def _without_overridden(
 ) -> dict[tuple[str | int, ...], int]:
     """Return the lines with 0 for overridden keys: the file's line would show another value."""
     paths = override_paths(overrides)
-    kept = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
-    return {**kept, **dict.fromkeys(paths, 0)}
+    shown = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
+    return {**shown, **dict.fromkeys(paths, 0)}
 
 
 def _from_override(mistake: FieldError) -> FieldError:

@@ -30,9 +30,11 @@ class SiteProfile(Part):
     @field_validator("cluster")
     @classmethod
     def _of_the_site(cls, value: Cluster) -> Cluster:
-        found = [key for key in RUN_ONLY_KEYS if key in value.model_fields_set]
-        if found:
-            raise ValueError(f"{found[0]} belongs into a run file; here go partition, account, qos, setup and the like")
+        run_only = [key for key in RUN_ONLY_KEYS if key in value.model_fields_set]
+        if run_only:
+            raise ValueError(
+                f"{run_only[0]} belongs into a run file; here go partition, account, qos, setup and the like"
+            )
         return value
 
     @property
