@@ -134,7 +134,7 @@ Part = tuple[Path, list[Shard]]
 """The folder of a unit, and its shards."""
 
 
-def dtype_of(vocab_size: int) -> str:
+def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
     """The dtype in which tokens are stored."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
@@ -163,7 +163,7 @@ def write_corpus(
             raise InputError("IN: found no text: nothing is left of it after cleaning")
         index = CorpusIndex(
             vocab_size=tokenizer.vocab_size,
-            dtype="uint16" if dtype_of(tokenizer.vocab_size) == "uint16" else "uint32",
+            dtype=dtype_of(tokenizer.vocab_size),
             tokenizer=tokenizer.save(folder),
             shards=shards,
             sources=sources,

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import tokenizers
@@ -58,9 +58,9 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer of the `tokenizers` library, stored with the corpus as tokenizer.json."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: str, end_of_text: int) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: Literal["trained", "given"], end_of_text: int) -> None:
         self._tokenizer = tokenizer
-        self._kind = kind
+        self._kind: Literal["trained", "given"] = kind
         self.end_of_text = end_of_text
         self._end: str = tokenizer.id_to_token(end_of_text) or END_OF_TEXT
         # Ids may have gaps, so the size is the largest id plus one.
@@ -86,8 +86,7 @@ class FileTokenizer:
         text = self._tokenizer.to_str(pretty=True)
         write_text(folder / TOKENIZER_NAME, text)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        kind = "trained" if self._kind == "trained" else "given"
-        return TokenizerInfo(kind=kind, end_of_text=self.end_of_text, file=TOKENIZER_NAME, sha256=digest)
+        return TokenizerInfo(kind=self._kind, end_of_text=self.end_of_text, file=TOKENIZER_NAME, sha256=digest)
 
 
 def trained_size(choice: str) -> int | None:
