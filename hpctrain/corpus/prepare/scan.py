@@ -264,7 +264,7 @@ def _keep(path: Path, scan: UnitScan, limit_bytes: int | None, tally: _Tally) ->
     """Store the scan atomically. Checksums detect damage after a power cut; the scan is then repeated."""
     tally.flush()
     values = {**dataclasses.asdict(scan), "limit_bytes": limit_bytes, "sample": tally.sample.texts()}
-    head = json.dumps(values, ensure_ascii=False).encode()
+    head = json.dumps(values).encode()
     filled = np.flatnonzero(tally.buckets)
     temporary = path.with_suffix(".tmp")
     with storage_errors(path):
