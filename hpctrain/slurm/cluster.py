@@ -33,6 +33,7 @@ class NodeInfo:
     """One node."""
 
     name: str
+    addr: str
     states: frozenset[str]
     """Base state and flags, {'IDLE', 'DRAIN'}."""
     gres: tuple[Gres, ...]
@@ -130,8 +131,10 @@ def parse_nodes(text: str) -> list[NodeInfo]:
 
 
 def _node(record: dict[str, str]) -> NodeInfo:
+    name = required(record, "NodeName")
     return NodeInfo(
-        name=required(record, "NodeName"),
+        name=name,
+        addr=record.get("NodeAddr", name),
         states=node_states(required(record, "State")),
         gres=parse_gres(record.get("Gres", "")),
         # A job may ask for all available features; some become active only after a reboot.

@@ -101,4 +101,4 @@ def next_delay(delay_s: float, changed: bool) -> float:
 
 def _matters(job: JobInfo | None) -> tuple[object, ...] | None:
     """Return the fields whose change is reported; the estimates of start and end change all the time."""
-    return job and (job.state, job.reason, job.nodes, job.restarts, job.preempt_s)
+    return None if job is None else (job.state, job.reason, job.nodes, job.restarts, job.preempt_s)

@@ -92,9 +92,10 @@ class _Executor:
         context = multiprocessing.get_context("spawn")
         self._others = set(multiprocessing.active_children())
         self._processes: set[Any] = set()
-        self._advanced = context.Value("q")
+        with outside_current_folder() as here:  # multiprocessing's resource tracker is started
+            self._advanced = context.Value("q")
+            self._pool = ProcessPoolExecutor(workers, context, _begin, (here, self._advanced))
         self._reported = 0
-        self._pool = ProcessPoolExecutor(workers, context, _begin, (Path.cwd(), self._advanced))
 
     def submit(self, task: Task[R]) -> Future[R]:
         with outside_current_folder():  # a process may be started now

@@ -19,7 +19,7 @@ ASKED = JobRequest(None, 2, 2, HOUR, None, None, None)
 
 
 def node(name: str, state: str = "IDLE", gres: str = "gpu:a100:4", features: tuple[str, ...] = ()) -> NodeInfo:
-    return NodeInfo(name, frozenset(state.split("+")), parse_gres(gres), features)
+    return NodeInfo(name, name, frozenset(state.split("+")), parse_gres(gres), features)
 
 
 def partition(name: str, nodes: str = "abc", limit_h: int | None = 24, **more: object) -> Partition:

@@ -28,6 +28,7 @@ def partitions(captured, nodes):
 def test_nodes(nodes):
     assert list(nodes) == ["gpu1", "gpu2", "gpu3", "mig1"]
     node = nodes["gpu1"]
+    assert node.addr == "127.0.0.1"
     assert node.gres == (Gres("gpu", "a100", 4),)
     assert nodes["mig1"].gres == (Gres("gpu", "a100_3g.20gb", 2),)
     assert node.states == {"IDLE"}
