@@ -39,9 +39,10 @@ from hpctrain.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_
 from hpctrain.parallel.tied_weights import TiedWeights, tie_weights
 from hpctrain.parallel.tracked_work import TrackedReceives
 from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.model.span_corruption import Lengths
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Schedule
-from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths
 
 ActionTable = dict[int, list[_Action]]
 """Actions by rank in the pipeline's process group, including sends and receives."""

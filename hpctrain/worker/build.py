@@ -217,9 +217,9 @@ def _join(start_order: StartOrder, plan: Plan, device: torch.device, timeout: ti
 
 def _first_weights(start_order: StartOrder, run: Run) -> Fill | None:
     """Return what initializes the weights from a Hugging Face folder; None for random weights or a checkpoint."""
-    if run.model.hf is None or run.model.found is None or start_order.restore is not None:
+    if run.model.hf is None or run.model.hf_model is None or start_order.restore is not None:
         return None
-    return HfWeights(run.model.found, Path(run.model.hf)).fill
+    return HfWeights(run.model.hf_model, Path(run.model.hf)).fill
 
 
 def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimizer:

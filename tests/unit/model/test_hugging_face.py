@@ -90,7 +90,7 @@ def exported(spec: FamilySpec, module: nn.Module, folder: Path, limit: int) -> P
     own = {name: parameter.detach() for name, parameter in module.named_parameters()}
     files = assign_to_shards(tensors_of(spec), 4, limit)
     for name, tensors in files.items():
-        held = {tensor.name: to_hf_tensor(tensor, [own[part] for part in tensor.own]) for tensor in tensors}
+        held = {tensor.name: to_hf_tensor(tensor, [own[part] for part in tensor.parameters]) for tensor in tensors}
         save_file(held, folder / name, metadata={"format": "pt"})
     if len(files) > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(files, 4)))
