@@ -20,7 +20,7 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.jobs.after_attempt import (
+from hpctrain.jobs.policy import (
     AttemptHistory,
     JobVerdict,
     decide_and_requeue,

@@ -8,7 +8,7 @@ import os
 from hpctrain.agent.event_log import EventLog
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
-from hpctrain.jobs.after_attempt import JobVerdict
+from hpctrain.jobs.policy import JobVerdict
 from hpctrain.jobs.attempt_outcome import is_preempted, read_outcome, with_no_progress_check, with_slurm_state
 from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.cancel import is_cancelled

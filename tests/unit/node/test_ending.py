@@ -18,7 +18,7 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
-from hpctrain.jobs.after_attempt import (
+from hpctrain.jobs.policy import (
     AttemptHistory,
     JobVerdict,
     decide_after_attempt,
