@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from hpctrain.records.plan.compression import LocalSteps
 from hpctrain.records.plan.plan import Plan
 
 
@@ -79,7 +78,7 @@ def gradient_norm(
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
         holders = plan.dp * plan.tp // _shards(parameter) * (tied_holders or {}).get(parameter, 1)
         total += _square(grad.detach()).cpu() / holders
-    if plan.world_size == plan.dp and plan.shards == 1 and not isinstance(plan.codec, LocalSteps):
+    if plan.world_size == plan.dp and plan.shards == 1 and plan.codec.sums_gradients:
         total *= plan.dp  # every rank holds everything, so no collective is needed
     else:
         dist.all_reduce(total)

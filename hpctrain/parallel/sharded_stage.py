@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from hpctrain.compress.build import build_reduce_scatters, residuals_of
-from hpctrain.compress.collectives.reduce_scatter import Residuals
+from hpctrain.compress.build import build_reduce_scatters
+from hpctrain.compress.collectives.reduce_scatter import Residuals, residuals_of
 from hpctrain.parallel.fsdp import (
     finish_backward,
     flat_gradient_layouts,

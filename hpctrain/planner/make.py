@@ -32,10 +32,11 @@ from hpctrain.planner.search.state_moves import minimise_moves, moves_between
 from hpctrain.planner.search.warm_start import uses_one_codec, warm_started
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import CodecSpec, has_state
-from hpctrain.records.plan.compression import AutoCompression, Messages
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import AutoCompression
 from hpctrain.records.plan.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.plan.stage_messages import Messages
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import make_schedule
@@ -110,7 +111,9 @@ def make_plan(
             cost, best, previous, () if search.warm_start is None else search.warm_start.reused_layouts
         )
     by_codec_s = bool(spec_of_sums.compared)
-    unsearched = isinstance(run.compression, AutoCompression) and not (spec_of_sums.exact and by_codec == work.codec)
+    unsearched = isinstance(run.compression, AutoCompression) and not (
+        spec_of_sums.codec.exact and by_codec == work.codec
+    )
     if run.compression.messages == "auto":
         lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
         choice = choose_messages(cost, best.layout, lossy)
@@ -265,7 +268,7 @@ def _nothing_fits(search: Search, candidate_dims: list[ParallelDims]) -> Hpctrai
         f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_dims(dims)}{how}, "
         f"the nearest to fitting, {describe_memory_shortage(excess)}; use more or larger devices, a smaller model or "
         "data.seq_len"
-        + (", or compression.mode bf16, which keeps nothing" if has_state(work.codec) else "")
+        + (", or compression.mode bf16, which keeps nothing" if work.codec.has_state else "")
         + (", or parallel.mode auto" if work.fixed is not None else "")
     )
 

@@ -87,7 +87,7 @@ def _compression(plan: Plan) -> list[Table | str]:
     spec = plan.compression[0]
     if spec.reason is None:
         return []
-    words = f"compression {spec.mode}: {spec.reason}"
+    words = f"compression {spec.codec.mode}: {spec.reason}"
     if not spec.compared:
         return [words]
     table = Table(

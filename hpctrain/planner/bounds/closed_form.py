@@ -17,7 +17,6 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.overlap import overlapped_share
-from hpctrain.records.plan.compression import NoCompression
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stage_ranks
 
@@ -137,7 +136,7 @@ class ClosedFormBound:
         if dp == 1 or (memory_options.zero and memory_options.shard == "node"):
             return 0.0, 0.0 if memory_options.shard == "node" else update
         alpha, beta = unit_counts.ring(dp, 1)
-        if not isinstance(work.codec, NoCompression):
+        if not work.codec.exact:
             return 0.0, update  # a codec sends fewer bytes, and some need fewer messages
         sent = (
             work.gathered_bytes + work.framework.gradient_bytes

@@ -17,7 +17,6 @@ from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.links import scalar_all_reduce_s
 from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.simulate.overlap import overlapped_share
-from hpctrain.records.plan.compression import NoCompression
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stage_ranks
 
@@ -137,11 +136,7 @@ def _sums(of: RankTimes, each: UnitClass, numbers: FloatArray, backward: FloatAr
     """Seconds of a rank's all-reduce after its last backward, less what may overlap it; 0 with a codec, which may send
     less, and with sharding within nodes."""
     work, dp = of.cost.work, of.dp
-    if (
-        dp == 1
-        or not isinstance(work.codec, NoCompression)
-        or (work.memory_options.zero and work.memory_options.shard == "node")
-    ):
+    if dp == 1 or not work.codec.exact or (work.memory_options.zero and work.memory_options.shard == "node"):
         return np.zeros_like(numbers)
     size = numbers * work.framework.gradient_bytes
     alpha, beta = of.unit_counts.ring(dp, of.schedule_spec.virtual_stages, apart)

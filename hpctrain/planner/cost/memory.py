@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.cost.live_activations import LiveCounts, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, Workload
-from hpctrain.records.plan.codec import BUCKET_BYTES, kept_bytes
+from hpctrain.records.plan.codec import BUCKET_BYTES
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stages_by_rank
 
@@ -208,14 +208,14 @@ class MemoryModel:
             # Buckets of gradients; a large embedding is a bucket of its own.
             each = work.framework.gradient_bytes
             table = float(each * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
-            total += min(each * parameters, max(IN_FLIGHT_BYTES, table)) + self._kept_bytes * parameters
+            total += min(each * parameters, max(IN_FLIGHT_BYTES, table)) + self._codec_bytes * parameters
         return total
 
     @property
-    def _kept_bytes(self) -> float:
+    def _codec_bytes(self) -> float:
         """Bytes that the codec keeps for each number, with the copy that a checkpoint takes."""
         copies = 2 if self.work.framework.checkpoint_bytes else 1
-        return copies * kept_bytes(self.work.codec, self.work.spec.dim)
+        return copies * self.work.codec.state_bytes(self.work.spec.dim)
 
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Bytes of weights, gradients and optimizer with ZeRO: the sharded parts, and what is whole for a while.
@@ -236,7 +236,7 @@ class MemoryModel:
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between shard groups a rank sums its part only; within one it has a residual of the whole gradient.
-        kept = self._kept_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
+        kept = self._codec_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + kept + freed
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from hpctrain.planner.cost.all_reduce import (
     NO_ALL_REDUCE,
     AllReduceTime,
+    StageGradients,
     all_reduce_time,
     flat_copy_share,
     low_rank_width,
-    uses_all_to_all,
 )
 from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.cost.memory import MemoryModel
@@ -28,13 +28,10 @@ from hpctrain.planner.devices.links import (
 )
 from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.tensor_parallel_group import GroupSpec, Placement, TensorParallelGroup
-from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
+from hpctrain.records.plan.stage_messages import MESSAGES, Messages
 from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
-REDUCE_SCATTER_SHARE = 0.6
-"""Share of an integer all-reduce's processor time that its reduce-scatter takes: 0.62 with 8 bits and 0.61 with 4,
-measured on four ranks' parts of 4 M numbers (torch 2.13)."""
 UnitKind = tuple[GroupSpec, float, float]
 """The spec of a tensor-parallel group, and the slowest alpha and beta between its own devices."""
 
@@ -149,10 +146,10 @@ class CostModel:
 
         A number takes a quarter of its time in an all-reduce, where it is encoded, summed, encoded again and decoded.
         """
-        if messages == "none":
+        rate = MESSAGES[messages].measured_as
+        if rate is None:
             return 0.0
-        each = codec_seconds(unit)
-        number_s = each.bf16 if messages == "bf16" else each.quantized
+        number_s: float = getattr(codec_seconds(unit), rate)
         numbers = self.work.hidden_bytes(micro_batch, len(unit.devices)) / self.work.framework.residual_stream_bytes
         return numbers * number_s / 4
 
@@ -195,32 +192,27 @@ class CostModel:
         if len(placement) == shards:
             return [NO_ALL_REDUCE] * len(shares)
         codec, tp = self.work.codec, len(placement[0][0].devices)
-        exact = isinstance(codec, NoCompression)
-        bucket_bytes = self.work.framework.bucket_bytes
-        rings, chunks = (
-            self.placement_links(placement).replicate_ring_groups(shards, uses_all_to_all(codec)),
-            len(shares) // len(placement[0]),
-        )
+        framework, width = self.work.framework, low_rank_width(self.work.spec.dim, tp)
+        rings = self.placement_links(placement).replicate_ring_groups(shards, codec.all_to_all)
+        chunks = len(shares) // len(placement[0])
         copied = flat_copy_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):
             numbers = self.work.parameters(share, tp) / shards
             units = [placement[replica][rank] for replica in placement.representatives]
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
-            size = float(self.work.framework.gradient_bytes * numbers)
-            width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
-            sums.append(all_reduce_time(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
+            codec_s = None if codec.exact else slowest_codec(units)
+            gradients = StageGradients(numbers, framework.gradient_bytes, width, copy_s, codec_s)
+            sums.append(all_reduce_time(codec, rings[rank], gradients, chunks, framework.bucket_bytes))
         return sums
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
         """Processor seconds of a reduce-scatter for each number of a gradient, on a pipeline rank's slowest device."""
-        each = slowest_codec([placement[replica][rank] for replica in placement.representatives])
-        match self.work.codec:
-            case Bf16():
-                return each.bf16
-            case Quantized():
-                return REDUCE_SCATTER_SHARE * each.quantized
-        return 0.0
+        codec = self.work.codec
+        if codec.measured_as is None:
+            return 0.0
+        slowest = slowest_codec([placement[replica][rank] for replica in placement.representatives])
+        return codec.reduce_scatter_share * float(getattr(slowest, codec.measured_as))
 
     def tied_all_reduce_s(self, first: TensorParallelGroup, last: TensorParallelGroup) -> float:
         """Seconds to sum the two gradients of a tied embedding; 0 if both lie on the same devices."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
-from hpctrain.records.plan.codec import FULL_BYTES, dense_bytes
+from hpctrain.records.plan.stage_messages import FULL_BYTES
 
 COPY_PASSES = 2
 """Passes over memory of the copy from or to flat buffers: one read and one write."""
@@ -63,7 +63,7 @@ def shard_collective_times(
             return pieces * own.all_reduce_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
         # Gradients are sent compressed within the backward pass only without copies of the state; see decision 45.
-        width = dense_bytes(work.codec) / FULL_BYTES if shards == len(placement) else 1.0
+        width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
         part = work.framework.gradient_bytes * parameters / shards
         found.append(
             ShardCollectiveTimes(

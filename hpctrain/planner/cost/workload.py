@@ -10,8 +10,8 @@ from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, memory_options_of_run
 from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import FULL_BYTES, has_state, message_bytes_per_element
-from hpctrain.records.plan.compression import AutoCompression, Codec, Messages, NoCompression, Quantized
+from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
+from hpctrain.records.plan.stage_messages import FULL_BYTES, MESSAGES, Messages
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
@@ -96,10 +96,10 @@ class Workload:
     def may_shard_gradients(self) -> bool:
         """Whether a search may shard over all replicas.
 
-        Gradients are then reduce-scattered in the backward pass. That works with codecs without state, and with
-        integers if there is no loss scale.
+        Gradients are then reduce-scattered in the backward pass. That works with codecs that send every number, and
+        with state only if there is no loss scale.
         """
-        return not has_state(self.codec) or (isinstance(self.codec, Quantized) and self.precision != "fp16")
+        return self.codec.sharded_sums == "all" and not (self.codec.has_state and self.precision == "fp16")
 
     def casts_weights(self, sharded: bool) -> bool:
         """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it is gathered already cast."""
@@ -146,7 +146,7 @@ class Workload:
 
     def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
         """Bytes that one of `tp` devices sends to the next stage, or back."""
-        size = self.hidden_bytes(micro_batch, tp) * message_bytes_per_element(messages) / FULL_BYTES
+        size = self.hidden_bytes(micro_batch, tp) * MESSAGES[messages].number_bytes / FULL_BYTES
         return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
     def messages_behind(self, stage: int) -> Messages:

@@ -33,7 +33,7 @@ def why_no_layout(cost: CostModel, pp: int, dp: int, schedule_spec: ScheduleSpec
             f"{memory_options.zero} needs, which sums gradients after each"
         )
     if memory_options.shard == "all" and reduces_each_micro_batch(
-        cost.work.codec.mode, memory_options.zero, -(-total // dp)
+        cost.work.codec, memory_options.zero, -(-total // dp)
     ):
         return (
             f"{-(-total // dp)} micro-batches with compression {cost.work.codec.mode} and zero {memory_options.zero}: "

@@ -166,7 +166,7 @@ def _with_rest(
     now = scene(1.0, ())
     terms = predict(now.cost, now.layout, whole=True).terms
     parts = {"communication": terms["pipeline_send"] + terms["data_parallel"], "update": terms["optimizer"]}
-    if plan.dp > 1 and not plan.compression[0].exact:
+    if plan.dp > 1 and not plan.codec.exact:
         return _remarked(profile, communication="sums were compressed", update="sums were compressed")
     names = [name for name, seconds in parts.items() if seconds > MIN_TERM_SHARE * sum(parts.values())]
     for name in parts.keys() - set(names):

@@ -13,7 +13,7 @@ from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, Timeline, simulate
 from hpctrain.planner.simulate.fast_engine import fast_simulate
 from hpctrain.planner.simulate.overlap import overlapped_s
-from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
+from hpctrain.records.plan.stage_messages import Messages
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
 
 STEP_TIME_TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
@@ -256,10 +256,10 @@ def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollec
     found = shard_collective_times(
         cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
     )
-    if layout.shards < layout.dp and not isinstance(work.codec, NoCompression):
+    if layout.shards < layout.dp and not work.codec.exact:
         sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         return [each._replace(copies=own.seconds) for each, own in zip(found, sums, strict=True)]
-    if isinstance(work.codec, Bf16 | Quantized):
+    if work.codec.reduce_scatter_share:
         numbers = [work.parameters(share, layout.tp) for share in layout.model_parts]
         return [
             each._replace(scatter=each.scatter + count * cost.gradient_cast_s(placement, rank))

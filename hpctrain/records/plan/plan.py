@@ -12,9 +12,10 @@ from pydantic import AliasChoices, Field, model_validator
 from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import Codec, Messages
+from hpctrain.records.plan.compression import Codec
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.schedule import Action, Schedule
+from hpctrain.records.plan.stage_messages import Messages
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
 Recompute = Literal["none", "selective", "full"]
@@ -260,7 +261,7 @@ class Plan(Document):
     @property
     def codec_reduces_replicate_axis(self) -> bool:
         """Whether a codec works between copies of a sharded state, not among the replicas that share one."""
-        return 1 < self.shards < self.dp and not self.compression[0].exact
+        return 1 < self.shards < self.dp and not self.codec.exact
 
     @property
     def codec(self) -> Codec:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.plan.codec import wire_bytes
 from hpctrain.records.plan.compression import NoCompression
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.link_cost import INTRA_NODE_LATENCY_S, LinkCost
@@ -119,8 +118,8 @@ def test_only_the_ends_of_a_model_may_have_no_block() -> None:
 
 
 def test_a_ring_all_reduce_sends_what_it_sends() -> None:
-    assert wire_bytes(NoCompression(), 100.0, 1) == 0.0
-    assert wire_bytes(NoCompression(), 100.0, 4) == 600.0
+    assert NoCompression().wire_bytes(100.0, 1) == 0.0
+    assert NoCompression().wire_bytes(100.0, 4) == 600.0
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,67 @@
-"""The state that all sparse reduce-scatters of a sharded stage share: the step, the number of values that it sends of
-each tensor, and the residuals."""
+"""The state of sparse sums: the step, the number of values that it sends of each tensor, and the residuals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hpctrain.compress.codecs.buffers import Scratch
+from hpctrain.compress.codecs.values import ValueCode
 from hpctrain.compress.collectives.feedback import ErrorFeedback
 from hpctrain.compress.collectives.reduce_scatter import ResidualStats
+from hpctrain.compress.select.selectors import seed_of, select_with_values
 from hpctrain.compress.select.sparse_counts import SendCounts
+from hpctrain.records.plan.compression import Selector
 
 _STEP = "step"
 
 
-class SparseScatterState:
-    """Step counter, send counts and residuals of a stage.
+class SparseSettings(NamedTuple):
+    """How numbers are selected and sent."""
 
-    Each part of the stage is summed once per step, in an order that is the same on all ranks. A step in which a part's
-    gradient is not finite on some rank does not count.
+    selector: Selector
+    values: ValueCode
+
+    def select(self, values: Tensor, k: int, step: int, tensor: int) -> tuple[Tensor, Tensor]:
+        """The positions of about k values of a tensor, and copies of these values."""
+        return select_with_values(values, k, self.selector, seed_of(step, tensor))
+
+
+class SparseState:
+    """Step counter, send counts and residuals of a list of compressed tensors.
+
+    A step in which a gradient is not finite on some rank does not count. The tensors of a sharded stage are summed part
+    by part, each part once a step, in an order that is the same on all ranks.
     """
 
-    def __init__(self, sizes: Sequence[int], counts: SendCounts, feedback: ErrorFeedback) -> None:
+    def __init__(
+        self, positions: Sequence[int], sizes: Sequence[int], counts: SendCounts, feedback: ErrorFeedback
+    ) -> None:
         """
         Args:
-            sizes: numbers of each compressed tensor, part after part.
+            positions: names of the tensors in the state.
+            sizes: numbers of each.
             counts: how many numbers of each tensor a step sends.
             feedback: holds the residuals.
         """
         self.counts = counts
         self.feedback = feedback
-        self._sizes = list(sizes)
+        self.positions, self.sizes = list(positions), list(sizes)
         self._step = 0
         self._agreed = False
         self._under_way = False
         self._finite = True
-        self._memory = torch.empty(0)
         self._sent = self._of = 0
         self._square = 0.0
         """Squared norm of this rank's compressed gradients."""
+        self.scratch = Scratch()
 
     def begin(self, device: torch.device) -> int:
-        """Begin to sum a part; return the step, counted from 1. Collective in the first call after a start or load."""
+        """Begin a step or go on with it; return it, counted from 1. Collective in the first call after a start or
+        load."""
         if not self._agreed:
             self._step = self.counts.agree(self._step, device)
             self._agreed = True
@@ -53,7 +72,7 @@ class SparseScatterState:
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
         """How many numbers to send of each of `count` tensors, from tensor `first` on; None: send everything."""
-        counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self._sizes)
+        counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self.sizes)
         return None if counts is None else counts[first : first + count]
 
     def record_sent(self, sent: int, of: int, square: float) -> None:
@@ -75,19 +94,15 @@ class SparseScatterState:
     def end_step(self, device: torch.device) -> None:
         """End a step, after all parts were summed. Collective in some steps."""
         if self._under_way and self._finite:
-            self._step += 1
-            self.counts.close(self._step, self._sizes, device)
-            self.feedback.end_step(self._step)
+            self.counts.close(self._step + 1, self.sizes, device)
+            self.count_step()
         self._under_way = False
 
-    def memory(self, numbers: int, like: Tensor) -> Tensor:
-        """Uninitialised fp32 memory, [numbers]. On a CPU all parts of the stage share it, because fresh pages cost more
-        than what is written to them; on CUDA torch's allocator reuses memory."""
-        if like.is_cuda:
-            return like.new_empty(numbers)
-        if self._memory.numel() < numbers:
-            self._memory = torch.empty(numbers)
-        return self._memory[:numbers]
+    def count_step(self) -> None:
+        """Count a step, after its gradients were summed and `counts` was closed."""
+        self._under_way = False
+        self._step += 1
+        self.feedback.end_step(self._step)
 
     def stats(self) -> ResidualStats:
         """Figures of the last step."""
@@ -95,13 +110,12 @@ class SparseScatterState:
 
     def state(self) -> dict[str, Tensor]:
         """This rank's state between steps, without a copy."""
-        layers = range(len(self._sizes))
-        return {_STEP: torch.tensor(self._step), **self.feedback.state(), **self.counts.state(layers)}
+        return {_STEP: torch.tensor(self._step), **self.feedback.state(), **self.counts.state(self.positions)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned; whatever is missing starts afresh. If ranks loaded different steps, the next
         step goes on from the smallest."""
         self._step = int(state.get(_STEP, 0))
         self.feedback.load_state(state)
-        self.counts.load_state(state, range(len(self._sizes)))
+        self.counts.load_state(state, self.positions)
         self._agreed = self._under_way = False
