@@ -10,8 +10,7 @@ from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel, StageTime
 from hpctrain.planner.cost.sharded_collectives import ShardCollectiveTimes, shard_collective_times
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import StageDurations, Timeline, simulate
-from hpctrain.planner.simulate.fast_engine import fast_simulate
+from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
 from hpctrain.planner.simulate.overlap import overlapped_s
 from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
@@ -88,11 +87,11 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     takes beyond that.
 
     Args:
-        whole: simulate long tables to their end (see `fast_simulate`).
+        whole: simulate long tables to their end (see `rank_ends`).
     """
     sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
-    ends = {run: _fast_simulate(layout, run, whole) for run in runs}
+    ends = {run: _rank_ends(layout, run, whole) for run in runs}
     last = max(runs, key=lambda run: max(ends[run]))
     sums = _all_reduce_by_rank_s(cost, layout, sharded)
     done = max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
@@ -100,7 +99,7 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     pipeline = max(ends[last])
     unhindered = pipeline
     if layout.pp > 1:
-        unhindered = max(_fast_simulate(layout, last._replace(durations=last.durations.without_sends()), whole))
+        unhindered = max(_rank_ends(layout, last._replace(durations=last.durations.without_sends()), whole))
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
     times, own = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
     shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in own)
@@ -139,23 +138,20 @@ def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
 def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[_ReplicaRun]:
     """The distinct runs of a layout's replicas; only one if collectives in every micro-batch keep them in step."""
     examples = cost.placement_links(layout.placement).representatives
-    found = [
+    runs = [
         _ReplicaRun(examples[pattern], count, _stage_durations(cost, layout, examples[pattern], sharded))
         for pattern, count in dict.fromkeys(_replica_kinds(cost, layout))
     ]
-    if layout.memory_options.equal_micro_batches and len(found) > 1:
+    if layout.memory_options.equal_micro_batches and len(runs) > 1:
         # Collectives in every micro-batch keep the replicas in step with the slowest.
-        forward, backward, send, send_back, inputs, weights = (
-            tuple(map(max, zip(*values, strict=True)))
-            for values in zip(*(_as_tuple(run.durations) for run in found), strict=True)
-        )
-        slowest = StageDurations(forward, backward, send, send_back, inputs, weights, found[0].durations.blocking)
-        return [found[0]._replace(durations=slowest)]
-    return found
+        *seconds, blocking = zip(*(run.durations for run in runs), strict=True)
+        slowest = (tuple(map(max, zip(*by_run, strict=True))) for by_run in seconds)
+        return [runs[0]._replace(durations=StageDurations(*slowest, blocking=all(blocking)))]
+    return runs
 
 
-def _fast_simulate(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ...]:
-    return fast_simulate(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.durations, whole)
+def _rank_ends(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ...]:
+    return rank_ends(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.durations, whole)
 
 
 def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
@@ -189,17 +185,6 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
             tail = sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])
             bound = max(bound, way_in[rank] + busy + tail)
     return bound + update
-
-
-def _as_tuple(durations: StageDurations) -> tuple[tuple[float, ...], ...]:
-    return (
-        durations.forward,
-        durations.backward,
-        durations.send,
-        durations.send_back,
-        durations.inputs,
-        durations.weights,
-    )
 
 
 def _stage_durations(

@@ -36,7 +36,7 @@ def test_sends_that_block_hold_up_the_sender():
     table = make_schedule("1f1b", 2, 2, 8)
     assert simulate(table, durations).makespan == pytest.approx(0.1 + 0.5 + 8 * 6.0 + 0.5 + 0.1)
     # The last rank never waits: it now stands still for each of its gradients but the last.
-    blocked = simulate(table, replace(durations, blocking=True)).makespan
+    blocked = simulate(table, durations._replace(blocking=True)).makespan
     assert blocked == pytest.approx(simulate(table, durations).makespan + 7 * 0.5)
 
 

@@ -112,7 +112,7 @@ def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(plan, run, top
         scene = layout_of_plan(run(**fields), run().spec(), found, topology((1.0, 1.0, 0.8, 0.8)))
         step = simulate_step(scene.cost, scene.layout)
         line = step.lines[step.last]
-        segments = critical_path(line, step.durations_by_replica[step.last])
+        segments = critical_path(line)
         assert segments[0].start == 0
         assert segments[-1].end == pytest.approx(line.makespan)
         for before, after in itertools.pairwise(segments):
