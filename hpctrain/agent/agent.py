@@ -237,7 +237,7 @@ class Agent:
         plan = Plan.read(self._place.folder / record.plan, owned=True)
         self._working = tuple(plan.nodes)
         self._places = plan.ranks
-        mine = [rank for rank, place in enumerate(plan.ranks) if place.partition(":")[0] == self._place.node]
+        mine = [rank for rank, device_id in enumerate(plan.ranks) if device_id.node == self._place.node]
         orders = {rank: self._order(record, rank) for rank in mine}
         serves = record.store.node == self._place.node and self._is_member(record)
         if self._is_member(record):

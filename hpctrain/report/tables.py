@@ -153,7 +153,7 @@ def plan_table(use: PlanUse) -> PlanTable:
 
 def _summary(plan: Plan) -> str:
     text = (
-        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {_plural(len(plan.nodes), 'node')}, "
+        f"{plan.dims} on {_plural(len(plan.nodes), 'node')}, "
         f"schedule {plan.schedule}, {plan.sequences} sequences a step, solver {plan.solver}"
     )
     return ", ".join([text, *plan.memory_options_text])

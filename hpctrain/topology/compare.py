@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.link import Link
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Node, Topology
@@ -146,7 +147,7 @@ def _of_pairs(topology: Topology, pairs: list[tuple[str, str]]) -> Iterator[tupl
 
 def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
     for device in node.devices:
-        place = f"{node.id}:{device.id}"
+        place = DeviceId.of(node.id, device.id)
         yield ("devices", (node.id,), f"{place} type", ""), device.type
         if device.driver is not None:
             yield ("drivers", (node.id,), place, ""), device.driver

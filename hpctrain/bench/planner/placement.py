@@ -68,7 +68,7 @@ def _row(case: SearchCase, orders: int) -> PlacementRow:
     fitting = [each for each in shuffled if each is not None]
     return PlacementRow(
         case=case.name,
-        plan=f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, {plan.schedule}",
+        plan=f"{plan.dims}, {plan.schedule}",
         planned_s=predict(scene.cost, scene.layout).total,
         listed_s=unplaced_s(scene, nodes),
         shuffled_s=(statistics.median(fitting), min(fitting), max(fitting)) if fitting else None,

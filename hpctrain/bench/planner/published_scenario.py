@@ -33,6 +33,7 @@ from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.topology.link import Link, LinkClass, LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import DeviceType, Fabric, Node, Provenance, Topology
@@ -106,7 +107,7 @@ def _cells(run: MeasuredRun) -> Placement | str:
     if kinds is None or None in kinds:
         return f"there is no data sheet of {run.gpu!r}"
     if len(kinds) != run.num_gpus or run.pp * run.dp * run.tp != run.num_gpus:
-        return f"pp {run.pp} × dp {run.dp} × tp {run.tp} is not its {run.num_gpus} GPUs"
+        return f"{ParallelDims(run.pp, run.dp, run.tp)} is not its {run.num_gpus} GPUs"
     places = [
         _device_spec(f"node{number // run.gpus_per_node}:cuda{number % run.gpus_per_node}", str(kind), run.half)
         for number, kind in enumerate(kinds)

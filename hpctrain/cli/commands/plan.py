@@ -237,7 +237,7 @@ def _summary(plan: Plan, spec: Spec) -> str:
     first = plan.replicas[0]
     text = (
         f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "
-        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
+        f"{plan.dims}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
     )
     text = ", ".join([text, *plan.memory_options_text])
     if plan.predicted is not None:

@@ -169,7 +169,7 @@ def _bars(found: _Simulated) -> list[Bar]:
 def _heading(found: _Simulated) -> str:
     plan = found.plan
     return (
-        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, {plan.schedule}, micro-batch {plan.replicas[0].micro_batch} on "
+        f"{plan.dims}, {plan.schedule}, micro-batch {plan.replicas[0].micro_batch} on "
         f"{len(plan.nodes)} nodes: {format_seconds(found.prediction.total)} a step"
     )
 

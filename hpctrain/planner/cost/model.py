@@ -21,7 +21,6 @@ from hpctrain.planner.devices.constants import COST_CONSTANTS, DEFAULT_CODEC_S, 
 from hpctrain.planner.devices.links import (
     Links,
     message_alpha_beta,
-    node_of,
     ring_all_reduce_s,
     ring_hops,
     scalar_all_reduce_s,
@@ -260,7 +259,7 @@ def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostC
 
 def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
     """Whether any message between two tensor-parallel groups leaves a node."""
-    return any(node_of(x) != node_of(y) for x, y in zip(a.device_ids, b.device_ids, strict=True))
+    return any(x.node != y.node for x, y in zip(a.device_ids, b.device_ids, strict=True))
 
 
 def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:

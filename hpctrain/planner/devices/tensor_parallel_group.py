@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.devices.links import Links, message_s
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.topology import CodecSeconds
 
 SPEED_TOLERANCE = 0.15
@@ -60,7 +61,7 @@ class TensorParallelGroup:
         return min(known, default=float("inf"))
 
     @cached_property
-    def device_ids(self) -> tuple[str, ...]:
+    def device_ids(self) -> tuple[DeviceId, ...]:
         return tuple(device.device_id for device in self.devices)
 
     @cached_property

@@ -10,6 +10,8 @@ from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, shard_group_size
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.schedule.placement import stage_ranks, stages_by_rank
 
 
@@ -39,8 +41,8 @@ class Layout:
         return len(self.placement[0][0].devices)
 
     @property
-    def dims(self) -> tuple[int, int, int]:
-        return self.pp, self.dp, self.tp
+    def dims(self) -> ParallelDims:
+        return ParallelDims(self.pp, self.dp, self.tp)
 
     @property
     def schedule_spec(self) -> ScheduleSpec:
@@ -87,7 +89,7 @@ class Layout:
             micro_batches=self.micro_batches[replica],
         )
 
-    def memory(self, model: MemoryModel) -> dict[str, float]:
+    def memory(self, model: MemoryModel) -> dict[DeviceId, float]:
         """Peak bytes of each device."""
         peaks = {}
         for replica, row in enumerate(self.placement):
@@ -128,7 +130,7 @@ class Layout:
 class MemoryShortage:
     """A device whose memory is too small for its part of a layout."""
 
-    device_id: str
+    device_id: DeviceId
     need_bytes: float
     memory_bytes: float
     usable: float

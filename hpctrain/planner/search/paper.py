@@ -21,6 +21,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
 from hpctrain.planner.search.neighbours import describe_memory_shortage
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 GRID = (2, 4, 8, 16)
 """Micro-batch counts that equation (7) is minimised over (section 3.4)."""
@@ -106,7 +107,7 @@ def _stage_units(pool: DevicePool, pp: int, dp: int, tp: int) -> list[list[Tenso
         groups = [units[start : start + dp] for start in range(0, len(units) - dp + 1, dp)]
     if len(groups) < pp:
         raise RefusedError(
-            f"parallel: pp {pp} × dp {dp} × tp {tp} needs {pp} groups of {dp * tp} devices, the topology has "
+            f"parallel: {ParallelDims(pp, dp, tp)} needs {pp} groups of {dp * tp} devices, the topology has "
             f"{len(groups)}; lower a degree or add nodes"
         )
     return groups

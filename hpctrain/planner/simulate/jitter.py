@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.links import node_of, ring_hops
+from hpctrain.planner.devices.links import ring_hops
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import ActionProgram, StageDurations, named_program
 from hpctrain.planner.simulate.predict import SimulatedStep, simulate_step
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.topology import Topology
 
 FloatArray = NDArray[np.float64]
@@ -44,10 +45,10 @@ class LinkJitter:
     def __bool__(self) -> bool:
         return bool(self._mean)
 
-    def mean_s(self, sources: Sequence[str], targets: Sequence[str]) -> float:
+    def mean_s(self, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> float:
         """Mean extra seconds of messages that are sent together; 0 within a node and for pairs not measured."""
         pairs = zip(sources, targets, strict=True)
-        return max((self._mean.get((node_of(a), node_of(b)), 0.0) for a, b in pairs), default=0.0)
+        return max((self._mean.get((a.node, b.node), 0.0) for a, b in pairs), default=0.0)
 
 
 class ReplicaJitter(NamedTuple):
