@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Runner
-from hpctrain.bench.planner.score import errors_of
+from hpctrain.bench.planner.errors import errors_of
 from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run

@@ -8,19 +8,6 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hpctrain import __version__
-from hpctrain.bench.planner.devices import (
-    ALPHA_S,
-    LINK_SHARE,
-    NODE_BYTES_PER_S,
-    SHEETS,
-    TCP_FLOW_BYTES_PER_S,
-    gpu_of,
-    gpus_of,
-    stated_bytes_per_s,
-)
-from hpctrain.bench.planner.model import GptSpec
-from hpctrain.bench.planner.profiles import SailorFigures
-from hpctrain.bench.planner.published_runs import MeasuredRun
 from hpctrain.planner.cost.layer_profile import LayerProfile
 from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.memory_options import MemoryOptions
@@ -37,6 +24,19 @@ from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.topology.link import Link, LinkClass, LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import DeviceType, Fabric, Node, Provenance, Topology
+from tools.published_runs.data_sheets import (
+    ALPHA_S,
+    LINK_SHARE,
+    NODE_BYTES_PER_S,
+    SHEETS,
+    TCP_FLOW_BYTES_PER_S,
+    gpu_of,
+    gpus_of,
+    stated_bytes_per_s,
+)
+from tools.published_runs.gpt_spec import GptSpec
+from tools.published_runs.sailor import SailorFigures
+from tools.published_runs.table import MeasuredRun
 
 HALF = Framework(
     weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2, casts=False,

@@ -1,0 +1,1 @@
+"""Programs for developers; no part of the package."""
