@@ -8,7 +8,6 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hpctrain import __version__
-from hpctrain.planner.cost.layer_profile import LayerProfile
 from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
@@ -35,6 +34,7 @@ from tools.published_runs.data_sheets import (
     stated_bytes_per_s,
 )
 from tools.published_runs.gpt_spec import GptSpec
+from tools.published_runs.layer_profile import LayerProfile, ProfiledCostModel
 from tools.published_runs.sailor import SailorFigures
 from tools.published_runs.table import MeasuredRun
 
@@ -49,7 +49,6 @@ allocator cache). Gradients are summed in DeepSpeed's buckets of 5e8 numbers (it
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 PRE_UNITS = 3
 """AMP's pipeline units before the first block, and after the last one."""
-AMP_UNITS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,10 @@ class PublishedScenario:
 
     def step_s(self, constants: CostConstants) -> float:
         """Predicted seconds of a step."""
-        cost = CostModel(self.work, self.links, {"cuda": constants}, self.profile)
+        by_kind = {"cuda": constants}
+        cost = CostModel(self.work, self.links, by_kind)
+        if self.profile is not None:
+            cost = ProfiledCostModel(self.work, self.links, by_kind, self.profile, self.layout.micro_batch)
         return predict(cost, self.layout).total
 
     def memory_bytes(self) -> float:

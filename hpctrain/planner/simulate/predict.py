@@ -272,8 +272,6 @@ def _update(cost: CostModel, layout: Layout) -> float:
     slowest = 0.0
     for replica in layout.placement.representatives:
         for unit, own in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
-            update = sum(
-                cost.optimizer_s(unit, layout.model_parts[stage], layout.micro_batch, layout.shards) for stage in own
-            )
+            update = sum(cost.optimizer_s(unit, layout.model_parts[stage], layout.shards) for stage in own)
             slowest = max(slowest, cost.step_overhead_s(unit) + update)
     return cost.norm_all_reduce_s(layout.placement) + slowest

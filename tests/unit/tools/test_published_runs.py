@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.bench.planner.errors import errors_of
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import ModelPart
 from tools.published_runs.__main__ import main
 from tools.published_runs.data_sheets import gpu_of, gpus_of, stated_bytes_per_s
 from tools.published_runs.fit import PACKAGED, constants_by, fit
 from tools.published_runs.gpt_spec import GptSpec
+from tools.published_runs.layer_profile import LayerProfile, LayerTimes, ProfiledCostModel
 from tools.published_runs.sailor import SailorFigures, read_figures
 from tools.published_runs.scenario import scene_of
 from tools.published_runs.score import baseline, rankings
@@ -104,6 +107,20 @@ def test_constants_are_found_again_from_runs_made_with_them(tmp_path: Path) -> N
         assert scene.step_s(found) == pytest.approx(scene.run.step_s, rel=0.03)
     with pytest.raises(ValueError, match="no runs"):
         fit([])
+
+
+def test_measured_layers_take_the_place_of_the_roofline_where_there_are_any(tmp_path: Path) -> None:
+    [scene] = scenes(tmp_path, {})
+    unit, constants = scene.layout.unit(0, 0), {"cuda": constants_by(PACKAGED)}
+    times = LayerTimes((1.0, 2.0), (0.25, 0.5), (0.125, 0.25), 0.0625)
+    profile = LayerProfile({("A100", 1, 2): times})
+    plain = CostModel(scene.work, scene.links, constants)
+    measured, other = (ProfiledCostModel(scene.work, scene.links, constants, profile, size) for size in (2, 4))
+    assert measured.module_times(unit, 2).whole_model(6) == 6 * 3.0 + 0.75 + 0.375
+    assert measured.module_times(unit, 4) == plain.module_times(unit, 4), "another micro-batch was not measured"
+    part = ModelPart(2, True, False)
+    assert measured.optimizer_s(unit, part) == 3 * 0.0625
+    assert other.optimizer_s(unit, part) == plain.optimizer_s(unit, part)
 
 
 def test_profiles_take_the_place_of_the_roofline(tmp_path: Path) -> None:
