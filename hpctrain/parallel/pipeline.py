@@ -26,6 +26,7 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.module_argv import set_safe_path
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.fsdp import apply_sharding
 from hpctrain.parallel.loss import make_loss
@@ -242,7 +243,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
     start, stop = inputs.plan.stages[index].layers
-    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed, fill=inputs.fill)
+    module = build_part(spec, StageBlocks(start, stop, first, last), inputs.seed, inputs.fill)
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
         module.to(inputs.device)  # sharding takes a plain stage there block by block
     if inputs.plan.tp > 1:
