@@ -39,7 +39,7 @@ from tools.published_runs.sailor import SailorFigures
 from tools.published_runs.table import MeasuredRun
 
 HALF = Framework(
-    weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2, casts=False,
+    weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2,
     blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
     bucket_bytes=1e9, split_streams=0,
 )  # fmt: skip

@@ -71,10 +71,6 @@ class Timeline:
         """When a pipeline rank ends its last action and its gradients can be summed, in seconds."""
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
-    def bubble(self, rank: int) -> float:
-        """Seconds that a pipeline rank waits, before, between and after its actions."""
-        return self.makespan - sum(end - start for _, start, end in self.spans[rank])
-
 
 class TimedAction(NamedTuple):
     """An action with what it waits for; earlier actions of the same rank are implied."""

@@ -17,7 +17,7 @@ from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
 from hpctrain.planner.simulate.engine import StageDurations, simulate
-from hpctrain.schedule import make_schedule
+from hpctrain.schedule.generate import make_schedule
 
 seconds = st.floats(0, 100)
 

@@ -19,8 +19,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tenso
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, rank_ends, simulate
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.schedule import make_schedule
-from hpctrain.schedule.generate import SCHEDULE_NAMES, why_no_schedule
+from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
 
 SMALL = {"layers": 3, "dim": 128, "heads": 4}
 
