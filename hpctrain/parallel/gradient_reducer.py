@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from hpctrain.compress.build import build_reducer
 from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.parallel.gradients import local_part
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.records.plan.compression import LocalSteps
@@ -34,14 +33,14 @@ def build_plan_reducer(
         return ShardedReducer(stages)
     axis = "replicate" if plan.codec_reduces_replicate_axis else "dp"
     names = [name for name, _ in parameters]
-    local = [_local(parameter) for _, parameter in parameters]
+    local = [local_part(parameter) for _, parameter in parameters]
     reducer: Reducer
     if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
         first = mesh.get_local_rank(axis) * plan.shards
         shard_sequences = sum(replica.sequences for replica in plan.replicas[first : first + plan.shards])
-        reducer = LocalSgdReducer(
-            _build_outer_optimizer(mesh.get_group(axis), local, plan.codec), plan.sequences / shard_sequences
-        )
+        codec = plan.codec
+        outer = OuterOptimizer(mesh.get_group(axis), local, codec.every, codec.outer_lr, codec.outer_momentum)
+        reducer = LocalSgdReducer(outer, plan.sequences / shard_sequences)
     else:
         reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
     return HybridShardReducer(ShardedReducer(stages), reducer) if plan.codec_reduces_replicate_axis else reducer
@@ -142,11 +141,3 @@ def outer_optimizer_of(reducer: Reducer) -> OuterOptimizer | None:
     """The outer optimizer of a reducer; None unless the plan trains with local SGD."""
     inner = reducer.replicate_reducer if isinstance(reducer, HybridShardReducer) else reducer
     return inner.outer_optimizer if isinstance(inner, LocalSgdReducer) else None
-
-
-def _build_outer_optimizer(group: dist.ProcessGroup, weights: list[Tensor], codec: LocalSteps) -> OuterOptimizer:
-    return OuterOptimizer(group, weights, codec.every, codec.outer_lr, codec.outer_momentum)
-
-
-def _local(parameter: nn.Parameter) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hpctrain import __version__
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
@@ -161,7 +162,7 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
         edges = [min(max(edge - PRE_UNITS, 0), run.layers) for edge in run.cuts]
         counts = [b - a for a, b in pairwise(edges)]
     else:
-        counts = [run.layers // stages + (stage < run.layers % stages) for stage in range(stages)]
+        counts = list(even_parts(run.layers, stages))
     if len(counts) != stages or sum(counts) != run.layers or min(counts) < 0:
         return f"its stages hold {counts} blocks, the model has {run.layers} on {stages} stages"
     return tuple(counts)

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise, permutations
 
 from hpctrain.planner.devices.links import Links, message_alpha_beta, ring_hops, rings_crossing_nodes
-from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numbers, first_of_each
 from hpctrain.records.format.device_id import DeviceId
 
 MAX_PAIRED_NODES = 64
@@ -48,19 +48,13 @@ class PlacementLinks:
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
         """[replica] -> number of its link pattern; replicas with the same pattern have equal devices and links."""
-        numbers: dict[tuple[int, tuple[HopCost, ...]], int] = {}
-        return tuple(
-            numbers.setdefault((alike, self._hops(replica)), len(numbers))
-            for replica, alike in enumerate(self.placement.replica_classes)
-        )
+        classes = self.placement.replica_classes
+        return class_numbers((number, self._hops(replica)) for replica, number in enumerate(classes))
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
         """[link pattern] -> the first replica that has it."""
-        found: dict[int, int] = {}
-        for replica, pattern in enumerate(self.link_patterns):
-            found.setdefault(pattern, replica)
-        return tuple(found.values())
+        return first_of_each(self.link_patterns)
 
     def shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
         """[pipeline rank] -> rings within groups of `shards` replicas, and [pipeline rank] -> rings across them."""

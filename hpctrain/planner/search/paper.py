@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.pool import DevicePool
@@ -48,7 +49,7 @@ def solve_as_paper(cost: CostModel, pool: DevicePool, work: Workload) -> PaperCh
     order, objective = greedy_colocation(_between_stages(distance, stages), pp, float(work.stage_boundary_bytes(1)))
     placement = Placement(tuple(stages[index][replica] for index in order) for replica in range(dp))
     layers = work.spec.layers
-    blocks = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
+    blocks = even_parts(layers, pp)
     layout, text = _choose_micro_batches(cost, placement, blocks)
     note = (
         f"Solved by the paper's rules: equation (1), greedy co-location on shortest paths with edge weight 1/b, has "

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel, StageTime
 from hpctrain.planner.cost.sharded_collectives import ShardCollectiveTimes, shard_collective_times
+from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
 from hpctrain.planner.simulate.overlap import overlapped_s
@@ -46,8 +47,6 @@ class SimulatedStep:
     """[pipeline rank] -> seconds of its gradient all-reduce after its last backward."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
-    sharded: list[ShardCollectiveTimes]
-    """[stage] -> ZeRO's collectives."""
 
     @property
     def last(self) -> int:
@@ -63,20 +62,17 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     """Simulate every replica's table, then the all-reduce over replicas, then the update."""
     sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
-    lines = {}
-    for run in runs:
-        table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches)
-        lines[run] = simulate(table, run.durations)
-    kinds = _replica_kinds(cost, layout)
-    unlike = dict.fromkeys(kinds)
-    by_kind = dict(zip(unlike, runs if len(runs) > 1 else runs * len(unlike), strict=True))
-    own = [by_kind[kind] for kind in kinds]
+    lines = {
+        run: simulate(make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches), run.durations)
+        for run in runs
+    }
+    kinds = class_numbers(_replica_kinds(cost, layout))
+    by_replica = [runs[number if len(runs) > 1 else 0] for number in kinds]
     return SimulatedStep(
-        [run.durations for run in own],
-        [lines[run] for run in own],
+        [run.durations for run in by_replica],
+        [lines[run] for run in by_replica],
         _all_reduce_by_rank_s(cost, layout, sharded),
         _update(cost, layout),
-        sharded,
     )
 
 
