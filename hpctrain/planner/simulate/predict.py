@@ -20,9 +20,6 @@ STEP_TIME_TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parall
 """Terms of a step's time; they add up to 'total'."""
 
 
-_NO_WAITS = (0.0, 0.0, 0.0, 0.0)
-
-
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """A layout and its predicted step time."""
@@ -189,30 +186,30 @@ def _stage_durations(
     times = _stage_times(cost, layout, replica)
     units = [layout.unit(replica, stage) for stage in range(len(times))]
     hops = list(pairwise(units))
-    ways: list[Messages] = ["none"] * len(hops)
-    waits = [_NO_WAITS] * len(times)
+    messages: list[Messages] = ["none"] * len(hops)
+    passes = [(stage.forward, stage.backward, stage.inputs, stage.weights) for stage in times]
     if cost.work.messages != "none":
-        ways = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
-    if layout.shards > 1 or any(way != "none" for way in ways):
+        messages = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
+    if layout.shards > 1 or any(codec != "none" for codec in messages):
         # A stage decodes messages from one neighbour and encodes them for the other, in both directions.
-        rounding = [
-            sum(cost.message_cast_s(unit, layout.micro_batch, way) for way in pair)
-            for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
+        coding = [
+            sum(cost.message_cast_s(unit, layout.micro_batch, codec) for codec in pair)
+            for unit, pair in zip(units, pairwise(["none", *messages, "none"]), strict=True)
         ]
-        waits = [
-            (forward + own, backward + own, inputs + own, weights)
-            for own, (forward, backward, inputs, weights) in zip(
-                rounding, (each.per_micro_batch(layout.memory_options.zero) for each in sharded), strict=True
-            )
+        waits = [stage.per_micro_batch(layout.memory_options.zero) for stage in sharded]
+        passes = [
+            (f + (wait_f + coding_s), b + (wait_b + coding_s), i + (wait_i + coding_s), w + wait_w)
+            for (f, b, i, w), (wait_f, wait_b, wait_i, wait_w), coding_s in zip(passes, waits, coding, strict=True)
         ]
+    forward, backward, inputs, weights = zip(*passes, strict=True)
     return StageDurations(
-        forward=tuple(stage.forward + wait[0] for stage, wait in zip(times, waits, strict=True)),
-        backward=tuple(stage.backward + wait[1] for stage, wait in zip(times, waits, strict=True)),
-        send=tuple(cost.send_s(a, b, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
-        send_back=tuple(cost.send_s(b, a, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
-        inputs=tuple(stage.inputs + wait[2] for stage, wait in zip(times, waits, strict=True)),
-        weights=tuple(stage.weights + wait[3] for stage, wait in zip(times, waits, strict=True)),
-        blocking=cost.work.framework.blocking_sends,
+        forward,
+        backward,
+        tuple(cost.send_s(a, b, layout.micro_batch, codec) for (a, b), codec in zip(hops, messages, strict=True)),
+        tuple(cost.send_s(b, a, layout.micro_batch, codec) for (a, b), codec in zip(hops, messages, strict=True)),
+        inputs,
+        weights,
+        cost.work.framework.blocking_sends,
     )
 
 
