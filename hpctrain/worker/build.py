@@ -119,7 +119,7 @@ class Trainer:
     def rows(self) -> tuple[int, int]:
         """Index of this replica's first sequence within a global batch, and the number of its sequences."""
         start = sum(replica.sequences for replica in self.plan.replicas[: self.coordinate.dp])
-        return start, self.pipeline.rows
+        return start, self.pipeline.sequences
 
 
 def build(start_order: StartOrder) -> Trainer:

@@ -65,7 +65,9 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
     return diagnosis_line(step, loss, norm, first or last, trainer.plan.ranks, trainer.run)
 
 
-def diagnosis_line(step: int, loss: float, norm: float, found: NonFinite | None, places: list[str], run: Run) -> str:
+def diagnosis_line(
+    step: int, loss: float, norm: float, found: NonFinite | None, places: Sequence[str], run: Run
+) -> str:
     """Return the line that the user reads.
 
     Args:

@@ -20,6 +20,7 @@ from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.topology.link import Link, LinkClass, LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
@@ -144,10 +145,11 @@ def _stated_cells(run: MeasuredRun) -> Placement | str:
 
 
 @lru_cache(maxsize=4096)
-def _device_spec(device_id: str, kind: str, half: bool) -> DeviceSpec:
+def _device_spec(name: str, kind: str, half: bool) -> DeviceSpec:
     sheet = SHEETS[kind]
     flops = sheet.half_flops if half else sheet.single_flops
-    return DeviceSpec(device_id, "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, DEFAULT_LAUNCH_S["cuda"])
+    launch_s = DEFAULT_LAUNCH_S["cuda"]
+    return DeviceSpec(DeviceId(name), "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, launch_s)
 
 
 def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:

@@ -131,7 +131,7 @@ class Search:
         """The degrees to try; those that cannot run are put into `impossible`."""
         if self.work.fixed is not None:
             given = self.work.fixed
-            candidates = [(given.pp, given.dp, given.tp)]
+            candidates = [ParallelDims(given.pp, given.dp, given.tp)]
         else:
             candidates = enumerate_dims(len(self.pool.devices), self.work.spec, self.work.sequences)
         found = []

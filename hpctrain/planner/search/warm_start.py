@@ -15,6 +15,7 @@ from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.search.codec_choice import candidate_codecs
 from hpctrain.planner.search.option_search import Search, WarmStart
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.compression import AutoCompression
 from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Plan
@@ -144,6 +145,6 @@ def _surviving_units(
     return rows, loose, kinds
 
 
-def _device_ids(previous: Plan) -> list[list[tuple[str, ...]]]:
+def _device_ids(previous: Plan) -> list[list[tuple[DeviceId, ...]]]:
     """[replica][pipeline rank] -> device ids."""
     return [previous.pipeline_rank_devices(replica) for replica in range(previous.dp)]

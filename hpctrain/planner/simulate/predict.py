@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel, StageTime
@@ -137,9 +137,10 @@ def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) 
     ]
     if layout.memory_options.equal_micro_batches and len(runs) > 1:
         # Collectives in every micro-batch keep the replicas in step with the slowest.
-        *seconds, blocking = zip(*(run.durations for run in runs), strict=True)
-        slowest = (tuple(map(max, zip(*by_run, strict=True))) for by_run in seconds)
-        return [runs[0]._replace(durations=StageDurations(*slowest, blocking=all(blocking)))]
+        *seconds, _ = zip(*(run.durations for run in runs), strict=True)
+        slowest = [tuple(map(max, zip(*by_run, strict=True))) for by_run in seconds]
+        by_name: dict[str, Any] = dict(zip(StageDurations._fields, slowest, strict=False))  # all but `blocking`
+        return [runs[0]._replace(durations=runs[0].durations._replace(**by_name))]
     return runs
 
 
