@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reducer
 from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.parallel.gradients import local_part
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.records.plan.compression import LocalSteps
@@ -34,7 +34,7 @@ def build_plan_reducer(
         return ShardedReducer(stages)
     axis = "replicate" if plan.codec_reduces_replicate_axis else "dp"
     names = [name for name, _ in parameters]
-    local = [_local(parameter) for _, parameter in parameters]
+    local = [local_part(parameter) for _, parameter in parameters]
     reducer: Reducer
     if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
         first = mesh.get_local_rank(axis) * plan.shards
@@ -144,7 +144,3 @@ class HybridShardReducer(Reducer):
 
     def metrics(self) -> dict[str, float]:
         return self._replicate_reducer.metrics()
-
-
-def _local(parameter: nn.Parameter) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -15,6 +15,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from hpctrain.records.plan.plan import Plan
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds, as a plain tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The part of each gradient that this rank holds, as plain tensors that share memory with the gradients.
 
@@ -29,12 +34,10 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         grad = parameter.grad
-        if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
-            if grad.placements != parameter.placements:
-                grad = grad.redistribute(parameter.device_mesh, parameter.placements)
-                parameter.grad = grad
-            grad = grad.to_local()
-        gradients.append(grad)
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+            grad = grad.redistribute(parameter.device_mesh, parameter.placements)
+            parameter.grad = grad
+        gradients.append(local_part(grad))
     return gradients
 
 

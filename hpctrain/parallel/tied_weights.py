@@ -14,9 +14,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from hpctrain.parallel.gradients import local_gradients
+from hpctrain.parallel.gradients import local_gradients, local_part
 from hpctrain.records.plan.plan import Plan
 
 
@@ -49,7 +48,7 @@ class TiedWeights:
         for name in self._held:
             first, *others = self.parameters(name)
             for other in others:
-                _local(other).copy_(_local(first))
+                local_part(other).copy_(local_part(first))
 
     def add_local_gradients(self) -> None:
         """Add the followers' gradients to the first copy's; call it after the backward passes of a step."""
@@ -122,7 +121,3 @@ def tie_weights(
             if rank in key:
                 groups[name] = made[key]
     return TiedWeights(here, groups) if here else None
-
-
-def _local(parameter: nn.Parameter) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

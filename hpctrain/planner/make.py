@@ -15,7 +15,6 @@ from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryO
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
 from hpctrain.planner.search.best_first import SearchResult, best_first_search
 from hpctrain.planner.search.by_objective import ChosenPlan, choose, other_searches
@@ -23,7 +22,7 @@ from hpctrain.planner.search.codec_choice import CodecDecision, choose_codec, co
 from hpctrain.planner.search.exact import exhaustive_search
 from hpctrain.planner.search.local_search import refine
 from hpctrain.planner.search.message_codec_choice import choose_messages
-from hpctrain.planner.search.neighbours import describe_dims, describe_memory_shortage, rejected_neighbours
+from hpctrain.planner.search.neighbours import describe_memory_shortage, rejected_neighbours
 from hpctrain.planner.search.objective import FASTEST_STEP, Objective
 from hpctrain.planner.search.option_search import WHY_NO_SHARDING, Search
 from hpctrain.planner.search.paper import solve_as_paper
@@ -34,6 +33,7 @@ from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import AutoCompression
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.stage_messages import Messages
@@ -241,13 +241,13 @@ def _why_memory_options(plain: Search, layout: Layout) -> Rejected:
     """The rejected neighbour with the same degrees and no memory options."""
     lack = plain.shortage_at(layout.placement, layout.schedule_spec, layout.micro_batch)
     reason = "no placement of it fits" if lack is None else describe_memory_shortage(lack)
-    return Rejected(change="zero 0 and recompute none", reason=f"with {describe_dims(layout.dims)}, {reason}")
+    return Rejected(change="zero 0 and recompute none", reason=f"with {layout.dims}, {reason}")
 
 
 def _no_feasible_dims(search: Search) -> HpctrainError:
     """The error for impossible degrees: too many for the devices (refused), or not possible for this model (input)."""
     dims, reason = next(iter(search.impossible.items()))
-    text = f"parallel: found {describe_dims(dims)}; {reason}"
+    text = f"parallel: found {dims}; {reason}"
     devices = len(search.pool.devices)
     pp, dp, tp = dims
     if pp * dp * tp > devices:
@@ -265,7 +265,7 @@ def _nothing_fits(search: Search, candidate_dims: list[ParallelDims]) -> Hpctrai
     dims, excess = lack
     how = f" and {work.memory_options}" if work.memory_options != DEFAULT_MEMORY_OPTIONS else ""
     return RefusedError(
-        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_dims(dims)}{how}, "
+        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {dims}{how}, "
         f"the nearest to fitting, {describe_memory_shortage(excess)}; use more or larger devices, a smaller model or "
         "data.seq_len"
         + (", or compression.mode bf16, which keeps nothing" if work.codec.has_state else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from hpctrain.base.even_parts import even_parts
 from hpctrain.records.plan.schedule import Action
 
 
@@ -50,7 +51,6 @@ def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int
     ]
 
 
-def _rounds(pp: int, micro_batches: int) -> list[int]:
+def _rounds(pp: int, micro_batches: int) -> tuple[int, ...]:
     """Micro-batches of each round."""
-    rounds = max(1, micro_batches // pp)
-    return [micro_batches // rounds + (index < micro_batches % rounds) for index in range(rounds)]
+    return even_parts(micro_batches, max(1, micro_batches // pp))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Node, Topology
@@ -144,7 +145,7 @@ def _of_direction(side: LinkFigures) -> list[_Figure]:
 
 def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
     for device in node.devices:
-        place = f"{node.id}:{device.id}"
+        place = DeviceId.of(node.id, device.id)
         yield ("devices", (node.id,), f"{place} type", ""), device.type
         if device.driver is not None:
             yield ("drivers", (node.id,), place, ""), device.driver

@@ -25,6 +25,7 @@ from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.loss_scaler import LossScaler
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import LossScale, Manifest
 from hpctrain.records.plan.plan import Plan
@@ -115,7 +116,7 @@ class Trainer:
     def rows(self) -> tuple[int, int]:
         """Index of this replica's first sequence within a global batch, and the number of its sequences."""
         start = sum(replica.sequences for replica in self.plan.replicas[: self.coordinate.dp])
-        return start, self.pipeline.rows
+        return start, self.pipeline.sequences
 
 
 def build(start_order: StartOrder) -> Trainer:
@@ -180,10 +181,9 @@ def build(start_order: StartOrder) -> Trainer:
     )
 
 
-def _device(place: str) -> torch.device:
-    name = place.partition(":")[2]
-    if name.startswith("cuda"):
-        device = torch.device("cuda", int(name.removeprefix("cuda")))
+def _device(device_id: DeviceId) -> torch.device:
+    if device_id.device.startswith("cuda"):
+        device = torch.device("cuda", int(device_id.device.removeprefix("cuda")))
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Runner
-from hpctrain.bench.planner.score import errors_of
+from hpctrain.bench.planner.errors import errors_of
 from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
@@ -67,26 +67,6 @@ class Trained:
     @property
     def peak_bytes(self) -> float:
         return max(row.memory_bytes_max or 0.0 for row in self.rows)
-
-
-@dataclass(frozen=True)
-class OwnRunRow:
-    """Measured and predicted step of a plan."""
-
-    case: str
-    model: str
-    fitted: bool
-    """Whether the profile was fitted to it."""
-    step_time_s: float
-    predicted_s: float
-    """Predicted with the package's constants."""
-    profiled_s: float
-    """Predicted with the profile."""
-    peak_bytes: float
-    """Largest resident memory of a worker."""
-    predicted_bytes: float
-    profiled_bytes: float
-    load_1min: float
 
 
 PLANS: dict[str, Callable[[int, int], Plan]] = {
@@ -142,42 +122,42 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSett
         [fit_profile(each.plan, each.run, each.spec, topology, each.rows, each.case) for each in chosen]
     )
     rows = [_row(each, each in chosen, topology, profile) for each in trained]
-    others = [row for row in rows if not row.fitted]
-    took, peaks = [row.step_time_s for row in others], [row.peak_bytes for row in others]
     record = machine_and_versions("plan --own", asdict(settings))
     record["settings"]["specs"] = [spec.model_dump(exclude_none=True) for spec in settings.specs]
     return record | {
-        "rows": [asdict(row) | _errors_pct(row) for row in rows],
-        "error_pct": {
-            "before": asdict(errors_of([row.predicted_s for row in others], took)),
-            "after": asdict(errors_of([row.profiled_s for row in others], took)),
-        },
-        "memory_error_pct": {
-            "before": asdict(errors_of([row.predicted_bytes for row in others], peaks)),
-            "after": asdict(errors_of([row.profiled_bytes for row in others], peaks)),
-        },
+        "rows": rows,
+        "error_pct": _errors(rows, "step_time_s", "predicted_s", "profiled_s"),
+        "memory_error_pct": _errors(rows, "peak_bytes", "predicted_bytes", "profiled_bytes"),
         "profile": profile.to_json(),
     }
 
 
-def _errors_pct(row: OwnRunRow) -> dict[str, float]:
-    """Errors in percent of the measured figure; above 0, the prediction is too slow or too large."""
+def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: str) -> dict[str, Any]:
+    """Errors of the rows that the profile was not fitted to, without and with it; the arguments name their figures."""
+    others = [row for row in rows if not row["fitted"]]
     return {
-        "error_pct": 100 * (row.predicted_s / row.step_time_s - 1),
-        "profiled_error_pct": 100 * (row.profiled_s / row.step_time_s - 1),
-        "memory_error_pct": 100 * (row.predicted_bytes / row.peak_bytes - 1),
-        "profiled_memory_error_pct": 100 * (row.profiled_bytes / row.peak_bytes - 1),
+        name: asdict(errors_of([row[key] for row in others], [row[measured] for row in others]))
+        for name, key in (("before", before), ("after", after))
     }
 
 
-def _row(each: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> OwnRunRow:
+def _row(each: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> dict[str, Any]:
+    """The measured and the predicted step of a plan, and the errors in percent of the measured figure.
+
+    Above 0, the prediction is too slow or too large. 'predicted' is with the package's constants, 'profiled' with the
+    profile.
+    """
     usual_s, usual_bytes = _predicted(each, topology, None)
     profiled_s, profiled_bytes = _predicted(each, topology, profile)
-    return OwnRunRow(
-        case=each.case, model=_name(each.spec), fitted=fitted, step_time_s=each.step_time_s,
-        predicted_s=usual_s, profiled_s=profiled_s, peak_bytes=each.peak_bytes, predicted_bytes=usual_bytes,
-        profiled_bytes=profiled_bytes, load_1min=each.load_1min,
-    )  # fmt: skip
+    return {
+        "case": each.case, "model": _name(each.spec), "fitted": fitted, "step_time_s": each.step_time_s,
+        "predicted_s": usual_s, "profiled_s": profiled_s, "peak_bytes": each.peak_bytes,
+        "predicted_bytes": usual_bytes, "profiled_bytes": profiled_bytes, "load_1min": each.load_1min,
+        "error_pct": 100 * (usual_s / each.step_time_s - 1),
+        "profiled_error_pct": 100 * (profiled_s / each.step_time_s - 1),
+        "memory_error_pct": 100 * (usual_bytes / each.peak_bytes - 1),
+        "profiled_memory_error_pct": 100 * (profiled_bytes / each.peak_bytes - 1),
+    }  # fmt: skip
 
 
 def _predicted(each: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:

@@ -11,13 +11,14 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
 from hpctrain.bench.planner.cases import CASES, published, scene_of_case
+from hpctrain.bench.record import machine_and_versions
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload, workload_of
@@ -37,6 +38,23 @@ LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
 """Compression of a run that loses a node, by the key of its figures."""
 Figures = dict[str, Any]
 """Figures of a case, by their names in the record."""
+
+
+def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Time the searches and compare the planner with every plan of a small problem.
+
+    Args:
+        search_limit_s: seconds after which a case of the searches is stopped.
+    """
+    progress("searches")
+    figures, unfinished = search_figures(runner, search_limit_s)
+    progress("every plan of a small problem")
+    return machine_and_versions("plan", {"search_limit_s": search_limit_s}) | {
+        "searches": figures,
+        "search_unfinished": unfinished,
+        "search_time_s": seconds_by_size(figures),
+        "gap_pct": brute_force_gap_pct(),
+    }
 
 
 def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:

@@ -77,17 +77,12 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
 
 @command.command("plan")
 @click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    help="Table of measured runs. Default: that in the folder $HPCTRAIN_DATA.",
-)
-@click.option(
     "--search-limit",
     "search_limit_s",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
-    help="Seconds after which a case of the searches is given up; 0: time none.",
+    help="Seconds after which a case of the searches is given up.",
 )
 @click.option("--own", is_flag=True, help="Rather train small plans of two workers here, and fit a profile to some.")
 @click.option("--placement", is_flag=True, help="Rather predict plans beside the same ones placed without knowledge.")
@@ -95,20 +90,18 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     "--steps", type=click.IntRange(15), default=40, show_default=True, help="With --own: steps that each plan trains."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def plan(data: Path | None, search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
-    """The planner's predictions against runs that others measured: errors, ranking, search times.
+def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
+    """The planner's searches: their time, how far plans are from the bound, and what follows the loss of a node.
 
-    Everything is out of sample; constants are fitted anew without each problem that they were fitted on. With --own:
-    against runs of this machine's processors, before and after a profile is fitted to some of them. With --placement:
-    what knowing devices and links is worth on clusters of 32 GPUs, by the cost model alone.
+    With --own: its predictions against runs of this machine's processors, before and after a profile is fitted to some
+    of them. With --placement: what knowing devices and links is worth on clusters of 32 GPUs, by the cost model alone.
     """
     if own and placement:
         raise InputError("--placement: not with --own")
     kind = "--own" if own else "--placement" if placement else None
     source = click.get_current_context().get_parameter_source
-    for name, option in {"data": "--data", "search_limit_s": "--search-limit"}.items() if kind else ():
-        if source(name) is _GIVEN:
-            raise InputError(f"{option}: not with {kind}")
+    if kind and source("search_limit_s") is _GIVEN:
+        raise InputError(f"--search-limit: not with {kind}")
     if not own and source("steps") is _GIVEN:
         raise InputError("--steps: only with --own")
     if own:
@@ -116,16 +109,16 @@ def plan(data: Path | None, search_limit_s: float, own: bool, placement: bool, s
     elif placement:
         record = _placed_plans(_people(as_json, 140))
     else:
-        record = _scored_plans(data, search_limit_s, _people(as_json, 140))
+        record = _timed_searches(search_limit_s, _people(as_json, 140))
     _echo_json(record, as_json)
 
 
-def _scored_plans(data: Path | None, search_limit_s: float, people: Console) -> dict[str, Any]:
+def _timed_searches(search_limit_s: float, people: Console) -> dict[str, Any]:
     from hpctrain.base.process import SystemRunner
-    from hpctrain.bench.planner.published import data_file, measure
+    from hpctrain.bench.planner.search import measure
     from hpctrain.cli.bench.plan import show
 
-    record = measure(data_file(data), SystemRunner(), search_limit_s, _say)
+    record = measure(SystemRunner(), search_limit_s, _say)
     show(record, people)
     return record
 

@@ -13,7 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.cli.options.named_numbers import FiniteNumber
 from hpctrain.cli.options.recover import recover_option
-from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.console import people_console
 from hpctrain.planner.simulate.goodput import (
     RECOVERY_MODES,
     FailureModel,
@@ -120,9 +120,7 @@ def failures(
         if (mode != "requeue" or queue_wait is not None) and (mode != "spares" or spares)
     ]
     found = [each for mode in modes for each in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)]
-    people = Console(stderr=as_json, highlight=False, markup=False)
-    if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
+    people = people_console(as_json, WIDTH)
     people.print(_table(cluster, modes, found))
     text = f"{cluster.nodes} nodes, a failure every {format_seconds(cluster.node_mtbf_s / cluster.nodes)}"
     if stall:

@@ -8,7 +8,7 @@ from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.memory import RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.degrees import ParallelDims
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 INFEASIBLE_BLOCKS = 1e9
 """Blocks that count as missing if a device cannot even hold a rank without blocks."""

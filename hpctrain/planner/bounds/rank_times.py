@@ -15,8 +15,8 @@ from hpctrain.planner.cost.all_reduce import flat_copy_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.links import scalar_all_reduce_s
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.simulate.overlap import overlapped_share
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stage_ranks
 

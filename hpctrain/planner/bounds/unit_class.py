@@ -60,10 +60,8 @@ def unit_classes(cost: CostModel, unit_counts: UnitCounts, size: int, shards: in
 
 def _class(cost: CostModel, unit: TensorParallelGroup, number: int, size: int, shards: int) -> UnitClass:
     parts, constants = cost.module_times(unit, size), cost.constants[unit.kind]
-    nothing, embedding, head = beside = [
-        cost.optimizer_s(unit, ModelPart(0, *ends), size, shards) for ends in STAGE_ENDS
-    ]
-    with_block = [cost.optimizer_s(unit, ModelPart(1, *ends), size, shards) for ends in STAGE_ENDS]
+    nothing, embedding, head = beside = [cost.optimizer_s(unit, ModelPart(0, *ends), shards) for ends in STAGE_ENDS]
+    with_block = [cost.optimizer_s(unit, ModelPart(1, *ends), shards) for ends in STAGE_ENDS]
     return UnitClass(
         frozenset([cost.kind(unit)]),
         number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.live_activations import LiveCounts, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.records.plan.codec import BUCKET_BYTES
@@ -134,7 +135,7 @@ class MemoryModel:
         low, high, chunks = -1, self.work.spec.layers, len(cache.memory_role.ends)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self._need(cache, blocks_by_virtual_stage(middle, chunks)) <= usable_bytes
+            fits = self._need(cache, even_parts(middle, chunks)) <= usable_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -239,8 +240,3 @@ class MemoryModel:
         kept = self._codec_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + kept + freed
-
-
-def blocks_by_virtual_stage(count: int, chunks: int) -> tuple[int, ...]:
-    """A rank's blocks by stage: equal numbers, with the remainder on the earlier stages."""
-    return tuple(count // chunks + (chunk < count % chunks) for chunk in range(chunks))

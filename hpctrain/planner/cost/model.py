@@ -13,15 +13,13 @@ from hpctrain.planner.cost.all_reduce import (
     flat_copy_share,
     low_rank_width,
 )
-from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.cost.memory import MemoryModel
-from hpctrain.planner.cost.roofline import ModuleTimes, measured_module_times, roofline
+from hpctrain.planner.cost.roofline import ModuleTimes, roofline
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.constants import COST_CONSTANTS, DEFAULT_CODEC_S, CostConstants
 from hpctrain.planner.devices.links import (
     Links,
     message_alpha_beta,
-    node_of,
     ring_all_reduce_s,
     ring_hops,
     scalar_all_reduce_s,
@@ -58,27 +56,19 @@ class CostModel:
 
     Args:
         constants: kind of device -> constants.
-        profile: measured times of the model's layers, used where it has those of a device and micro-batch.
     """
 
-    def __init__(
-        self,
-        work: Workload,
-        links: Links,
-        constants: Mapping[str, CostConstants] = COST_CONSTANTS,
-        profile: LayerProfile | None = None,
-    ) -> None:
+    def __init__(self, work: Workload, links: Links, constants: Mapping[str, CostConstants] = COST_CONSTANTS) -> None:
         self.work = work
         self.links = links
         self.constants = constants
-        self.profile = profile
         self.memory = MemoryModel(work)
         self._kinds: dict[TensorParallelGroup, UnitKind] = {}
         self._placement_links: dict[int, PlacementLinks] = {}
         self._messages: dict[tuple[TensorParallelGroup, TensorParallelGroup], tuple[float, float]] = {}
         self._parts: dict[tuple[UnitKind, int], ModuleTimes] = {}
         self._stages: dict[tuple[UnitKind, int, ModelPart], StageTime] = {}
-        self._updates: dict[tuple[UnitKind, ModelPart, int, int], float] = {}
+        self._updates: dict[tuple[UnitKind, ModelPart, int], float] = {}
 
     def placement_links(self, placement: Placement) -> PlacementLinks:
         """The links of a placement, cached by the identity of the object."""
@@ -89,7 +79,7 @@ class CostModel:
 
     def with_work(self, work: Workload) -> CostModel:
         """A cost model with the same devices and links for another workload."""
-        other = CostModel(work, self.links, self.constants, self.profile)
+        other = CostModel(work, self.links, self.constants)
         other._kinds, other._placement_links, other._messages = self._kinds, self._placement_links, self._messages
         return other
 
@@ -108,9 +98,7 @@ class CostModel:
         """Times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch` sequences."""
         key = (self.kind(unit), micro_batch)
         if key not in self._parts:
-            parts = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
-            times = self._measured(unit, micro_batch)
-            self._parts[key] = parts if times is None else measured_module_times(times, parts)
+            self._parts[key] = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
         return self._parts[key]
 
     def stage(self, unit: TensorParallelGroup, micro_batch: int, share: ModelPart) -> StageTime:
@@ -153,15 +141,11 @@ class CostModel:
         numbers = self.work.hidden_bytes(micro_batch, len(unit.devices)) / self.work.framework.residual_stream_bytes
         return numbers * number_s / 4
 
-    def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, micro_batch: int, shards: int = 1) -> float:
+    def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
         """Seconds to update a stage's parameters, or this replica's shard of them."""
-        key = (self.kind(unit), share, micro_batch, shards)
+        key = (self.kind(unit), share, shards)
         if key not in self._updates:
-            constants, times = self.constants[unit.kind], self._measured(unit, micro_batch)
-            if times is not None:
-                # The ends were measured together with the blocks, each about as long.
-                self._updates[key] = times.update * (share.blocks + share.first + share.last) / shards
-                return self._updates[key]
+            constants = self.constants[unit.kind]
             parameters = self.work.parameters(share, len(unit.devices)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
             if len(unit.devices) > 1:
@@ -229,11 +213,6 @@ class CostModel:
         devices = len(placement) * len(placement[0]) * len(placement[0][0].devices)
         return scalar_all_reduce_s(self.placement_links(placement).slowest_alpha, devices) if devices > 1 else 0.0
 
-    def _measured(self, unit: TensorParallelGroup, micro_batch: int) -> LayerTimes | None:
-        if self.profile is None:
-            return None
-        return self.profile.at(unit.devices[0].type, len(unit.devices), micro_batch)
-
 
 def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:
     """Times of a stage whose blocks take as long as `blocks` blocks of mean size."""
@@ -252,7 +231,7 @@ def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostC
 
 def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
     """Whether any message between two tensor-parallel groups leaves a node."""
-    return any(node_of(x) != node_of(y) for x, y in zip(a.device_ids, b.device_ids, strict=True))
+    return any(x.node != y.node for x, y in zip(a.device_ids, b.device_ids, strict=True))
 
 
 def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:

@@ -1,11 +1,10 @@
-"""Seconds of a stage's parts for one micro-batch: a roofline with measured speeds, or measured layer times."""
+"""Seconds of a stage's parts for one micro-batch: a roofline with measured speeds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from hpctrain.planner.cost.layer_profile import LayerTimes
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.constants import CostConstants, ForwardBackward
 from hpctrain.planner.devices.links import Links, ring_all_reduce_s
@@ -87,11 +86,6 @@ def roofline(
         head=end(head_flops / head_tp, logits, constants.logits_passes, constants.weight_passes, constants.head_ops),
         block_split=constants.split_passes * block_bytes / unit.bytes_per_s + constants.split_ops * unit.launch_s,
     )
-
-
-def measured_module_times(times: LayerTimes, estimate: ModuleTimes) -> ModuleTimes:
-    """The parts' times from measured layers; what was not measured separately stays the roofline's estimate."""
-    return ModuleTimes(times.block, (0.0, 0.0), times.embedding, times.head, estimate.block_split)
 
 
 def _pass_time(

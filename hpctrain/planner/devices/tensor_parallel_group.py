@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from hpctrain.planner.devices.links import Links, message_s
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.topology import CodecSeconds
 
 SPEED_TOLERANCE = 0.15
@@ -60,7 +62,7 @@ class TensorParallelGroup:
         return min(known, default=float("inf"))
 
     @cached_property
-    def device_ids(self) -> tuple[str, ...]:
+    def device_ids(self) -> tuple[DeviceId, ...]:
         return tuple(device.device_id for device in self.devices)
 
     @cached_property
@@ -76,22 +78,32 @@ class TensorParallelGroup:
         return self.devices[0].kind
 
 
+def class_numbers(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    """A number for each key; equal keys have the same, and numbers count up in the order of their first keys."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+
+def first_of_each(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    """The index of the first of equal keys, for each distinct key in order."""
+    first: dict[Hashable, int] = {}
+    for index, key in enumerate(keys):
+        first.setdefault(key, index)
+    return tuple(first.values())
+
+
 class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
     """placement[replica][pipeline rank]."""
 
     @cached_property
     def replica_classes(self) -> tuple[int, ...]:
         """[replica] -> class; replicas of one class have equal devices rank by rank, on any nodes."""
-        numbers: dict[tuple[GroupSpec, ...], int] = {}
-        return tuple(numbers.setdefault(tuple(unit.group_spec for unit in row), len(numbers)) for row in self)
+        return class_numbers(tuple(unit.group_spec for unit in row) for row in self)
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
         """[class of `replica_classes`] -> its first replica."""
-        found: dict[int, int] = {}
-        for replica, number in enumerate(self.replica_classes):
-            found.setdefault(number, replica)
-        return tuple(found.values())
+        return first_of_each(self.replica_classes)
 
 
 def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParallelGroup]:

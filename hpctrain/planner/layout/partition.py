@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hpctrain.planner.cost.memory import blocks_by_virtual_stage
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
@@ -83,7 +83,7 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
     """Micro-batches of each replica, from the seconds that its slowest rank takes for one."""
     replicas = len(seconds)
     if min(seconds) == max(seconds):
-        return [total // replicas + (replica < total % replicas) for replica in range(replicas)]
+        return list(even_parts(total, replicas))
     counts = split_evenly(total, lambda i, n: n * seconds[i], [1] * replicas, [total] * replicas)
     assert counts is not None, "the caller gives at least one micro-batch for each replica"
     return counts
@@ -103,7 +103,7 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
     most = [_blocks_that_fit(cost, layout, rank) for rank in range(pp)]
     counts = split_evenly(layers, seconds, least, most) or split_evenly(layers, seconds, least, [layers] * pp)
     assert counts is not None, "the caller gives at least one block for each stage"
-    shared = [iter(blocks_by_virtual_stage(count, chunks)) for count in counts]
+    shared = [iter(even_parts(count, chunks)) for count in counts]
     return replace(layout, blocks=tuple(next(shared[rank]) for rank in layout.rank_of_stage))
 
 

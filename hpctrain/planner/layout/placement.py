@@ -40,22 +40,15 @@ def placements(
     """
     most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
     if _sequences(classes, pp * dp) <= most * min(factorial(dp), MAX_SEQUENCES_PER_ORDER):
-        found = list(islice(_every_order(units, classes, pp, dp), most + 1))
+        found = list(islice(all_placements(units, classes, pp, dp), most + 1))
         if len(found) <= most:
             return found, True
     return _likely_orders(units, pp, dp, message), False
 
 
-def all_placements(
-    units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
-) -> Iterator[Placement]:
-    """Yield all distinct placements of pp × dp units."""
-    return _every_order(units, classes, pp, dp)
-
-
 def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
     """The placement of the first units in the topology's order, replica by replica."""
-    return _by_replica(list(units)[: pp * dp], pp)
+    return _in_tiles(list(units)[: pp * dp], pp)
 
 
 def rank_permutations(placement: Placement) -> Iterator[Placement]:
@@ -90,7 +83,10 @@ def _sequences(classes: Sequence[int], size: int) -> float:
     return ways[size] * factorial(size)
 
 
-def _every_order(units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int) -> Iterator[Placement]:
+def all_placements(
+    units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
+) -> Iterator[Placement]:
+    """Yield all distinct placements of pp × dp units."""
     members: dict[int, list[TensorParallelGroup]] = {}
     for unit, number in zip(units, classes, strict=True):
         members.setdefault(number, []).append(unit)
@@ -124,7 +120,7 @@ def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
 def _with_members(chosen: Sequence[int], members: dict[int, list[TensorParallelGroup]], pp: int) -> Placement:
     """The placement with units in place of their classes, in file order within a class."""
     waiting = {number: iter(group) for number, group in members.items()}
-    return _by_replica([next(waiting[number]) for number in chosen], pp)
+    return _in_tiles([next(waiting[number]) for number in chosen], pp)
 
 
 def _likely_orders(
@@ -176,9 +172,7 @@ def _between_nodes(
         first.setdefault(_node(unit), unit)
     if len(first) > MAX_ORDERED_NODES:
         return {}
-    times = {
-        a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()
-    }  # fmt: skip
+    times = {a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()}
     return times if len({each for row in times.values() for each in row.values()}) > 1 else {}
 
 
@@ -202,11 +196,7 @@ def _node(unit: TensorParallelGroup) -> str:
     return unit.devices[0].node
 
 
-def _by_replica(order: Sequence[TensorParallelGroup], pp: int) -> Placement:
-    return _in_tiles(order, pp, 1)
-
-
-def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int) -> Placement:
+def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> Placement:
     """The placement with replicas in groups of `width`: each stage of a group is a run of `width` units of the order.
 
     Width 1 makes each pipeline a run, width dp each stage.

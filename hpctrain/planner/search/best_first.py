@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, ParallelDims
+from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.search.end_bound import min_bound_s, overall_bound
@@ -19,6 +19,7 @@ from hpctrain.planner.search.option_search import Evaluation, Search
 from hpctrain.planner.search.space import Candidate, CandidateQueue
 from hpctrain.planner.search.within_nodes import pack_within_nodes
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 PATIENCE_BY_DEVICES = ((512, 3), (2048, 5))
 """(largest number of devices, patience) on more than `EXHAUSTIVE_DEVICES` devices. The search leaves a pair of pp and

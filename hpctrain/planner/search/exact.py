@@ -11,13 +11,13 @@ from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import interchangeable_classes
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.layout.placement import all_placements
 from hpctrain.planner.search.best_first import SearchResult, best_first_search
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import lower_bound, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Recompute, ZeroLevel
 
 MAX_DEVICES = 8

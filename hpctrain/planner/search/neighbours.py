@@ -7,12 +7,12 @@ import math
 from hpctrain.base.units import format_bytes
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.layout import MemoryShortage
 from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.layout.placement import topology_order
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Rejected
 
 MAX_OTHER_DIMS = 6
@@ -40,11 +40,6 @@ def rejected_neighbours(search: Search, best: Prediction, candidate_dims: list[P
         change = "devices in the order of the topology file"
         found += _same_devices(search, best, listed, schedule_spec, layout.micro_batch, change)
     return found
-
-
-def describe_dims(dims: ParallelDims) -> str:
-    """(2, 1, 1) -> 'pp 2 × dp 1 × tp 1'."""
-    return "pp {} × dp {} × tp {}".format(*dims)
 
 
 def describe_memory_shortage(excess: MemoryShortage) -> str:
@@ -82,9 +77,9 @@ def _other_dims(search: Search, best: Prediction, candidate_dims: list[ParallelD
     for dims in others[:MAX_OTHER_DIMS]:
         other = search.best([dims], sizes, OTHER_DIMS_PATIENCE)
         if other is not None:
-            found.append(_slower(describe_dims(dims), best, other))
+            found.append(_slower(str(dims), best, other))
         elif (lack := search.shortage(dims)) is not None:
-            found.append(Rejected(change=describe_dims(dims), reason=describe_lack(lack)))
+            found.append(Rejected(change=str(dims), reason=describe_lack(lack)))
     return sorted(found, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
 
 
@@ -93,7 +88,7 @@ def _impossible(search: Search) -> list[Rejected]:
     first: dict[str, ParallelDims] = {}
     for dims in sorted(search.impossible, key=lambda dims: (dims[2], dims)):
         first.setdefault(search.impossible[dims], dims)
-    return [Rejected(change=describe_dims(dims), reason=reason) for reason, dims in first.items()][:MAX_IMPOSSIBLE]
+    return [Rejected(change=str(dims), reason=reason) for reason, dims in first.items()][:MAX_IMPOSSIBLE]
 
 
 def _same_devices(

@@ -23,12 +23,13 @@ from hpctrain.planner.devices.tensor_parallel_group import (
     make_tensor_parallel_groups,
 )
 from hpctrain.planner.layout.column_placement import placements_of_mixtures
-from hpctrain.planner.layout.degrees import ParallelDims, enumerate_dims
+from hpctrain.planner.layout.degrees import enumerate_dims
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
 from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.layout.placement import placements
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 from hpctrain.records.plan.compression import Codec
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 MAX_COMPARED_UNITS = 64
@@ -130,7 +131,7 @@ class Search:
         """The degrees to try; those that cannot run are put into `impossible`."""
         if self.work.fixed is not None:
             given = self.work.fixed
-            candidates = [(given.pp, given.dp, given.tp)]
+            candidates = [ParallelDims(given.pp, given.dp, given.tp)]
         else:
             candidates = enumerate_dims(len(self.pool.devices), self.work.spec, self.work.sequences)
         found = []

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.pool import DevicePool
@@ -21,6 +22,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
 from hpctrain.planner.search.neighbours import describe_memory_shortage
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 GRID = (2, 4, 8, 16)
 """Micro-batch counts that equation (7) is minimised over (section 3.4)."""
@@ -47,7 +49,7 @@ def solve_as_paper(cost: CostModel, pool: DevicePool, work: Workload) -> PaperCh
     order, objective = greedy_colocation(_between_stages(distance, stages), pp, float(work.stage_boundary_bytes(1)))
     placement = Placement(tuple(stages[index][replica] for index in order) for replica in range(dp))
     layers = work.spec.layers
-    blocks = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
+    blocks = even_parts(layers, pp)
     layout, text = _choose_micro_batches(cost, placement, blocks)
     note = (
         f"Solved by the paper's rules: equation (1), greedy co-location on shortest paths with edge weight 1/b, has "
@@ -106,7 +108,7 @@ def _stage_units(pool: DevicePool, pp: int, dp: int, tp: int) -> list[list[Tenso
         groups = [units[start : start + dp] for start in range(0, len(units) - dp + 1, dp)]
     if len(groups) < pp:
         raise RefusedError(
-            f"parallel: pp {pp} × dp {dp} × tp {tp} needs {pp} groups of {dp * tp} devices, the topology has "
+            f"parallel: {ParallelDims(pp, dp, tp)} needs {pp} groups of {dp * tp} devices, the topology has "
             f"{len(groups)}; lower a degree or add nodes"
         )
     return groups

@@ -10,9 +10,10 @@ from typing import Literal, NamedTuple
 
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, ParallelDims
+from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import Prediction
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Recompute
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import V_SHAPED_SCHEDULES

@@ -9,13 +9,15 @@ from itertools import product
 from hpctrain.planner.cost.memory_options import memory_options_of_plan
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
-from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, ParallelDims
+from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.search.codec_choice import candidate_codecs
 from hpctrain.planner.search.option_search import Search, WarmStart
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.compression import AutoCompression
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 
@@ -72,7 +74,7 @@ def make_warm_start(plain: Search, candidate_dims: Sequence[ParallelDims], previ
             found = predict(search.cost, same)
             best = found if best is None or found.total < best.total else best
         for schedule_spec, each in product(search.work.schedule_specs(pp), sizes):
-            best = search.evaluate((pp, dp, tp), schedule_spec, each, best, placement=[placement]).best
+            best = search.evaluate(ParallelDims(pp, dp, tp), schedule_spec, each, best, placement=[placement]).best
     return None if best is None else WarmStart(search, best, (*kept, best.layout))
 
 
@@ -143,6 +145,6 @@ def _surviving_units(
     return rows, loose, kinds
 
 
-def _device_ids(previous: Plan) -> list[list[tuple[str, ...]]]:
+def _device_ids(previous: Plan) -> list[list[tuple[DeviceId, ...]]]:
     """[replica][pipeline rank] -> device ids."""
     return [previous.pipeline_rank_devices(replica) for replica in range(previous.dp)]

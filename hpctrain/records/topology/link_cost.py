@@ -1,4 +1,4 @@
-"""Time of a message between two devices, from the link's figures in a topology."""
+"""Time of a message between two nodes, from the link's figures in a topology."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cost = tuple[float, float]
 
 
 class LinkCost:
-    """Time of a message between two devices, t = alpha + beta·bytes: from the link, else the matrix, else the pair's
+    """Time of a message between two nodes, t = alpha + beta·bytes: from the link, else the matrix, else the pair's
     class, else the slowest class.
 
     Messages of a run go over its training backend. Where that was measured for only some pairs of a class, the figures
@@ -52,20 +52,19 @@ class LinkCost:
             if node.intra_bytes_per_s
         }
 
-    def between(self, source: str, target: str) -> Cost:
-        """Return (alpha in seconds, beta in seconds per byte) from device `source` to `target`, as 'node:device'.
+    def between(self, a: str, b: str) -> Cost:
+        """Return (alpha in seconds, beta in seconds per byte) from node a to b; if a is b, between two of its devices.
 
         Raises:
             KeyError: the topology has neither that link nor a class.
         """
-        cost = self.find(source, target)
+        cost = self.find(a, b)
         if cost is None:
-            raise KeyError(f"{source.partition(':')[0]}-{target.partition(':')[0]}")
+            raise KeyError(f"{a}-{b}")
         return cost
 
-    def find(self, source: str, target: str) -> Cost | None:
+    def find(self, a: str, b: str) -> Cost | None:
         """Return the same; None when the topology has neither that link nor a class."""
-        a, b = source.partition(":")[0], target.partition(":")[0]
         if a == b:
             return self._within.get(a, self._intra)
         return self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default

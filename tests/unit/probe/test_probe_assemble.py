@@ -188,8 +188,8 @@ def test_above_64_nodes_the_pairs_are_a_file_beside_it(tmp_path: Path) -> None:
     assert found.fabric.links == []
     assert found.fabric.classes[0].pairs == 66 * 65 // 2
     assert found.fabric.classes[0].beta_s_per_byte == pytest.approx(1 / RATE, rel=1e-3)
-    assert LinkCost(found).between("n0:cuda0", "n65:cuda0")[1] == pytest.approx(2 / RATE)
-    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == pytest.approx((LATENCY, 1 / RATE))
+    assert LinkCost(found).between("n0", "n65")[1] == pytest.approx(2 / RATE)
+    assert LinkCost(found).between("n0", "n1") == pytest.approx((LATENCY, 1 / RATE))
 
 
 def test_one_node_has_no_links() -> None:
@@ -305,8 +305,8 @@ def test_a_pair_without_figures_of_the_backend_costs_what_it_does_to_its_class()
     found = topology(made)
 
     assert found.fabric.classes[0].cost() == (3 * LATENCY, 2 / RATE)
-    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == (3 * LATENCY, 2 / RATE)
-    assert LinkCost(found).between("n2:cuda0", "n3:cuda0") == pytest.approx((3 * LATENCY, 2 / RATE))
+    assert LinkCost(found).between("n0", "n1") == (3 * LATENCY, 2 / RATE)
+    assert LinkCost(found).between("n2", "n3") == pytest.approx((3 * LATENCY, 2 / RATE))
 
 
 def test_single_messages_shape_the_line_of_a_large_cluster_too() -> None:
@@ -315,4 +315,4 @@ def test_single_messages_shape_the_line_of_a_large_cluster_too() -> None:
     end = side(RATE / 2, 2e-5).model_copy(update={"ladder": ladder})
     made.add([PairResult("n0", "n1", False, 33, end, end)], ProbeSettings().bulk_bytes)
 
-    assert LinkCost(topology(made)).between("n0:x", "n1:x") == pytest.approx((2e-5, 2 / RATE), rel=1e-3)
+    assert LinkCost(topology(made)).between("n0", "n1") == pytest.approx((2e-5, 2 / RATE), rel=1e-3)

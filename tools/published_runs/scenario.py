@@ -7,21 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from hpctrain.base.even_parts import even_parts
+
 from hpctrain import __version__
-from hpctrain.bench.planner.devices import (
-    ALPHA_S,
-    LINK_SHARE,
-    NODE_BYTES_PER_S,
-    SHEETS,
-    TCP_FLOW_BYTES_PER_S,
-    gpu_of,
-    gpus_of,
-    stated_bytes_per_s,
-)
-from hpctrain.bench.planner.model import GptSpec
-from hpctrain.bench.planner.profiles import SailorFigures
-from hpctrain.bench.planner.published_runs import MeasuredRun
-from hpctrain.planner.cost.layer_profile import LayerProfile
 from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
@@ -33,12 +21,28 @@ from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.topology.link import Link, LinkClass, LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import DeviceType, Fabric, Node, Provenance, Topology
+from tools.published_runs.data_sheets import (
+    ALPHA_S,
+    LINK_SHARE,
+    NODE_BYTES_PER_S,
+    SHEETS,
+    TCP_FLOW_BYTES_PER_S,
+    gpu_of,
+    gpus_of,
+    stated_bytes_per_s,
+)
+from tools.published_runs.gpt_spec import GptSpec
+from tools.published_runs.layer_profile import LayerProfile, ProfiledCostModel
+from tools.published_runs.sailor import SailorFigures
+from tools.published_runs.table import MeasuredRun
 
 HALF = Framework(
-    weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2, casts=False,
+    weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2,
     blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
     bucket_bytes=1e9, split_streams=0,
 )  # fmt: skip
@@ -48,7 +52,6 @@ allocator cache). Gradients are summed in DeepSpeed's buckets of 5e8 numbers (it
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 PRE_UNITS = 3
 """AMP's pipeline units before the first block, and after the last one."""
-AMP_UNITS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +66,10 @@ class PublishedScenario:
 
     def step_s(self, constants: CostConstants) -> float:
         """Predicted seconds of a step."""
-        cost = CostModel(self.work, self.links, {"cuda": constants}, self.profile)
+        by_kind = {"cuda": constants}
+        cost = CostModel(self.work, self.links, by_kind)
+        if self.profile is not None:
+            cost = ProfiledCostModel(self.work, self.links, by_kind, self.profile, self.layout.micro_batch)
         return predict(cost, self.layout).total
 
     def memory_bytes(self) -> float:
@@ -106,7 +112,7 @@ def _cells(run: MeasuredRun) -> Placement | str:
     if kinds is None or None in kinds:
         return f"there is no data sheet of {run.gpu!r}"
     if len(kinds) != run.num_gpus or run.pp * run.dp * run.tp != run.num_gpus:
-        return f"pp {run.pp} × dp {run.dp} × tp {run.tp} is not its {run.num_gpus} GPUs"
+        return f"{ParallelDims(run.pp, run.dp, run.tp)} is not its {run.num_gpus} GPUs"
     places = [
         _device_spec(f"node{number // run.gpus_per_node}:cuda{number % run.gpus_per_node}", str(kind), run.half)
         for number, kind in enumerate(kinds)
@@ -140,10 +146,11 @@ def _stated_cells(run: MeasuredRun) -> Placement | str:
 
 
 @lru_cache(maxsize=4096)
-def _device_spec(device_id: str, kind: str, half: bool) -> DeviceSpec:
+def _device_spec(name: str, kind: str, half: bool) -> DeviceSpec:
     sheet = SHEETS[kind]
     flops = sheet.half_flops if half else sheet.single_flops
-    return DeviceSpec(device_id, "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, DEFAULT_LAUNCH_S["cuda"])
+    launch_s = DEFAULT_LAUNCH_S["cuda"]
+    return DeviceSpec(DeviceId(name), "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, launch_s)
 
 
 def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
@@ -158,7 +165,7 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
         edges = [min(max(edge - PRE_UNITS, 0), run.layers) for edge in run.cuts]
         counts = [b - a for a, b in pairwise(edges)]
     else:
-        counts = [run.layers // stages + (stage < run.layers % stages) for stage in range(stages)]
+        counts = list(even_parts(run.layers, stages))
     if len(counts) != stages or sum(counts) != run.layers or min(counts) < 0:
         return f"its stages hold {counts} blocks, the model has {run.layers} on {stages} stages"
     return tuple(counts)

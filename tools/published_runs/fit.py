@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hpctrain.bench.planner.published_scenario import PublishedScenario
 from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants
+from tools.published_runs.scenario import PublishedScenario
 
 FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")
 """Families of runs that constants are fitted on: many runs, one kind of GPU, no profiles of their own. All other

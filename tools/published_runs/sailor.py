@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner.cost.layer_profile import ForwardBackward, LayerProfile, LayerTimes
+from hpctrain.planner.devices.constants import ForwardBackward
+from tools.published_runs.layer_profile import LayerProfile, LayerTimes
 
 FOLDER = "sailor_profiles"
 ZONE = "us-central1-a"

@@ -8,28 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-from hpctrain.bench.planner.published_runs import MeasuredRun
-from hpctrain.bench.planner.published_scenario import PublishedScenario
+from hpctrain.bench.planner.errors import Errors, errors_of
+from tools.published_runs.scenario import PublishedScenario
+from tools.published_runs.table import MeasuredRun
 
 LEAST_PLANS = 5
 """Fewest plans of a search for its ranking to count."""
 
 TIE = 1e-9
 """Relative difference below which two predicted times are equal."""
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Relative errors of a problem's runs, in percent of the measured figure."""
-
-    runs: int
-    mean: float
-    """Mean absolute error."""
-    largest: float
-    bias: float
-    """Mean signed error; above 0, the prediction is too slow or too large."""
-    below: float
-    """Share of the runs whose prediction is below the measurement, in percent."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +30,6 @@ class Ranking:
     """How much slower than the best measured plan the plan predicted to be fastest was (with ties, their average); mean
     over the searches."""
     largest_regret_pct: float
-
-
-def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
-    """Errors of predictions; both sequences are not empty and all measurements are above 0."""
-    error = 100 * (np.array(predicted) / np.array(measured) - 1)
-    size = np.abs(error)
-    return Errors(
-        len(error), float(size.mean()), float(size.max()), float(error.mean()), float(100 * (error < 0).mean())
-    )
 
 
 def by_problem(scenes: Sequence[PublishedScenario]) -> dict[str, list[PublishedScenario]]:

@@ -1,4 +1,4 @@
-"""`hpctrain bench plan`: the planner's predictions compared with published runs.
+"""The planner's predictions compared with published runs.
 
 Errors and rankings are out of sample: a run that the packaged constants were fitted on is predicted with constants
 that were fitted without its whole problem. Results with the packaged constants are printed separately.
@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.process import Runner
-from hpctrain.bench.planner.fit import held_out, packaged, was_fitted
-from hpctrain.bench.planner.profiles import FOLDER, read_figures
-from hpctrain.bench.planner.published_runs import read_runs
-from hpctrain.bench.planner.published_scenario import PublishedScenario, scenes_of
-from hpctrain.bench.planner.score import Errors, baseline, by_problem, errors_of, rankings, time_errors
-from hpctrain.bench.planner.search import brute_force_gap_pct, search_figures, seconds_by_size
-from hpctrain.bench.record import make_record
+from hpctrain.bench.planner.errors import Errors, errors_of
+from hpctrain.bench.record import machine_and_versions
+from tools.published_runs.fit import held_out, packaged, was_fitted
+from tools.published_runs.sailor import FOLDER, read_figures
+from tools.published_runs.scenario import PublishedScenario, scenes_of
+from tools.published_runs.score import baseline, by_problem, rankings, time_errors
+from tools.published_runs.table import read_runs
 
 FILE = "measured_runs.csv"
 DATA_VARIABLE = "HPCTRAIN_DATA"
@@ -42,11 +41,8 @@ def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -
     return Path(folder) / FILE
 
 
-def measure(path: Path, runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(path: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     """Score the table; layer profiles come from the folder beside it, else from the one in HPCTRAIN_DATA's folder.
-
-    Args:
-        search_limit_s: seconds after which a case of the searches is stopped; 0: no search is timed.
 
     Raises:
         InputError: the table or the profiles cannot be read.
@@ -60,9 +56,7 @@ def measure(path: Path, runner: Runner, search_limit_s: float, progress: Callabl
     fitted = [scene for scene in scenes if was_fitted(scene)]
     simple = baseline(scenes)
     simple_orders = rankings(scenes, simple)
-    record = make_record("plan", [], {"data": path.name, "search_limit_s": search_limit_s})
-    del record["rows"]
-    record |= {
+    return machine_and_versions("published_runs", {"data": path.name}) | {
         "error_pct": _by_problem(errors),
         "error_in_sample_pct": _by_problem(time_errors(fitted, usual)),
         "errors": {problem: asdict(each) for problem, each in errors.items()},
@@ -77,13 +71,6 @@ def measure(path: Path, runner: Runner, search_limit_s: float, progress: Callabl
         "left_out": left_out,
         "failed_runs": sum(scene.run.step_s is None for scene in scenes),
     }
-    if search_limit_s:
-        progress("searches")
-        record["searches"], record["search_unfinished"] = search_figures(runner, search_limit_s)
-        record["search_time_s"] = seconds_by_size(record["searches"])
-        progress("every plan of a small problem")
-        record["gap_pct"] = brute_force_gap_pct()
-    return record
 
 
 def _profile_folder(path: Path) -> Path:
