@@ -66,15 +66,15 @@ class ShardedReducer:
 
     def state(self) -> dict[str, Tensor]:
         return {
-            prefix + key: kept
+            prefix + key: tensor
             for prefix, residuals in self._residuals.items()
-            for key, kept in residuals.state().items()
+            for key, tensor in residuals.state().items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         for prefix, residuals in self._residuals.items():
-            mine = {key.removeprefix(prefix): kept for key, kept in state.items() if key.startswith(prefix)}
-            residuals.load_state(mine)
+            of_stage = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+            residuals.load_state(of_stage)
 
     def drop_state(self) -> None:
         self.load_state({})

@@ -17,7 +17,7 @@ def interleaved_zero_bubble(pp: int, stages: int, micro_batches: int) -> Schedul
     for rank in range(pp):
         turns = interleave(rank, pp, stages, micro_batches, spacing=1)
         row = list(turns.warmup)
-        backwards = [each for _, each in turns.pairs]
+        backwards = [backward for _, backward in turns.pairs]
         for turn, (forward, (stage, index)) in enumerate(turns.pairs):
             row += [forward] if forward else []
             row.append(Action(stage, "I", index))

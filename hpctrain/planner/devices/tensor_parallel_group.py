@@ -53,7 +53,7 @@ class TensorParallelGroup:
     def codec_s(self) -> CodecSeconds | None:
         """Seconds per number of each codec on the slowest device; None if a device was not measured."""
         known = [device.codec_s for device in self.devices]
-        return max((each for each in known if each), key=lambda each: each.power_sgd) if all(known) else None
+        return max((rate for rate in known if rate), key=lambda rate: rate.power_sgd) if all(known) else None
 
     @cached_property
     def memory_bytes(self) -> float:
@@ -146,11 +146,11 @@ def interchangeable_classes(
 
 
 def _groups(devices: list[DeviceSpec], tp: int) -> list[tuple[DeviceSpec, ...]]:
-    found = []
+    groups = []
     for kind in dict.fromkeys(device.type for device in devices):
         same = [device for device in devices if device.type == kind]
-        found += [tuple(same[start : start + tp]) for start in range(0, len(same) - tp + 1, tp)]
-    return found
+        groups += [tuple(same[start : start + tp]) for start in range(0, len(same) - tp + 1, tp)]
+    return groups
 
 
 def _nearest_device_chain(pool: DevicePool) -> list[DeviceSpec]:

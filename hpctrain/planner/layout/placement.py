@@ -40,9 +40,9 @@ def placements(
     """
     most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
     if _sequences(classes, pp * dp) <= most * min(factorial(dp), MAX_SEQUENCES_PER_ORDER):
-        found = list(islice(all_placements(units, classes, pp, dp), most + 1))
-        if len(found) <= most:
-            return found, True
+        every = list(islice(all_placements(units, classes, pp, dp), most + 1))
+        if len(every) <= most:
+            return every, True
     return _likely_orders(units, pp, dp, message), False
 
 
@@ -75,12 +75,12 @@ def _sequences(classes: Sequence[int], size: int) -> float:
         return float(perm(unlike, min(size, MAX_DISTINCT_UNITS)))
     if size > MAX_COUNTED_SEQUENCE:
         return inf
-    ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
+    terms = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
     for members in Counter(classes).values():
-        ways = [
-            sum(ways[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
+        terms = [
+            sum(terms[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
         ]
-    return ways[size] * factorial(size)
+    return terms[size] * factorial(size)
 
 
 def all_placements(
@@ -173,7 +173,7 @@ def _between_nodes(
     if len(first) > MAX_ORDERED_NODES:
         return {}
     times = {a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()}
-    return times if len({each for row in times.values() for each in row.values()}) > 1 else {}
+    return times if len({seconds for row in times.values() for seconds in row.values()}) > 1 else {}
 
 
 def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, float]]) -> list[TensorParallelGroup]:
