@@ -63,7 +63,7 @@ def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tupl
     backwards = forwards[::-1]
     counts = []
     for rank in range(pp):
-        warmup = warmup_count(rank, pp, chunks, micro_batches, spacing=1 if splits else 2)
+        warmup = warmup_count(rank, pp, chunks, micro_batches, splits)
         turns = np.arange(len(order) - warmup)
         # Just after the forward of each turn; W lags behind by the rank's number.
         freed = np.maximum(turns - (rank if splits else 0), 0)

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 from math import factorial, inf, perm
 
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.devices.tensor_parallel_group import (
+    Placement,
+    TensorParallelGroup,
+    distinct_placements,
+    nearest_chain,
+)
 
 MAX_ORDERS = 360
 """The most orders that are all tried; if there are more, only the likely ones are."""
@@ -142,12 +147,9 @@ def _likely_orders(
         in_file_order = sorted(some, key=lambda unit: unit.index)
         for order in (some, in_file_order, _chain(in_file_order, times), _chain(some, times)):
             orders.setdefault(tuple(unit.index for unit in order), order)
-    found: dict[tuple[int, ...], Placement] = {}
-    for width in _widths(units, pp, dp):
-        for order in orders.values():
-            placement = _in_tiles(order, pp, width)
-            found.setdefault(tuple(unit.index for row in placement for unit in row), placement)
-    return list(found.values())
+    return distinct_placements(
+        _in_tiles(order, pp, width) for width in _widths(units, pp, dp) for order in orders.values()
+    )
 
 
 def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
@@ -183,13 +185,8 @@ def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, floa
     members: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
         members.setdefault(_node(unit), []).append(unit)
-    left = list(members)
-    chain = [left.pop(0)]
-    while left:
-        nearest = min(left, key=times[chain[-1]].__getitem__)
-        left.remove(nearest)
-        chain.append(nearest)
-    return [unit for node in chain for unit in members[node]]
+    nodes = nearest_chain(members, lambda a, b: times[a][b])
+    return [unit for node in nodes for unit in members[node]]
 
 
 def _node(unit: TensorParallelGroup) -> str:
