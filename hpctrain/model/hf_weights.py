@@ -22,13 +22,13 @@ from hpctrain.records.model.families import HfModel
 class HfWeights:
     """The weights of a Hugging Face folder; each stage reads its own."""
 
-    def __init__(self, found: HfModel, folder: Path) -> None:
+    def __init__(self, model: HfModel, folder: Path) -> None:
         self._tensors: dict[str, tuple[HfTensor, int]] = {}
-        for tensor in tensors_of(found.dims):
+        for tensor in tensors_of(model.dims):
             for number, name in enumerate(tensor.parameters):
                 self._tensors.setdefault(name, (tensor, number))
-        self._stored = stored_tensors(folder, found.dims)
-        if weights_sha256(self._stored) != found.weights_sha256:
+        self._stored = stored_tensors(folder, model.dims)
+        if weights_sha256(self._stored) != model.weights_sha256:
             raise InputError(
                 f"model.hf: {folder}: its weights are not those that were there when the run was made; put them back, "
                 "or start a new run"

@@ -73,9 +73,8 @@ class ShardedReducer(Reducer):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         for prefix, residuals in self._residuals.items():
-            residuals.load_state(
-                {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
-            )
+            of_stage = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+            residuals.load_state(of_stage)
 
     def metrics(self) -> dict[str, float]:
         return residual_metrics(list(self._residuals.values())) if self._residuals else {}

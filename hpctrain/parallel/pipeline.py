@@ -323,12 +323,12 @@ def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int
     order = runtime.pipeline_order_with_comms
     for rank, row in order.items():
         moved = (_ComputationType.UNSHARD, _ComputationType.RESHARD)
-        kept = [action for action in row if action.computation_type not in moved]
+        actions = [action for action in row if action.computation_type not in moved]
         if zero < 3:
             indices = sorted({action.stage_index for action in row})
             gather, free = ([_Action(index, kind, None) for index in indices] for kind in moved)
-            kept = [*gather, *kept, *free]
-        order[rank] = kept
+            actions = [*gather, *actions, *free]
+        order[rank] = actions
     if zero == 3:
         runtime.unsharded_stages.update(held)
 
@@ -340,5 +340,5 @@ def _forward_only(order: ActionTable) -> ActionTable:
     that simulation valid, so the remaining table cannot deadlock either.
     """
     kinds = _ComputationType
-    kept = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)
-    return {rank: [action for action in row if action.computation_type in kept] for rank, row in order.items()}
+    kinds_to_run = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)
+    return {rank: [action for action in row if action.computation_type in kinds_to_run] for rank, row in order.items()}

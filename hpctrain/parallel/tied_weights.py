@@ -56,9 +56,9 @@ class TiedWeights:
             first, *others = self.parameters(name)
             if not others:
                 continue
-            mine, *gradients = local_gradients([first, *others])
+            total, *gradients = local_gradients([first, *others])
             for gradient in gradients:
-                mine += gradient
+                total += gradient
             for other in others:
                 other.grad = None
 
@@ -75,10 +75,10 @@ class TiedWeights:
         for name, group in self._groups.items():
             if group is None:
                 continue
-            (mine,) = local_gradients(self.parameters(name)[:1])
-            dist.all_reduce(mine, group=group)
+            (gradient,) = local_gradients(self.parameters(name)[:1])
+            dist.all_reduce(gradient, group=group)
             count = dist.get_world_size(group)
-            sent += 2 * (count - 1) * mine.numel() * mine.element_size() // count  # of a ring
+            sent += 2 * (count - 1) * gradient.numel() * gradient.element_size() // count  # of a ring
         return sent
 
 
@@ -106,9 +106,9 @@ def tie_weights(
     groups: dict[str, dist.ProcessGroup | None] = {}
     here: dict[str, list[nn.Module]] = {}
     for name, stages in shared.items():
-        own = [held[stage] for stage in stages if stage in held]
-        if own:
-            here[name], groups[name] = own, None
+        modules = [held[stage] for stage in stages if stage in held]
+        if modules:
+            here[name], groups[name] = modules, None
         owners = sorted({owner[stage] for stage in stages})
         if len(owners) == 1:
             continue

@@ -117,11 +117,9 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
     """Fit the profile to the chosen runs, predict all of them, and return the record of the bench."""
     first = settings.specs[0]
-    chosen = [each for each in trained if each.spec == first and each.case in FITTED]
-    profile = merge_profiles(
-        [fit_profile(each.plan, each.run, each.spec, topology, each.rows, each.case) for each in chosen]
-    )
-    rows = [_row(each, each in chosen, topology, profile) for each in trained]
+    chosen = [run for run in trained if run.spec == first and run.case in FITTED]
+    profile = merge_profiles([fit_profile(run.plan, run.run, run.spec, topology, run.rows, run.case) for run in chosen])
+    rows = [_row(run, run in chosen, topology, profile) for run in trained]
     record = machine_and_versions("plan --own", asdict(settings))
     record["settings"]["specs"] = [spec.model_dump(exclude_none=True) for spec in settings.specs]
     return record | {
@@ -141,29 +139,29 @@ def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: s
     }
 
 
-def _row(each: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> dict[str, Any]:
+def _row(trained: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> dict[str, Any]:
     """The measured and the predicted step of a plan, and the errors in percent of the measured figure.
 
     Above 0, the prediction is too slow or too large. 'predicted' is with the package's constants, 'profiled' with the
     profile.
     """
-    usual_s, usual_bytes = _predicted(each, topology, None)
-    profiled_s, profiled_bytes = _predicted(each, topology, profile)
+    usual_s, usual_bytes = _predicted(trained, topology, None)
+    profiled_s, profiled_bytes = _predicted(trained, topology, profile)
     return {
-        "case": each.case, "model": _name(each.spec), "fitted": fitted, "step_time_s": each.step_time_s,
-        "predicted_s": usual_s, "profiled_s": profiled_s, "peak_bytes": each.peak_bytes,
-        "predicted_bytes": usual_bytes, "profiled_bytes": profiled_bytes, "load_1min": each.load_1min,
-        "error_pct": 100 * (usual_s / each.step_time_s - 1),
-        "profiled_error_pct": 100 * (profiled_s / each.step_time_s - 1),
-        "memory_error_pct": 100 * (usual_bytes / each.peak_bytes - 1),
-        "profiled_memory_error_pct": 100 * (profiled_bytes / each.peak_bytes - 1),
+        "case": trained.case, "model": _name(trained.spec), "fitted": fitted, "step_time_s": trained.step_time_s,
+        "predicted_s": usual_s, "profiled_s": profiled_s, "peak_bytes": trained.peak_bytes,
+        "predicted_bytes": usual_bytes, "profiled_bytes": profiled_bytes, "load_1min": trained.load_1min,
+        "error_pct": 100 * (usual_s / trained.step_time_s - 1),
+        "profiled_error_pct": 100 * (profiled_s / trained.step_time_s - 1),
+        "memory_error_pct": 100 * (usual_bytes / trained.peak_bytes - 1),
+        "profiled_memory_error_pct": 100 * (profiled_bytes / trained.peak_bytes - 1),
     }  # fmt: skip
 
 
-def _predicted(each: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
+def _predicted(trained: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
     """Predicted seconds of a step, and peak bytes of the fullest worker."""
-    plan = each.plan.model_copy(update={"profile": profile})
-    scene = layout_of_plan(each.run, each.spec, plan, topology)
+    plan = trained.plan.model_copy(update={"profile": profile})
+    scene = layout_of_plan(trained.run, trained.spec, plan, topology)
     seconds = predict(scene.cost, scene.layout, whole=True).total
     return seconds, max(scene.layout.memory(scene.cost.memory).values())
 

@@ -66,7 +66,7 @@ def _row(case: SearchCase, orders: int) -> PlacementRow:
     nodes = [node.id for node in topology.nodes if node.id in used]
     rng = random.Random(0)
     shuffled = [unplaced_s(scene, rng.sample(nodes, len(nodes))) for _ in range(orders)]
-    fitting = [each for each in shuffled if each is not None]
+    fitting = [seconds for seconds in shuffled if seconds is not None]
     return PlacementRow(
         case=case.name,
         plan=f"{plan.dims}, {plan.schedule}",

@@ -135,22 +135,22 @@ def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tupl
     return plan_without(run, spec, topology, lost, plan)
 
 
-def _remarks(found: _Simulated) -> list[str]:
+def _remarks(simulated: _Simulated) -> list[str]:
     """What the file says of its own time, where that is something else."""
-    if found.plan.predicted is None:
+    if simulated.plan.predicted is None:
         return []
-    said, total = found.plan.predicted.step_time_s.get("total", 0.0), found.prediction.total
-    if abs(said - total) <= 0.01 * total:
+    stated, total = simulated.plan.predicted.step_time_s.get("total", 0.0), simulated.prediction.total
+    if abs(stated - total) <= 0.01 * total:
         return []
     return [
-        f"The plan says {format_seconds(said)}, these files give {format_seconds(total)}: it was edited, or made from "
-        "others."
+        f"The plan says {format_seconds(stated)}, these files give {format_seconds(total)}: it was edited, or made "
+        "from others."
     ]
 
 
-def _bars(found: _Simulated) -> list[Bar]:
+def _bars(simulated: _Simulated) -> list[Bar]:
     """The replica that is done last, with the sums and the update that follow."""
-    line = found.step.lines[found.step.last]
+    line = simulated.step.lines[simulated.step.last]
     bars = [
         Bar(rank, action.kind, str(action), start, end)
         for rank, row in enumerate(line.spans)
@@ -158,19 +158,21 @@ def _bars(found: _Simulated) -> list[Bar]:
     ]
     done = 0.0
     for rank in range(len(line.spans)):
-        end = found.step.all_reduced_at(rank)
+        end = simulated.step.all_reduced_at(rank)
         done = max(done, end)
-        if found.step.sums[rank]:
-            bars.append(Bar(rank, "S", "sum over replicas", end - found.step.sums[rank], end))
-    update = [Bar(rank, "U", "norm and optimizer", done, done + found.step.update) for rank in range(len(line.spans))]
+        if simulated.step.sums[rank]:
+            bars.append(Bar(rank, "S", "sum over replicas", end - simulated.step.sums[rank], end))
+    update = [
+        Bar(rank, "U", "norm and optimizer", done, done + simulated.step.update) for rank in range(len(line.spans))
+    ]
     return bars + update
 
 
-def _heading(found: _Simulated) -> str:
-    plan = found.plan
+def _heading(simulated: _Simulated) -> str:
+    plan = simulated.plan
     return (
         f"{plan.dims}, {plan.schedule}, micro-batch {plan.replicas[0].micro_batch} on "
-        f"{len(plan.nodes)} nodes: {format_seconds(found.prediction.total)} a step"
+        f"{len(plan.nodes)} nodes: {format_seconds(simulated.prediction.total)} a step"
     )
 
 
@@ -178,10 +180,10 @@ def _tell(
     people: Console, before: _Simulated, after: _Simulated | None, drawn: dict[str, Any] | None,
     remarks: list[str],
 ) -> None:  # fmt: skip
-    for found in [before] if after is None else [before, after]:
-        people.print(_heading(found), soft_wrap=True)
-        total = found.prediction.total
-        for line in terminal_lines(_bars(found), found.plan.pp, total, people.width):
+    for simulated in [before] if after is None else [before, after]:
+        people.print(_heading(simulated), soft_wrap=True)
+        total = simulated.prediction.total
+        for line in terminal_lines(_bars(simulated), simulated.plan.pp, total, people.width):
             people.print(line, soft_wrap=True)
         people.print()
     if after is not None:

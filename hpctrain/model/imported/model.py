@@ -84,8 +84,8 @@ def block_names(model: nn.Module, container: str) -> list[str]:
 
 def _place(root: nn.Module, path: str, module: nn.Module) -> None:
     """Add a module at a dotted path, with plain modules as its parents."""
-    *way, name = path.split(".")
-    for part in way:
+    *parents, name = path.split(".")
+    for part in parents:
         if part not in dict(root.named_children()):
             root.add_module(part, nn.Module())
         root = root.get_submodule(part)

@@ -72,10 +72,10 @@ class CostModel:
 
     def placement_links(self, placement: Placement) -> PlacementLinks:
         """The links of a placement, cached by the identity of the object."""
-        found = self._placement_links.get(id(placement))
-        if found is None:
-            found = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
-        return found
+        links = self._placement_links.get(id(placement))
+        if links is None:
+            links = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
+        return links
 
     def with_work(self, work: Workload) -> CostModel:
         """A cost model with the same devices and links for another workload."""
@@ -126,8 +126,8 @@ class CostModel:
 
     def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
         """The codec of messages between a stage on `a` and the next one on `b`."""
-        way = self.work.messages_behind(stage)
-        return way if way == "none" or crosses_nodes(a, b) else "none"
+        codec = self.work.messages_behind(stage)
+        return codec if codec == "none" or crosses_nodes(a, b) else "none"
 
     def message_cast_s(self, unit: TensorParallelGroup, micro_batch: int, messages: Messages) -> float:
         """Seconds to encode or to decode a stage message.
@@ -217,10 +217,10 @@ class CostModel:
 def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:
     """Times of a stage whose blocks take as long as `blocks` blocks of mean size."""
     action_s = constants.action_ops * launch_s
-    times = [action_s + blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+    times = [action_s + blocks * (parts.block[side] + parts.block_tp[side]) for side in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
         if present:
-            times = [times[way] + part[way] for way in (0, 1)]
+            times = [times[side] + part[side] for side in (0, 1)]
     forward, backward = times
     inputs, weights = 0.0, backward
     if not share.first:

@@ -66,13 +66,13 @@ def roofline(
     block_bytes = work.block_bytes(micro_batch, tp)
 
     def end(
-        flops: float, kept: float, kept_passes: ForwardBackward, table_passes: ForwardBackward, ops: ForwardBackward
+        flops: float, saved: float, saved_passes: ForwardBackward, table_passes: ForwardBackward, ops: ForwardBackward
     ) -> ForwardBackward:
         forward, backward = (
             _pass_time(
-                constants, unit, (1 + way) * flops, kept * kept_passes[way] + table * table_passes[way], ops[way]
+                constants, unit, (1 + side) * flops, saved * saved_passes[side] + table * table_passes[side], ops[side]
             ).seconds(constants)
-            for way in (0, 1)
+            for side in (0, 1)
         )
         return forward, backward
 
@@ -103,17 +103,17 @@ def _block(
     spec, seq_len, tp, memory_options = work.spec, work.seq_len, len(unit.devices), work.memory_options
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
-    flops, kept = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
+    flops, saved = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
     weights = work.framework.weight_bytes * spec.block_parameters() / tp
     forward, backward = (
         _pass_time(
             constants,
             unit,
-            (1 + way) * flops,
-            kept * constants.activation_passes[way] + weights * constants.weight_passes[way],
-            constants.block_ops[way],
+            (1 + side) * flops,
+            saved * constants.activation_passes[side] + weights * constants.weight_passes[side],
+            constants.block_ops[side],
         )
-        for way in (0, 1)
+        for side in (0, 1)
     )
     if memory_options.zero:
         forward += PassTime(host_s=constants.shard_ops[0] * unit.launch_s)
@@ -122,7 +122,7 @@ def _block(
         forward += PassTime(host_s=constants.recompute_ops[0] * unit.launch_s)
         backward += PassTime(host_s=(constants.recompute_ops[1] + constants.block_ops[0]) * unit.launch_s)
         if memory_options.recompute == "full":
-            touched = kept * constants.activation_passes[0] + weights * constants.weight_passes[0]
+            touched = saved * constants.activation_passes[0] + weights * constants.weight_passes[0]
         else:
             flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
             touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]

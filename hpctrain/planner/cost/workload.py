@@ -131,10 +131,10 @@ class Workload:
         """Bytes that a block keeps from its forward to its backward pass; recomputation saves some of `block_bytes`."""
         if self.memory_options.recompute == "none":
             return self.block_bytes(micro_batch, tp)
-        kept = self.hidden_bytes(micro_batch, tp)
+        saved = self.hidden_bytes(micro_batch, tp)
         if self.memory_options.recompute == "selective":
-            kept += self.spec.matmul_output_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
-        return kept
+            saved += self.spec.matmul_output_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
+        return saved
 
     def stage_boundary_bytes(self, micro_batch: int) -> int:
         """Bytes of the residual stream [sequences, seq_len, dim] between two stages; ours is always in fp32."""
@@ -175,12 +175,12 @@ class Workload:
     def least_blocks(self) -> float:
         """The least number of blocks of mean size that takes as long as the model with any cut; ends may be smaller."""
         layers = self.spec.layers
-        return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in each) for each in self._ends)
+        return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in ends) for ends in self._ends)
 
     @cached_property
     def least_share(self) -> float:
         """The least time of a block in any stage, in blocks of mean size."""
-        return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for each in self._ends for share in each[1:]))
+        return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for ends in self._ends for share in ends[1:]))
 
     @cached_property
     def _ends(self) -> tuple[list[ModelPart], list[ModelPart]]:
@@ -226,7 +226,7 @@ class Workload:
 
 @lru_cache(maxsize=64)
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(each for each in range(1, number + 1) if number % each == 0)
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:

@@ -90,8 +90,8 @@ def ring_all_reduce_s(
     counts = Counter(device_id.node for device_id in device_ids)
     if not by_node or len(set(counts.values())) > 1 or len(counts) in (1, n):
         return ring
-    nodes, own = len(counts), n // len(counts)
-    inside = 2 * (own - 1) * (alpha_within + hop_s + beta_within * size_bytes / own)
+    nodes, per_node = len(counts), n // len(counts)
+    inside = 2 * (per_node - 1) * (alpha_within + hop_s + beta_within * size_bytes / per_node)
     # A node's cards together are as fast as its link is to another node, however many of its devices send.
     outside = 2 * (nodes - 1) * (alpha + hop_s + beta * size_bytes / nodes)
     return min(ring, inside + outside)

@@ -59,11 +59,11 @@ class PlacementLinks:
     def shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
         """[pipeline rank] -> rings within groups of `shards` replicas, and [pipeline rank] -> rings across them."""
         if shards not in self._shard_rings:
-            own = [
+            rings = [
                 [device_ids[at : at + shards] for device_ids in column for at in range(0, len(device_ids), shards)]
                 for column in self._columns
             ]
-            self._shard_rings[shards] = _ring_groups(self.links, own), self.replicate_ring_groups(shards)
+            self._shard_rings[shards] = _ring_groups(self.links, rings), self.replicate_ring_groups(shards)
         return self._shard_rings[shards]
 
     def replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
@@ -110,7 +110,7 @@ class PlacementLinks:
 def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], pairs: bool = False) -> list[RingGroup]:
     every = [ring for rank in by_rank for ring in rank]
     leaving: Mapping[str, float] = _pairs_leaving(every) if pairs else rings_crossing_nodes(every)
-    found = []
+    groups = []
     for rings in by_rank:
         costs = set()
         # Rings through the same nodes have the same costs.
@@ -125,8 +125,8 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], 
                 else:
                     between = max(between, b * leaving.get(node, 1))
             costs.add((alpha, within, between))
-        found.append(RingGroup(len(rings[0]), tuple(sorted(costs))))
-    return found
+        groups.append(RingGroup(len(rings[0]), tuple(sorted(costs))))
+    return groups
 
 
 def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
@@ -146,7 +146,7 @@ def _pairs_leaving(groups: Sequence[Sequence[DeviceId]]) -> dict[str, float]:
     count: dict[str, float] = {}
     for device_ids in groups:
         n = len(device_ids)
-        for node, own in Counter(device_id.node for device_id in device_ids).items():
-            if own < n:
-                count[node] = count.get(node, 0.0) + own * (n - own) / (n - 1)
+        for node, ranks_here in Counter(device_id.node for device_id in device_ids).items():
+            if ranks_here < n:
+                count[node] = count.get(node, 0.0) + ranks_here * (n - ranks_here) / (n - 1)
     return count

@@ -65,17 +65,17 @@ class DevicePool:
         update = profile.update or 1.0
         return {
             kind: replace(
-                each,
-                tensor_parallel_ops=(shared * each.tensor_parallel_ops[0], shared * each.tensor_parallel_ops[1]),
-                optimizer_bytes=update * each.optimizer_bytes,
-                optimizer_ops=update * each.optimizer_ops,
-                sharded_optimizer_bytes=update * each.sharded_optimizer_bytes,
-                sharded_optimizer_ops=update * each.sharded_optimizer_ops,
-                split_optimizer_bytes=update * each.split_optimizer_bytes,
-                split_optimizer_ops=update * each.split_optimizer_ops,
-                step_ops=update * each.step_ops,
+                base,
+                tensor_parallel_ops=(shared * base.tensor_parallel_ops[0], shared * base.tensor_parallel_ops[1]),
+                optimizer_bytes=update * base.optimizer_bytes,
+                optimizer_ops=update * base.optimizer_ops,
+                sharded_optimizer_bytes=update * base.sharded_optimizer_bytes,
+                sharded_optimizer_ops=update * base.sharded_optimizer_ops,
+                split_optimizer_bytes=update * base.split_optimizer_bytes,
+                split_optimizer_ops=update * base.split_optimizer_ops,
+                step_ops=update * base.step_ops,
             )
-            for kind, each in COST_CONSTANTS.items()
+            for kind, base in COST_CONSTANTS.items()
         }
 
     @cached_property

@@ -18,7 +18,7 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
     if devices <= FEW_DEVICES:
         whole = range(1, devices + 1)
         return [ParallelDims(pp, dp, tp) for pp in whole for dp in whole for tp in whole if pp * dp * tp <= devices]
-    found = []
+    dims = []
     splits = [tp for tp in range(1, devices + 1) if spec.tensor_parallel_error(tp) is None]
     for pp in range(1, min(devices, spec.layers) + 1):
         if devices > EXHAUSTIVE_DEVICES and spec.layers % pp and pp & (pp - 1):
@@ -26,15 +26,15 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
         for tp in splits:
             most = min(devices // (pp * tp), sequences)
             if devices <= EXHAUSTIVE_DEVICES:
-                found += [ParallelDims(pp, dp, tp) for dp in range(1, most + 1)]
+                dims += [ParallelDims(pp, dp, tp) for dp in range(1, most + 1)]
                 continue
             least = -(-min_devices_used(devices) // (pp * tp))
             if most < least and most < sequences:
                 continue
             # The largest number of replicas, and the largest that divides the batch evenly.
             even = next((dp for dp in range(most, max(least, 1) - 1, -1) if sequences % dp == 0), most)
-            found += [ParallelDims(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
-    return found if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*found, ParallelDims(1, 1, 1)]))
+            dims += [ParallelDims(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
+    return dims if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*dims, ParallelDims(1, 1, 1)]))
 
 
 def min_devices_used(devices: int) -> int:

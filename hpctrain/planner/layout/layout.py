@@ -108,9 +108,9 @@ class Layout:
                 for device in unit.devices:
                     if device.memory_bytes is None:
                         continue
-                    found = MemoryShortage(device.device_id, need, device.memory_bytes, usable)
-                    if worst is None or found.ratio > worst.ratio:
-                        worst = found
+                    shortage = MemoryShortage(device.device_id, need, device.memory_bytes, usable)
+                    if worst is None or shortage.ratio > worst.ratio:
+                        worst = shortage
         return worst
 
     @cached_property

@@ -64,7 +64,7 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
         if dp == 1 or memory_options.equal_micro_batches:
             return layout
         slowest = _slowest_by_replica(cost, layout)
-        reached = max(count * each for count, each in zip(counts, slowest, strict=True))
+        reached = max(count * seconds for count, seconds in zip(counts, slowest, strict=True))
         if reached >= fastest:
             break
         best, fastest = layout, reached
@@ -109,15 +109,15 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
     """(fixed, per block) seconds of a step on a pipeline rank, for each replica."""
-    found = []
+    seconds = []
     for replica in layout.distinct_replicas:
         count = layout.micro_batches[replica]
         parts = cost.module_times(layout.placement[replica][rank], layout.micro_batch)
         fixed = sum(parts.embedding) * (rank == layout.rank_of_stage[0]) + sum(parts.head) * (
             rank == layout.rank_of_stage[-1]
         )
-        found.append((count * fixed, count * (sum(parts.block) + sum(parts.block_tp))))
-    return list(dict.fromkeys(found))
+        seconds.append((count * fixed, count * (sum(parts.block) + sum(parts.block_tp))))
+    return list(dict.fromkeys(seconds))
 
 
 def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 from math import factorial, inf, perm
 
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.devices.tensor_parallel_group import (
+    Placement,
+    TensorParallelGroup,
+    distinct_placements,
+    nearest_chain,
+)
 
 MAX_ORDERS = 360
 """The most orders that are all tried; if there are more, only the likely ones are."""
@@ -40,9 +45,9 @@ def placements(
     """
     most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
     if _sequences(classes, pp * dp) <= most * min(factorial(dp), MAX_SEQUENCES_PER_ORDER):
-        found = list(islice(all_placements(units, classes, pp, dp), most + 1))
-        if len(found) <= most:
-            return found, True
+        every = list(islice(all_placements(units, classes, pp, dp), most + 1))
+        if len(every) <= most:
+            return every, True
     return _likely_orders(units, pp, dp, message), False
 
 
@@ -75,12 +80,12 @@ def _sequences(classes: Sequence[int], size: int) -> float:
         return float(perm(unlike, min(size, MAX_DISTINCT_UNITS)))
     if size > MAX_COUNTED_SEQUENCE:
         return inf
-    ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
+    terms = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
     for members in Counter(classes).values():
-        ways = [
-            sum(ways[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
+        terms = [
+            sum(terms[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
         ]
-    return ways[size] * factorial(size)
+    return terms[size] * factorial(size)
 
 
 def all_placements(
@@ -142,12 +147,9 @@ def _likely_orders(
         in_file_order = sorted(some, key=lambda unit: unit.index)
         for order in (some, in_file_order, _chain(in_file_order, times), _chain(some, times)):
             orders.setdefault(tuple(unit.index for unit in order), order)
-    found: dict[tuple[int, ...], Placement] = {}
-    for width in _widths(units, pp, dp):
-        for order in orders.values():
-            placement = _in_tiles(order, pp, width)
-            found.setdefault(tuple(unit.index for row in placement for unit in row), placement)
-    return list(found.values())
+    return distinct_placements(
+        _in_tiles(order, pp, width) for width in _widths(units, pp, dp) for order in orders.values()
+    )
 
 
 def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
@@ -173,7 +175,7 @@ def _between_nodes(
     if len(first) > MAX_ORDERED_NODES:
         return {}
     times = {a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()}
-    return times if len({each for row in times.values() for each in row.values()}) > 1 else {}
+    return times if len({seconds for row in times.values() for seconds in row.values()}) > 1 else {}
 
 
 def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, float]]) -> list[TensorParallelGroup]:
@@ -183,13 +185,8 @@ def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, floa
     members: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
         members.setdefault(_node(unit), []).append(unit)
-    left = list(members)
-    chain = [left.pop(0)]
-    while left:
-        nearest = min(left, key=times[chain[-1]].__getitem__)
-        left.remove(nearest)
-        chain.append(nearest)
-    return [unit for node in chain for unit in members[node]]
+    nodes = nearest_chain(members, lambda a, b: times[a][b])
+    return [unit for node in nodes for unit in members[node]]
 
 
 def _node(unit: TensorParallelGroup) -> str:

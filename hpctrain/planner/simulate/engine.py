@@ -140,7 +140,7 @@ def rank_ends(
 
 def _single_rank_s(schedule: str, stages: int, micro_batches: int, durations: StageDurations) -> float:
     """Seconds of a step with one pipeline rank, which never waits."""
-    kinds = {action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0]}
+    kinds = dict.fromkeys(action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0])
     by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
     return micro_batches * sum(sum(by_kind[kind]) for kind in kinds)
 

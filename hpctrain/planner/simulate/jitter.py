@@ -115,15 +115,15 @@ def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[flo
 
 def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
     """`ReplicaJitter.turns`: two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) turns each."""
-    found = []
+    turns_by_stage = []
     for stage, blocks in enumerate(layout.blocks):
         device_ids = layout.unit(replica, stage).device_ids
         means = [jitter.mean_s([a], [b]) for a, b in ring_hops(device_ids)] if len(device_ids) > 1 else []
         late = [mean for mean in means if mean > 0]
         # The maximum of k exponentials with one mean is on average that mean times 1 + 1/2 + … + 1/k.
-        each = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
-        found.append((2 * blocks * 2 * (len(device_ids) - 1), each))
-    return found
+        mean_s = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
+        turns_by_stage.append((2 * blocks * 2 * (len(device_ids) - 1), mean_s))
+    return turns_by_stage
 
 
 def _rank_ends(

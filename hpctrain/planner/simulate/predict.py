@@ -94,9 +94,9 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     if layout.pp > 1:
         unhindered = max(_rank_ends(layout, last._replace(durations=last.durations.without_sends()), whole))
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
-    times, own = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
-    shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in own)
-    sharding = last.micro_batches * sum(_collectives_s(layout, sharded[stage]) for stage in own)
+    times, stages = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
+    shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in stages)
+    sharding = last.micro_batches * sum(_collectives_s(layout, sharded[stage]) for stage in stages)
     terms = {
         "compute": busy - shared - sharding,
         "pipeline_bubble": max(0.0, unhindered - busy),
@@ -232,32 +232,33 @@ def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollec
     if layout.shards == 1:
         return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
     placement, work = layout.placement, cost.work
-    found = shard_collective_times(
+    times = shard_collective_times(
         cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
     )
     if layout.shards < layout.dp and not work.codec.exact:
         sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
-        return [each._replace(copies=own.seconds) for each, own in zip(found, sums, strict=True)]
+        return [stage._replace(copies=copies.seconds) for stage, copies in zip(times, sums, strict=True)]
     if work.codec.reduce_scatter_share:
         numbers = [work.parameters(share, layout.tp) for share in layout.model_parts]
         return [
-            each._replace(scatter=each.scatter + count * cost.gradient_cast_s(placement, rank))
-            for each, count, rank in zip(found, numbers, layout.rank_of_stage, strict=True)
+            stage._replace(scatter=stage.scatter + count * cost.gradient_cast_s(placement, rank))
+            for stage, count, rank in zip(times, numbers, layout.rank_of_stage, strict=True)
         ]
-    return found
+    return times
 
 
 def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
     """[pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas."""
     if layout.shards == 1:
         sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
-        by_stage = [each.seconds - overlapped_s(cost, layout, each.wire_s) for each in sums]
+        by_stage = [stage_time.seconds - overlapped_s(cost, layout, stage_time.wire_s) for stage_time in sums]
     else:
-        by_stage = [each.per_step(layout.memory_options.zero) for each in sharded]
+        by_stage = [stage_time.per_step(layout.memory_options.zero) for stage_time in sharded]
     tied = cost.tied_all_reduce_s(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
     ends = (layout.rank_of_stage[0], layout.rank_of_stage[-1])
     return [
-        sum(by_stage[stage] for stage in own) + tied * (rank in ends) for rank, own in enumerate(layout.stages_by_rank)
+        sum(by_stage[stage] for stage in held) + tied * (rank in ends)
+        for rank, held in enumerate(layout.stages_by_rank)
     ]
 
 
@@ -265,7 +266,7 @@ def _update(cost: CostModel, layout: Layout) -> float:
     """Seconds of the norm's all-reduce and of the slowest device's optimizer."""
     slowest = 0.0
     for replica in layout.placement.representatives:
-        for unit, own in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
-            update = sum(cost.optimizer_s(unit, layout.model_parts[stage], layout.shards) for stage in own)
+        for unit, stages in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
+            update = sum(cost.optimizer_s(unit, layout.model_parts[stage], layout.shards) for stage in stages)
             slowest = max(slowest, cost.step_overhead_s(unit) + update)
     return cost.norm_all_reduce_s(layout.placement) + slowest

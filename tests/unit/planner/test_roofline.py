@@ -165,7 +165,7 @@ class _Fast(TensorParallelGroup):
 
 def test_many_devices_are_tried_in_likely_orders():
     device = DeviceSpec(DeviceId("a:b"), "cpu", "type", 1.0, None, 1.0, 0.0)
-    many = [_Fast(index, (replace(device, device_id=f"node{index}:cpu0"),)) for index in range(16)]
+    many = [_Fast(index, (replace(device, device_id=DeviceId(f"node{index}:cpu0")),)) for index in range(16)]
     found, complete = placements(many, list(range(16)), 4, 4, lambda a, b: abs(a.index - b.index))
     assert not complete
     assert 1 < len(found) <= MAX_ORDERS

@@ -1,32 +1,12 @@
-"""Zero-bubble schedules (Qi et al. 2024): the backward for weights fills times in which a rank would wait.
+"""The zero-bubble schedule in a V (Qi et al. 2024, section 6), in the order of torch's own schedule.
 
 A backward pass is split into one for inputs (I), which the previous stage needs, and one for weights (W), which no
-other rank waits for. `interleaved_zero_bubble` is their ZB-H1 on interleaved stages, `zbv` their section 6, both in the
-order of torch's own schedules.
+other rank waits for: it fills times in which a rank would wait.
 """
 
 from __future__ import annotations
 
 from hpctrain.records.plan.schedule import Action, Schedule
-from hpctrain.schedule.rounds import interleave
-
-
-def interleaved_zero_bubble(pp: int, stages: int, micro_batches: int) -> Schedule:
-    """Interleaved 1F1B with split backwards; on rank r, W lags r backwards behind I."""
-    rows = []
-    for rank in range(pp):
-        turns = interleave(rank, pp, stages, micro_batches, spacing=1)
-        row = list(turns.warmup)
-        backwards = [each for _, each in turns.pairs]
-        for turn, (forward, (stage, index)) in enumerate(turns.pairs):
-            row += [forward] if forward else []
-            row.append(Action(stage, "I", index))
-            if turn >= rank:
-                late_stage, late_index = backwards[turn - rank]
-                row.append(Action(late_stage, "W", late_index))
-        row += [Action(stage, "W", index) for stage, index in backwards[max(0, len(backwards) - rank) :]]
-        rows.append(tuple(row))
-    return Schedule(tuple(rows))
 
 
 def zbv(pp: int, micro_batches: int) -> Schedule:
