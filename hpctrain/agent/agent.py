@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +101,7 @@ class Agent:
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
-        self._places: list[str] = []
+        self._places: Sequence[str] = []
         self._reachability = ReachabilityTracker(place.node, place.nodes, settings)
         self._said_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
@@ -237,7 +237,7 @@ class Agent:
         plan = Plan.read(self._place.folder / record.plan, owned=True)
         self._working = tuple(plan.nodes)
         self._places = plan.ranks
-        mine = [rank for rank, place in enumerate(plan.ranks) if place.partition(":")[0] == self._place.node]
+        mine = [rank for rank, device_id in enumerate(plan.ranks) if device_id.node == self._place.node]
         orders = {rank: self._order(record, rank) for rank in mine}
         serves = record.store.node == self._place.node and self._is_member(record)
         if self._is_member(record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from hpctrain.base.units import format_seconds
 from hpctrain.doctor.facts import SlurmFacts, SlurmUnavailable
@@ -19,6 +20,7 @@ LONG_PAUSE_S = 60
 """Shortest pause between two attempts that is worth a finding."""
 NOTICE_S = int(Cluster.model_fields["save_notice_s"].default)
 HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
+_slurm = partial(DoctorFinding, "Slurm")
 _MIG = re.compile(r"\d+g\.\d+gb")
 
 
@@ -30,9 +32,7 @@ def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
     kind = config["preempt_type"]
     preempting = any(can_be_preempted(kind, partition, slurm.partitions) for partition in slurm.partitions)
     return [
-        DoctorFinding(
-            "Slurm", "version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers"
-        ),
+        _slurm("version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers"),
         _slurmd_timeout(config["slurmd_timeout_s"]),
         _requeue_pause(config["cred_expire_s"]),
         _preemption(config, preempting),
@@ -49,56 +49,52 @@ def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
 def _no_slurm(slurm: SlurmUnavailable) -> DoctorFinding:
     instead = "`hpctrain train --local N` runs on this machine"
     if not slurm.installed:
-        return DoctorFinding("Slurm", "commands", "note", "not on the path", f"nothing can be submitted; {instead}")
+        return _slurm("commands", "note", "not on the path", f"nothing can be submitted; {instead}")
     if not slurm.configured:
         words = f"nothing can be submitted: {slurm.reason}; {instead}"
         todo = "where there is a cluster, set SLURM_CONF"
-        return DoctorFinding("Slurm", "controller", "note", "not configured", words, todo)
+        return _slurm("controller", "note", "not configured", words, todo)
     words = f"`hpctrain submit` would fail: {slurm.reason}"
-    return DoctorFinding(
-        "Slurm", "controller", "problem", "cannot be asked", words, f"try again later, or ask the site; {instead}"
-    )
+    return _slurm("controller", "problem", "cannot be asked", words, f"try again later, or ask the site; {instead}")
 
 
 def _slurmd_timeout(seconds: int) -> DoctorFinding:
     ours = f"hpctrain's own agents notice within {format_seconds(HEARTBEAT_S)} (recovery.heartbeat_timeout_s)"
     if seconds == 0:
         words = f"Slurm never gives up a silent node, and its job stays; {ours} and go on without it"
-        return DoctorFinding("Slurm", "SlurmdTimeout", "note", "0", words)
+        return _slurm("SlurmdTimeout", "note", "0", words)
     words = f"after that Slurm takes a silent node for dead, ends its job and requeues it; {ours} and go on until then"
-    return DoctorFinding("Slurm", "SlurmdTimeout", "ok", f"{seconds} s", words)
+    return _slurm("SlurmdTimeout", "ok", f"{seconds} s", words)
 
 
 def _requeue_pause(seconds: int) -> DoctorFinding:
     level: Level = "note" if seconds >= LONG_PAUSE_S else "ok"
     words = f"a requeue waits {seconds} s here before its job may start again (AuthInfo)"
-    return DoctorFinding("Slurm", "cred_expire", level, f"{seconds} s", words)
+    return _slurm("cred_expire", level, f"{seconds} s", words)
 
 
 def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
     kind = config["preempt_type"].removeprefix("preempt/")
     value = f"{kind}, {config['preempt_mode']}"
     if not preempting:
-        return DoctorFinding(
-            "Slurm", "PreemptType, PreemptMode", "ok", value, "no job is ended to make room for another one"
-        )
+        return _slurm("PreemptType, PreemptMode", "ok", value, "no job is ended to make room for another one")
     words, mode = "jobs may be ended to make room for others", config["preempt_mode"]
     if "CANCEL" in mode:
         words += "; Slurm does not bring them back, hpctrain asks for it while it saves"
-        return DoctorFinding(
-            "Slurm", "PreemptType, PreemptMode", "note", value, words, "where that was too late: hpctrain resubmit RUN"
+        return _slurm(
+            "PreemptType, PreemptMode", "note", value, words, "where that was too late: hpctrain resubmit RUN"
         )
     if "REQUEUE" in mode:
         words += "; Slurm puts them back into the queue and they go on from their last checkpoint"
     elif "SUSPEND" in mode:
         words = "jobs may be stopped in place for others; a run that wakes up may have to start its workers again"
-    return DoctorFinding("Slurm", "PreemptType, PreemptMode", "note", value, words)
+    return _slurm("PreemptType, PreemptMode", "note", value, words)
 
 
 def _preempt_signal(sent: bool) -> DoctorFinding:
     words = "a preempted job gets " + ("the notice to save (SIGUSR2)" if sent else "SIGTERM and no other notice")
     words += "; the agents save at either, in the partition's GraceTime"
-    return DoctorFinding("Slurm", "send_user_signal", "ok", "set" if sent else "not set", words)
+    return _slurm("send_user_signal", "ok", "set" if sent else "not set", words)
 
 
 def _kill_wait(config: ClusterConfig) -> DoctorFinding:
@@ -107,7 +103,7 @@ def _kill_wait(config: ClusterConfig) -> DoctorFinding:
     over = config["over_time_limit_s"]
     if over != 0:
         words += f"; jobs may run {'for ever' if over is None else f'{over} s'} over their limit (OverTimeLimit)"
-    return DoctorFinding("Slurm", "KillWait", "ok", f"{config['kill_wait_s']} s", words)
+    return _slurm("KillWait", "ok", f"{config['kill_wait_s']} s", words)
 
 
 def _job_requeue(on: bool) -> DoctorFinding:
@@ -116,30 +112,30 @@ def _job_requeue(on: bool) -> DoctorFinding:
         words = (
             "jobs go back into the queue after a node failure only when they ask for it, as hpctrain's do (--requeue)"
         )
-    return DoctorFinding("Slurm", "JobRequeue", "ok", "1" if on else "0", words)
+    return _slurm("JobRequeue", "ok", "1" if on else "0", words)
 
 
 def _batch_requeue(most: int) -> DoctorFinding:
     words = (
         "after so many failed starts Slurm holds the job; `hpctrain status` says so, `scontrol release JOB` frees it"
     )
-    return DoctorFinding("Slurm", "MaxBatchRequeue", "ok", str(most), words)
+    return _slurm("MaxBatchRequeue", "ok", str(most), words)
 
 
 def _topology(plugin: str) -> DoctorFinding:
     words = "Slurm knows which nodes lie close, and gives a job close ones"
     if plugin in ("none", "default", "flat"):
         words = "Slurm does not know which nodes lie close, a job gets any; the probe measures those that it got"
-    return DoctorFinding("Slurm", "TopologyPlugin", "ok", plugin, words)
+    return _slurm("TopologyPlugin", "ok", plugin, words)
 
 
 def _accounting(config: ClusterConfig) -> DoctorFinding:
     age = format_seconds(config["min_job_age_s"])
     if config["accounting"]:
         words = f"sacct knows ended jobs; the controller forgets them after {age} (MinJobAge)"
-        return DoctorFinding("Slurm", "accounting", "ok", "on", words)
+        return _slurm("accounting", "ok", "on", words)
     words = f"Slurm forgets an ended job after {age} (MinJobAge); what became of a run stays in its folder"
-    return DoctorFinding("Slurm", "accounting", "note", "none", words)
+    return _slurm("accounting", "note", "none", words)
 
 
 def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[DoctorFinding]:
@@ -148,11 +144,11 @@ def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequen
     Args:
         kind: the cluster's PreemptType.
     """
-    found = [_partition(kind, partition, partitions, nodes) for partition in partitions]
+    findings = [_partition(kind, partition, partitions, nodes) for partition in partitions]
     if not any(partition.state == "UP" and _ready(partition, nodes) for partition in partitions):
         words = "no partition that you see is up and has a node that takes jobs: a job would only wait"
-        found.append(DoctorFinding("partitions", "all", "problem", "none is ready", words, "ask the site"))
-    return found
+        findings.append(DoctorFinding("partitions", "all", "problem", "none is ready", words, "ask the site"))
+    return findings
 
 
 def _partition(

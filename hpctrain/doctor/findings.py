@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from hpctrain.base.units import format_bytes, format_si
 from hpctrain.doctor.cluster_findings import slurm_findings
@@ -26,6 +27,10 @@ from hpctrain.slurm.gres import gpu_count
 
 LITTLE_BYTES = 10 * 2**30
 """Little free space: a few checkpoints of a model of 1e8 parameters fill it (12 bytes a parameter, fp32 Adam)."""
+_container = partial(DoctorFinding, "containers")
+_torch = partial(DoctorFinding, "torch")
+_network = partial(DoctorFinding, "network")
+_file = partial(DoctorFinding, "files")
 _LOCKS_OF_ONE_NODE = ("nolock", "local_lock=all", "local_lock=flock", "localflock")
 """Mount options of NFS and Lustre that make locks invisible to other nodes."""
 
@@ -46,22 +51,20 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
 
 def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None) -> list[DoctorFinding]:
     """Findings about container runtimes, and about pyxis; `pyxis` None: there is no Slurm that could have it."""
-    found = []
+    findings = []
     for runtime in runtimes:
         if runtime.version is None:
             words = f"it is on the path, and `{runtime.name} --version` fails"
-            found.append(
-                DoctorFinding("containers", runtime.name, "note", "does not run", words, "load its module again")
-            )
+            findings.append(_container(runtime.name, "note", "does not run", words, "load its module again"))
         else:
-            found.append(DoctorFinding("containers", runtime.name, "ok", runtime.version))
+            findings.append(_container(runtime.name, "ok", runtime.version))
     if not runtimes:
         words = "on this machine; a run needs no container, it uses the Python that submits it"
-        found.append(DoctorFinding("containers", "apptainer, singularity", "note", "not on the path", words))
+        findings.append(_container("apptainer, singularity", "note", "not on the path", words))
     if pyxis is not None:
         words = "srun can start containers by itself (--container-image)" if pyxis else "srun starts no containers"
-        found.append(DoctorFinding("containers", "pyxis", "ok", "present" if pyxis else "absent", words))
-    return found
+        findings.append(_container("pyxis", "ok", "present" if pyxis else "absent", words))
+    return findings
 
 
 def torch_findings(
@@ -76,7 +79,7 @@ def torch_findings(
         value = "cannot be used" if torch.installed else "not installed"
         todo = "install torch beside hpctrain, in the Python that the job will use"
         return [
-            DoctorFinding("torch", "torch", "problem", value, f"no run can start: {torch.reason}", todo),
+            _torch("torch", "problem", value, f"no run can start: {torch.reason}", todo),
             *_driver(driver),
         ]
     return [
@@ -90,45 +93,45 @@ def torch_findings(
 def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> DoctorFinding:
     build = f"{torch.version}, " + (f"CUDA {torch.cuda_version}" if torch.cuda_version else "no CUDA")
     if torch.devices:
-        return DoctorFinding("torch", "torch", "ok", build, f"can use {_counted(torch.devices)}")
+        return _torch("torch", "ok", build, f"can use {_counted(torch.devices)}")
     here = driver is not None and driver.gpus
     if here and torch.cuda_version:
         words = "it can use none of this machine's GPUs, so runs would train on CPUs"
         todo = "look at CUDA_VISIBLE_DEVICES; else install a torch for an older CUDA, or ask for a newer driver"
-        return DoctorFinding("torch", "torch", "problem", build, words, todo)
+        return _torch("torch", "problem", build, words, todo)
     if torch.cuda_version:
-        return DoctorFinding("torch", "torch", "ok", build, "there is no GPU on this machine to try it with")
+        return _torch("torch", "ok", build, "there is no GPU on this machine to try it with")
     if here or cluster_gpus:
         whose = "this machine's GPUs" if here else f"the {cluster_gpus} GPUs that Slurm lists"
         todo = "install a torch for CUDA in the Python that the job will use"
-        return DoctorFinding("torch", "torch", "problem", build, f"this build leaves {whose} unused", todo)
-    return DoctorFinding("torch", "torch", "ok", build, "training runs on CPUs")
+        return _torch("torch", "problem", build, f"this build leaves {whose} unused", todo)
+    return _torch("torch", "ok", build, "training runs on CPUs")
 
 
 def _driver(driver: Driver | None) -> list[DoctorFinding]:
     if driver is None:
-        return [DoctorFinding("torch", "nvidia-smi", "note", "not on the path", "no NVIDIA driver on this machine")]
+        return [_torch("nvidia-smi", "note", "not on the path", "no NVIDIA driver on this machine")]
     if driver.reason:
-        return [DoctorFinding("torch", "nvidia-smi", "note", "fails", driver.reason)]
+        return [_torch("nvidia-smi", "note", "fails", driver.reason)]
     if not driver.gpus:
-        return [DoctorFinding("torch", "nvidia-smi", "note", "no GPU", "the driver is here, and lists no GPU")]
-    return [DoctorFinding("torch", "nvidia-smi", "ok", f"driver {driver.version}", _counted(driver.gpus))]
+        return [_torch("nvidia-smi", "note", "no GPU", "the driver is here, and lists no GPU")]
+    return [_torch("nvidia-smi", "ok", f"driver {driver.version}", _counted(driver.gpus))]
 
 
 def _gloo(there: bool) -> DoctorFinding:
     if there:
-        return DoctorFinding("torch", "gloo", "ok", "present", "collectives on CPUs, and the writing of checkpoints")
+        return _torch("gloo", "ok", "present", "collectives on CPUs, and the writing of checkpoints")
     words = "no run can start: ranks agree on checkpoints over gloo"
-    return DoctorFinding("torch", "gloo", "problem", "absent", words, "install a torch that is built with gloo")
+    return _torch("gloo", "problem", "absent", words, "install a torch that is built with gloo")
 
 
 def _nccl(torch: TorchFacts) -> list[DoctorFinding]:
     if torch.nccl_version is not None:
-        return [DoctorFinding("torch", "NCCL", "ok", torch.nccl_version, "collectives on GPUs")]
+        return [_torch("NCCL", "ok", torch.nccl_version, "collectives on GPUs")]
     if torch.cuda_version is None:
-        return [DoctorFinding("torch", "NCCL", "note", "absent", "not part of a torch for CPUs")]
+        return [_torch("NCCL", "note", "absent", "not part of a torch for CPUs")]
     words = "GPUs could not talk to each other"
-    return [DoctorFinding("torch", "NCCL", "problem", "absent", words, "install a torch that is built with NCCL")]
+    return [_torch("NCCL", "problem", "absent", words, "install a torch that is built with NCCL")]
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -137,10 +140,10 @@ def _counted(names: Sequence[str]) -> str:
 
 def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
     """Findings about interfaces, and about which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
-    found = [DoctorFinding("network", entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
+    findings = [_network(entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
     if not network.interfaces:
-        found.append(DoctorFinding("network", "interfaces", "note", "loopback only", "no other machine can be reached"))
-    return [*found, _choice(network), *(_exported(network, name) for name in network.exported)]
+        findings.append(_network("interfaces", "note", "loopback only", "no other machine can be reached"))
+    return [*findings, _choice(network), *(_exported(network, name) for name in network.exported)]
 
 
 def _speed(entry: Interface) -> str:
@@ -156,13 +159,13 @@ def _choice(network: NetworkFacts) -> DoctorFinding:
     name = "SOCKET_IFNAME"
     if network.peer is None:
         words = "what runs on this machine alone use; hpctrain sets GLOO_SOCKET_IFNAME to it"
-        return DoctorFinding("network", name, "ok", network.chosen or "", words)
+        return _network(name, "ok", network.chosen or "", words)
     if network.chosen is None:
         words = f"not known from here ({network.reason}); each node's agent finds its own in the job"
-        return DoctorFinding("network", name, "note", "not chosen", words)
+        return _network(name, "note", "not chosen", words)
     words = f"leads from here to node {network.peer}; each node's agent finds its own in the same way and sets "
     words += "GLOO_ and NCCL_SOCKET_IFNAME to it, unless you export them"
-    return DoctorFinding("network", name, "ok", network.chosen, words)
+    return _network(name, "ok", network.chosen, words)
 
 
 def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
@@ -171,13 +174,11 @@ def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
     missing = name.startswith("GLOO") and not set(value.split(",")) <= set(network.known)
     if missing and network.peer is None:
         words = "you exported it, and this machine has no such interface: workers would fail at their start"
-        return DoctorFinding("network", name, "problem", value, words, f"unset {name}")
+        return _network(name, "problem", value, words, f"unset {name}")
     words = "you exported it, so it holds on every node in place of what the agent would find"
     if missing:
-        return DoctorFinding(
-            "network", name, "note", value, f"{words}; this machine has no such interface", f"unset {name}"
-        )
-    return DoctorFinding("network", name, "note", value, words)
+        return _network(name, "note", value, f"{words}; this machine has no such interface", f"unset {name}")
+    return _network(name, "note", value, words)
 
 
 def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
@@ -202,23 +203,21 @@ def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
     value, todo = f"{runs.path}: {runs.kind or 'type unknown'}", "set HPCTRAIN_RUNS to a folder that all nodes share"
     if not elsewhere:
         words = "a disk of this machine, which is enough for runs on it"
-        return DoctorFinding("files", name, "ok", value, "a shared file system" if is_shared(runs.kind) else words)
+        return _file(name, "ok", value, "a shared file system" if is_shared(runs.kind) else words)
     if runs.kind in IN_MEMORY:
         words = "it is in this machine's memory, which no node sees; `hpctrain submit` refuses it"
-        return DoctorFinding("files", name, "problem", value, words, todo)
+        return _file(name, "problem", value, words, todo)
     if is_shared(runs.kind):
-        return DoctorFinding(
-            "files", name, "ok", value, "a shared file system; that all nodes mount it is seen in the job only"
-        )
+        return _file(name, "ok", value, "a shared file system; that all nodes mount it is seen in the job only")
     words = "as a rule one machine's own disk; a node that does not see it ends the job without a log"
-    return DoctorFinding("files", name, "note", value, words, todo)
+    return _file(name, "note", value, words, todo)
 
 
 def _tried(name: str, trial: FolderTest, words: str, cost: str) -> DoctorFinding:
     if trial.works:
-        return DoctorFinding("files", name, "ok", "works", f"tried there: {words}")
+        return _file(name, "ok", "works", f"tried there: {words}")
     todo = "set HPCTRAIN_RUNS to a folder on another file system"
-    return DoctorFinding("files", name, "problem", "fails", f"{trial.reason}; {cost}", todo)
+    return _file(name, "problem", "fails", f"{trial.reason}; {cost}", todo)
 
 
 def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
@@ -227,9 +226,7 @@ def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
         words = (
             f"mounted with {local[0]}: a lock holds on one node only, so a run folder that is in use on another node "
         )
-        return DoctorFinding(
-            "files", "lock", "note", "works here", words + "looks free", "never start one run folder twice"
-        )
+        return _file("lock", "note", "works here", words + "looks free", "never start one run folder twice")
     return _tried("lock", runs.lock, "a run folder has one run at a time", "two runs could write into one folder")
 
 
@@ -237,15 +234,13 @@ def _free(runs: FolderFacts) -> DoctorFinding:
     value = f"{format_bytes(runs.free_bytes)} free"
     if runs.free_bytes < LITTLE_BYTES:
         words = "few checkpoints fit (about 12 bytes a parameter each); a full disk ends a run"
-        return DoctorFinding("files", "space", "note", value, words, "free some, or lower checkpoint.keep")
-    return DoctorFinding("files", "space", "ok", value, "on the whole file system; your quota may be less")
+        return _file("space", "note", value, words, "free some, or lower checkpoint.keep")
+    return _file("space", "ok", value, "on the whole file system; your quota may be less")
 
 
 def _local_disks(disks: Sequence[LocalDisk]) -> list[DoctorFinding]:
     words = "this machine's own: no other node sees it, so never for run folders or data"
     return [
-        DoctorFinding(
-            "files", str(disk.path), "ok", f"{disk.kind or 'type unknown'}, {format_bytes(disk.free_bytes)} free", words
-        )
+        _file(str(disk.path), "ok", f"{disk.kind or 'type unknown'}, {format_bytes(disk.free_bytes)} free", words)
         for disk in disks
     ]

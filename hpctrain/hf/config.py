@@ -53,52 +53,52 @@ class _Keys:
 
     def size(self, key: str, default: int | None = None) -> int:
         """Return the whole number above 0 at `key`; without a default the key is required."""
-        found = self._values.get(key)
-        found = default if found is None else found
-        if isinstance(found, int) and not isinstance(found, bool) and 0 < found <= SIZE_MAX:
-            return found
+        value = self._values.get(key)
+        value = default if value is None else value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= SIZE_MAX:
+            return value
         self.refuse(key, f"a whole number above 0, up to {SIZE_MAX}")
         return 1
 
     def number(self, key: str, default: float) -> float:
         """Return the number above 0 at `key`."""
-        found = self._values.get(key, default)
-        if isinstance(found, int | float) and not isinstance(found, bool) and found > 0:
-            return float(found)
+        value = self._values.get(key, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return float(value)
         self.refuse(key, "a number above 0")
         return default
 
     def number_in(self, key: str, inner: str) -> float:
         """Return the number above 0 at `inner` in the mapping at `key`."""
-        found = self._values[key][inner]
-        if isinstance(found, int | float) and not isinstance(found, bool) and found > 0:
-            return float(found)
+        value = self._values[key][inner]
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return float(value)
         self.refuse(key, f"{inner} as a number above 0")
         return 1.0
 
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean at `key`."""
-        found = self._values.get(key)
-        found = default if found is None else found
-        if isinstance(found, bool):
-            return found
+        value = self._values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool):
+            return value
         self.refuse(key, "true or false")
         return default
 
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
         """Return the value at `key`, which has to be one of `allowed`; `default` is what transformers assumes."""
-        found = self._values.get(key, default)
-        if found not in allowed:
-            self.refuse(key, " or ".join(_short_repr(value) for value in allowed))
-        return found
+        value = self._values.get(key, default)
+        if value not in allowed:
+            self.refuse(key, " or ".join(_short_repr(choice) for choice in allowed))
+        return value
 
     def get(self, key: str) -> Any:
         return self._values.get(key)
 
     def refuse(self, key: str, allowed: str) -> None:
         """Record the error that the value at `key` is not supported."""
-        found = f"found {_short_repr(self._values[key])}" if key in self._values else "not there"
-        self._mistakes.append(FieldError(key, f"{found}; allowed: {allowed}"))
+        shown = f"found {_short_repr(self._values[key])}" if key in self._values else "not there"
+        self._mistakes.append(FieldError(key, f"{shown}; allowed: {allowed}"))
 
     def build_spec(self, kind: type[FamilySpecT], **fields: Any) -> FamilySpecT:
         """Return the spec with these fields.
@@ -148,8 +148,8 @@ def architecture(config: Mapping[str, Any], source: str) -> str:
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
     """Return the keys with a dropout above 0, as 'resid_pdrop 0.1': our models have no dropout."""
-    found = [(key, config.get(key)) for key in _DROPOUT]
-    return [f"{key} {value:g}" for key, value in found if isinstance(value, int | float) and value > 0]
+    rates = [(key, config.get(key)) for key in _DROPOUT]
+    return [f"{key} {value:g}" for key, value in rates if isinstance(value, int | float) and value > 0]
 
 
 def _decoder(keys: _Keys) -> FamilySpec:
@@ -183,12 +183,12 @@ def _mistral(keys: _Keys) -> FamilySpec:
 def _rope_base(keys: _Keys) -> float:
     """Return the base of the rotary angles: from its own key or, since transformers 5, from `rope_parameters`."""
     for key in ("rope_parameters", "rope_scaling"):
-        found = keys.get(key)
-        if isinstance(found, dict):
-            kind = found.get("rope_type", found.get("type", "default"))
-            if kind != "default" or found.get("partial_rotary_factor", 1.0) != 1.0:
+        parameters = keys.get(key)
+        if isinstance(parameters, dict):
+            kind = parameters.get("rope_type", parameters.get("type", "default"))
+            if kind != "default" or parameters.get("partial_rotary_factor", 1.0) != 1.0:
                 keys.refuse(key, "null, or rope_type default")
-            elif found.get("rope_theta") is not None:
+            elif parameters.get("rope_theta") is not None:
                 return keys.number_in(key, "rope_theta")
     return keys.number("rope_theta", 10_000.0)
 

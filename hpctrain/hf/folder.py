@@ -14,10 +14,9 @@ from hpctrain.hf.config import CONFIG_NAME, spec_of
 from hpctrain.hf.safetensors_header import StoredTensor, tensors_in
 from hpctrain.hf.tensors import HfTensor, current_tensor_name, is_ignorable, tensors_of
 from hpctrain.records.format.document import read_json
-from hpctrain.records.format.file_name import plain_file_name
+from hpctrain.records.format.file_name import plain_name_in
 from hpctrain.records.format.input_file import open_input
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.families import FamilySpec, HfModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
@@ -99,7 +98,8 @@ def _shard_files(path: Path) -> list[Path]:
         names = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise FileError(path / INDEX, [FieldError("weight_map", "not a table of tensors and files of this folder")])
-        files = [path / _plain(name, path / INDEX) for name in sorted(set(names.values()))]
+        shards = sorted(set(names.values()))
+        files = [path / plain_name_in(path / INDEX, "weight_map", name, "copy the folder again") for name in shards]
     else:
         files = [path / SINGLE]
     missing = [file.name for file in files if not file.is_file()]
@@ -110,15 +110,3 @@ def _shard_files(path: Path) -> list[Path]:
         )
         raise InputError(f"model.hf: {path}: has no {missing[0]}{hint}")
     return files
-
-
-def _plain(name: str, index: Path) -> str:
-    """Return `name`, which has to be a plain file name in the index's folder.
-
-    Raises:
-        FileError: the name leads out of the folder.
-    """
-    try:
-        return plain_file_name(name)
-    except ValueError as error:
-        raise FileError(index, [FieldError("weight_map", f"found {name!r}; {error}; copy the folder again")]) from None

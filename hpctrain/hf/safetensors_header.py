@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -61,19 +62,16 @@ def tensors_in(path: Path) -> list[StoredTensor]:
     if not isinstance(entries, dict):
         raise _error(path, "not a safetensors file: its header has no keys")
     entries.pop("__metadata__", None)
-    found = sorted((_stored(path, name, entry, 8 + length) for name, entry in entries.items()), key=_place)
+    tensors = [_stored(path, name, entry, 8 + length) for name, entry in entries.items()]
+    tensors.sort(key=attrgetter("begin", "size_bytes"))
     end = 8 + length
-    for item in found:
+    for item in tensors:
         if item.begin != end:
             raise _error(path, f"data_offsets begin at byte {item.begin}, expected at {end}", item.name)
         end += item.size_bytes
     if size != end:
         raise _error(path, f"has {size} bytes, its header says {end}")
-    return found
-
-
-def _place(item: StoredTensor) -> tuple[int, int]:
-    return item.begin, item.size_bytes
+    return tensors
 
 
 def _stored(path: Path, name: str, entry: Any, start: int) -> StoredTensor:

@@ -21,8 +21,8 @@ def shard_bytes(text: str) -> int:
     Raises:
         InputError: the text is no size.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    size = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    size = int(float(parts[1]) * _UNITS.get(parts[2].upper(), 0)) if parts else 0
     if size < 1:
         raise InputError(f"--max-shard-size {text}: allowed: a number with KB, MB, GB, KiB, MiB or GiB, as 5GB")
     return size

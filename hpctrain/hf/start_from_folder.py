@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
-from hpctrain.corpus.prepare.tokenizer_file import read_tokenizer
+from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME, read_tokenizer
 from hpctrain.corpus.read.index import describe_tokenizer, read_indexes
 from hpctrain.hf.config import dropout_of
 from hpctrain.hf.folder import read_folder
@@ -20,19 +19,19 @@ def with_hf_folder(run: Run) -> Run:
     Raises:
         InputError, FileError: the folder cannot be used, or its tokenizer differs from that of the data.
     """
-    if run.model.hf is None or run.model.found is not None:
+    if run.model.hf is None or run.model.hf_model is not None:
         return run
     folder = Path(run.model.hf)
-    found = read_folder(folder)
+    hf_model = read_folder(folder)
     _check_tokenizer(run, folder)
-    return run.model_copy(update={"model": run.model.model_copy(update={"found": found})})
+    return run.model_copy(update={"model": run.model.model_copy(update={"hf_model": hf_model})})
 
 
 def dropout_warning(run: Run) -> list[str]:
     """Return a warning where the folder's model was trained with dropout, which this training does not have."""
-    if run.model.found is None:
+    if run.model.hf_model is None:
         return []
-    dropout = dropout_of(run.model.found.config)
+    dropout = dropout_of(run.model.hf_model.config)
     return [f"model.hf: the folder's config.json has {', '.join(dropout)}; models here have no dropout"] * bool(dropout)
 
 
@@ -60,9 +59,9 @@ def _check_tokenizer(run: Run, folder: Path) -> None:
 
 
 def _token_text(vocabulary: dict[str, int], number: int) -> str:
-    return next((repr(text) for text, own in vocabulary.items() if own == number), "nothing")
+    return next((repr(text) for text, token in vocabulary.items() if token == number), "nothing")
 
 
 def _vocabulary(path: Path, field: str) -> dict[str, int]:
-    found: dict[str, int] = read_tokenizer(path, field).get_vocab(with_added_tokens=True)
-    return found
+    vocabulary: dict[str, int] = read_tokenizer(path, field).get_vocab(with_added_tokens=True)
+    return vocabulary

@@ -22,7 +22,7 @@ class HfTensor:
 
     name: str
     shape: tuple[int, ...]
-    own: tuple[str, ...]
+    parameters: tuple[str, ...]
     """Names of our parameters that it holds: one, or several of equal shape, concatenated along its last axis."""
     transposed: bool = False
     """Whether it is a matrix [in, out]; ours are [out, in]."""
@@ -32,7 +32,7 @@ class HfTensor:
     @property
     def parameter_shape(self) -> tuple[int, ...]:
         """Shape of each of our parameters in it."""
-        last = self.shape[-1] // len(self.own)
+        last = self.shape[-1] // len(self.parameters)
         return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
 
     @property
@@ -94,15 +94,15 @@ def _of_llama(spec: DecoderSpec) -> Iterator[HfTensor]:
     dim, hidden, key_value = spec.dim, spec.hidden, spec.key_value_heads * spec.head_dim
     yield _same("model.embed_tokens.weight", "embedding.weight", spec.vocabulary, dim)
     for layer in range(spec.layers):
-        theirs, own = f"model.layers.{layer}", f"layers.{layer}"
-        yield _same(f"{theirs}.input_layernorm.weight", f"{own}.attention_norm.weight", dim)
+        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
+        yield _same(f"{theirs}.input_layernorm.weight", f"{ours}.attention_norm.weight", dim)
         for part, width in (("q", dim), ("k", key_value), ("v", key_value)):
-            yield _same(f"{theirs}.self_attn.{part}_proj.weight", f"{own}.attention.w{part}.weight", width, dim)
-        yield _same(f"{theirs}.self_attn.o_proj.weight", f"{own}.attention.wo.weight", dim, dim)
-        yield _same(f"{theirs}.post_attention_layernorm.weight", f"{own}.feed_forward_norm.weight", dim)
-        yield _same(f"{theirs}.mlp.gate_proj.weight", f"{own}.feed_forward.w1.weight", hidden, dim)
-        yield _same(f"{theirs}.mlp.up_proj.weight", f"{own}.feed_forward.w3.weight", hidden, dim)
-        yield _same(f"{theirs}.mlp.down_proj.weight", f"{own}.feed_forward.w2.weight", dim, hidden)
+            yield _same(f"{theirs}.self_attn.{part}_proj.weight", f"{ours}.attention.w{part}.weight", width, dim)
+        yield _same(f"{theirs}.self_attn.o_proj.weight", f"{ours}.attention.wo.weight", dim, dim)
+        yield _same(f"{theirs}.post_attention_layernorm.weight", f"{ours}.feed_forward_norm.weight", dim)
+        yield _same(f"{theirs}.mlp.gate_proj.weight", f"{ours}.feed_forward.w1.weight", hidden, dim)
+        yield _same(f"{theirs}.mlp.up_proj.weight", f"{ours}.feed_forward.w3.weight", hidden, dim)
+        yield _same(f"{theirs}.mlp.down_proj.weight", f"{ours}.feed_forward.w2.weight", dim, hidden)
     yield _same("model.norm.weight", "norm.weight", dim)
     if not spec.tied:
         yield _same("lm_head.weight", "head.weight", spec.vocabulary, dim)
@@ -113,15 +113,15 @@ def _of_gpt2(spec: Gpt2Spec) -> Iterator[HfTensor]:
     yield _same("transformer.wte.weight", "embedding.weight", spec.vocabulary, dim)
     yield _same("transformer.wpe.weight", "positions.weight", spec.positions, dim)
     for layer in range(spec.layers):
-        theirs, own = f"transformer.h.{layer}", f"layers.{layer}"
-        yield from _biased_norm(f"{theirs}.ln_1", f"{own}.attention_norm", dim)
+        theirs, ours = f"transformer.h.{layer}", f"layers.{layer}"
+        yield from _biased_norm(f"{theirs}.ln_1", f"{ours}.attention_norm", dim)
         for kind, shape in (("weight", (dim, 3 * dim)), ("bias", (3 * dim,))):
-            parts = tuple(f"{own}.attention.{part}.{kind}" for part in ("wq", "wk", "wv"))
+            parts = tuple(f"{ours}.attention.{part}.{kind}" for part in ("wq", "wk", "wv"))
             yield HfTensor(f"{theirs}.attn.c_attn.{kind}", shape, parts, transposed=kind == "weight")
-        yield from _conv1d(f"{theirs}.attn.c_proj", f"{own}.attention.wo", dim, dim)
-        yield from _biased_norm(f"{theirs}.ln_2", f"{own}.feed_forward_norm", dim)
-        yield from _conv1d(f"{theirs}.mlp.c_fc", f"{own}.feed_forward.w1", dim, hidden)
-        yield from _conv1d(f"{theirs}.mlp.c_proj", f"{own}.feed_forward.w2", hidden, dim)
+        yield from _conv1d(f"{theirs}.attn.c_proj", f"{ours}.attention.wo", dim, dim)
+        yield from _biased_norm(f"{theirs}.ln_2", f"{ours}.feed_forward_norm", dim)
+        yield from _conv1d(f"{theirs}.mlp.c_fc", f"{ours}.feed_forward.w1", dim, hidden)
+        yield from _conv1d(f"{theirs}.mlp.c_proj", f"{ours}.feed_forward.w2", hidden, dim)
     yield from _biased_norm("transformer.ln_f", "norm", dim)
     if not spec.tied:
         yield _same("lm_head.weight", "head.weight", spec.vocabulary, dim)
@@ -134,14 +134,14 @@ def _of_bert(spec: EncoderSpec) -> Iterator[HfTensor]:
     yield _same(f"{tables}.token_type_embeddings.weight", "segments.weight", SEGMENTS, dim)
     yield from _biased_norm(f"{tables}.LayerNorm", "embedding_norm", dim)
     for layer in range(spec.layers):
-        theirs, own = f"bert.encoder.layer.{layer}", f"layers.{layer}"
+        theirs, ours = f"bert.encoder.layer.{layer}", f"layers.{layer}"
         for part, name in (("query", "wq"), ("key", "wk"), ("value", "wv")):
-            yield from _linear(f"{theirs}.attention.self.{part}", f"{own}.attention.{name}", dim, dim)
-        yield from _linear(f"{theirs}.attention.output.dense", f"{own}.attention.wo", dim, dim)
-        yield from _biased_norm(f"{theirs}.attention.output.LayerNorm", f"{own}.attention_norm", dim)
-        yield from _linear(f"{theirs}.intermediate.dense", f"{own}.feed_forward.w1", dim, hidden)
-        yield from _linear(f"{theirs}.output.dense", f"{own}.feed_forward.w2", hidden, dim)
-        yield from _biased_norm(f"{theirs}.output.LayerNorm", f"{own}.feed_forward_norm", dim)
+            yield from _linear(f"{theirs}.attention.self.{part}", f"{ours}.attention.{name}", dim, dim)
+        yield from _linear(f"{theirs}.attention.output.dense", f"{ours}.attention.wo", dim, dim)
+        yield from _biased_norm(f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_norm", dim)
+        yield from _linear(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.w1", dim, hidden)
+        yield from _linear(f"{theirs}.output.dense", f"{ours}.feed_forward.w2", hidden, dim)
+        yield from _biased_norm(f"{theirs}.output.LayerNorm", f"{ours}.feed_forward_norm", dim)
     head = "cls.predictions"
     yield from _linear(f"{head}.transform.dense", "transform", dim, dim)
     yield from _biased_norm(f"{head}.transform.LayerNorm", "transform_norm", dim)
@@ -159,22 +159,22 @@ def _of_t5(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
     for layer in range(spec.layers):
         decoder = layer >= spec.seam
         side, number = ("decoder", layer - spec.seam) if decoder else ("encoder", layer)
-        theirs, own = f"{side}.block.{number}.layer", f"layers.{layer}"
-        yield from _unscaled(spec, f"{theirs}.0.SelfAttention", f"{own}.attention")
+        theirs, ours = f"{side}.block.{number}.layer", f"layers.{layer}"
+        yield from _unscaled(spec, f"{theirs}.0.SelfAttention", f"{ours}.attention")
         if number == 0:
             table = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
             yield _same(table, f"relative_{side}.weight", spec.buckets, spec.heads)
-        yield _same(f"{theirs}.0.layer_norm.weight", f"{own}.attention_norm.weight", dim)
+        yield _same(f"{theirs}.0.layer_norm.weight", f"{ours}.attention_norm.weight", dim)
         if decoder:
-            yield from _unscaled(spec, f"{theirs}.1.EncDecAttention", f"{own}.cross_attention")
-            yield _same(f"{theirs}.1.layer_norm.weight", f"{own}.cross_attention_norm.weight", dim)
+            yield from _unscaled(spec, f"{theirs}.1.EncDecAttention", f"{ours}.cross_attention")
+            yield _same(f"{theirs}.1.layer_norm.weight", f"{ours}.cross_attention_norm.weight", dim)
         last = 2 if decoder else 1
-        dense, feed = f"{theirs}.{last}.DenseReluDense", f"{own}.feed_forward"
-        ways = (("wi_0", "w1"), ("wi_1", "w3")) if spec.gated else (("wi", "w1"),)
-        for part, name in ways:
+        dense, feed = f"{theirs}.{last}.DenseReluDense", f"{ours}.feed_forward"
+        linears = (("wi_0", "w1"), ("wi_1", "w3")) if spec.gated else (("wi", "w1"),)
+        for part, name in linears:
             yield _same(f"{dense}.{part}.weight", f"{feed}.{name}.weight", spec.hidden, dim)
         yield _same(f"{dense}.wo.weight", f"{feed}.w2.weight", dim, spec.hidden)
-        yield _same(f"{theirs}.{last}.layer_norm.weight", f"{own}.feed_forward_norm.weight", dim)
+        yield _same(f"{theirs}.{last}.layer_norm.weight", f"{ours}.feed_forward_norm.weight", dim)
     yield _same("encoder.final_layer_norm.weight", "encoder_norm.weight", dim)
     yield _same("decoder.final_layer_norm.weight", "norm.weight", dim)
     if not spec.tied:
@@ -182,27 +182,27 @@ def _of_t5(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
         yield HfTensor("lm_head.weight", (spec.vocabulary, dim), ("head.weight",), instead="shared.weight")
 
 
-def _unscaled(spec: EncoderDecoderSpec, theirs: str, own: str) -> Iterator[HfTensor]:
+def _unscaled(spec: EncoderDecoderSpec, theirs: str, ours: str) -> Iterator[HfTensor]:
     for part in "qkv":
-        yield _same(f"{theirs}.{part}.weight", f"{own}.w{part}.weight", spec.inner, spec.dim)
-    yield _same(f"{theirs}.o.weight", f"{own}.wo.weight", spec.dim, spec.inner)
+        yield _same(f"{theirs}.{part}.weight", f"{ours}.w{part}.weight", spec.inner, spec.dim)
+    yield _same(f"{theirs}.o.weight", f"{ours}.wo.weight", spec.dim, spec.inner)
 
 
-def _same(theirs: str, own: str, *shape: int) -> HfTensor:
-    return HfTensor(theirs, shape, (own,))
+def _same(theirs: str, ours: str, *shape: int) -> HfTensor:
+    return HfTensor(theirs, shape, (ours,))
 
 
-def _biased_norm(theirs: str, own: str, dim: int) -> Iterator[HfTensor]:
+def _biased_norm(theirs: str, ours: str, dim: int) -> Iterator[HfTensor]:
     for kind in ("weight", "bias"):
-        yield _same(f"{theirs}.{kind}", f"{own}.{kind}", dim)
+        yield _same(f"{theirs}.{kind}", f"{ours}.{kind}", dim)
 
 
-def _linear(theirs: str, own: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
-    yield _same(f"{theirs}.weight", f"{own}.weight", width_out, width_in)
-    yield _same(f"{theirs}.bias", f"{own}.bias", width_out)
+def _linear(theirs: str, ours: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
+    yield _same(f"{theirs}.weight", f"{ours}.weight", width_out, width_in)
+    yield _same(f"{theirs}.bias", f"{ours}.bias", width_out)
 
 
-def _conv1d(theirs: str, own: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
+def _conv1d(theirs: str, ours: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
     """Yield weight and bias of one GPT-2 linear, whose matrix is transposed."""
-    yield HfTensor(f"{theirs}.weight", (width_in, width_out), (f"{own}.weight",), transposed=True)
-    yield _same(f"{theirs}.bias", f"{own}.bias", width_out)
+    yield HfTensor(f"{theirs}.weight", (width_in, width_out), (f"{ours}.weight",), transposed=True)
+    yield _same(f"{theirs}.bias", f"{ours}.bias", width_out)

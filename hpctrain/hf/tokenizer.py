@@ -11,8 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT
-from hpctrain.corpus.prepare.tokenizer_file import read_tokenizer
+from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, read_tokenizer
 from hpctrain.corpus.read.index import read_index
 from hpctrain.corpus.read.special_tokens import SpecialTokens
 
@@ -75,8 +74,8 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 def _added(special: SpecialTokens) -> dict[str, int]:
     """Return the objective's tokens, name -> id."""
-    found = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
+    tokens = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
     for name, number in ((MASK, special.mask), (START, special.start)):
         if number is not None:
-            found[name] = number
-    return found
+            tokens[name] = number
+    return tokens

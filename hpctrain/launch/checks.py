@@ -96,6 +96,6 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
     check_runnable(plan, run)
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     """Return the first few of many names, as text."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -95,7 +95,7 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
     home = run.data.train_folders[0]
     special = special_tokens([home], run.effective_objective(), run.data.seq_len)
     ids = TokenIds(special.end_of_text, special.start)
-    recorded = run.model.found
+    recorded = run.model.hf_model
     config = (
         continued_config(recorded.config, spec, run.data.seq_len)
         if recorded is not None
@@ -122,7 +122,7 @@ def _generation(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _card(run: Run, spec: FamilySpec, config: dict[str, Any], step: int) -> str:
-    began = "weights of another model" if run.model.found is not None else "seeded weights"
+    began = "weights of another model" if run.model.hf_model is not None else "seeded weights"
     tokens = step * run.batch.global_ * run.data.seq_len
     return f"""---
 library_name: transformers

@@ -11,27 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpctrain.model.blocks import MultiHeadAttention
 from hpctrain.records.model.biased_spec import BiasedSpec
 
 
-class BiasedAttention(nn.Module):
-    """Self-attention (Vaswani et al. 2017) with biases."""
+class BiasedAttention(MultiHeadAttention):
+    """Self-attention with biases."""
 
     def __init__(self, spec: BiasedSpec, causal: bool) -> None:
-        super().__init__()
-        self.head_dim = spec.head_dim
+        super().__init__(spec.dim, spec.head_dim, spec.dim, bias=True)
         self.causal = causal
-        self.wq = nn.Linear(spec.dim, spec.dim)
-        self.wk = nn.Linear(spec.dim, spec.dim)
-        self.wv = nn.Linear(spec.dim, spec.dim)
-        self.wo = nn.Linear(spec.dim, spec.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        batch, seq, _ = x.shape
-        q, k, v = (w(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
+        return self.merged(F.scaled_dot_product_attention(*self.heads(x), is_causal=self.causal))
 
 
 class GeluLayer(nn.Module):

@@ -13,7 +13,7 @@ from hpctrain.model.encoder_decoder import EncoderDecoder
 from hpctrain.model.gpt2 import Gpt2
 from hpctrain.model.imported.model import build_imported
 from hpctrain.model.init_weights import initialise
-from hpctrain.model.transformer_part import TransformerPart
+from hpctrain.model.transformer_part import StageBlocks, TransformerPart
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
@@ -27,26 +27,24 @@ def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:
 
     An empty first stage holds only the embedding; an empty last stage, only the head.
     """
-    return build_part(spec, start, stop, first=start == 0, last=stop == spec.layers, seed=seed)
+    return build_part(spec, StageBlocks(start, stop, start == 0, stop == spec.layers), seed)
 
 
 Fill = Callable[[nn.Module], None]
 """Sets the values of a plain stage's parameters."""
 
 
-def build_part(
-    spec: Spec, start: int, stop: int, *, first: bool, last: bool, seed: int, fill: Fill | None = None
-) -> nn.Module:
-    """Build a stage as `build_stage` does, but with the ends given by the caller: `start` and `stop` do not show
-    whether an empty stage is the first or the last.
+def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = None) -> nn.Module:
+    """Build a stage as `build_stage` does, but with the ends given by the caller, because the numbers of its blocks do
+    not show whether an empty stage is the first or the last.
 
     Args:
         fill: sets the weights, if they do not come from the seed.
     """
     if isinstance(spec, ImportedSpec):
-        return build_imported(spec, start, stop, first=first, last=last, seed=seed)
+        return build_imported(spec, blocks, seed)
     with torch.device("meta"):
-        module = build_modules(spec, start, stop, first, last)
+        module = build_modules(spec, blocks)
     module.to_empty(device="cpu")
     module.tie()
     if fill is not None:
@@ -56,14 +54,14 @@ def build_part(
     return module
 
 
-def build_modules(spec: FamilySpec, start: int, stop: int, first: bool, last: bool) -> TransformerPart:
+def build_modules(spec: FamilySpec, blocks: StageBlocks) -> TransformerPart:
     """The modules of a stage, with uninitialised weights."""
     match spec:
         case DecoderSpec():
-            return Decoder(spec, start, stop, first, last)
+            return Decoder(spec, blocks)
         case Gpt2Spec():
-            return Gpt2(spec, start, stop, first, last)
+            return Gpt2(spec, blocks)
         case EncoderSpec():
-            return Encoder(spec, start, stop, first, last)
+            return Encoder(spec, blocks)
         case EncoderDecoderSpec():
-            return EncoderDecoder(spec, start, stop, first, last)
+            return EncoderDecoder(spec, blocks)

@@ -5,37 +5,31 @@ Shapes: tokens [batch, seq], activations x [batch, seq, dim], queries and keys [
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpctrain.model.blocks import MultiHeadAttention, PreNormBlock
 from hpctrain.model.norm import RMSNorm
-from hpctrain.model.transformer_part import TransformerPart
+from hpctrain.model.transformer_part import DecoderPart, StageBlocks
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
-class Attention(nn.Module):
+class Attention(MultiHeadAttention):
     """Causal self-attention with rotary positions (Su et al. 2021) and shared key/value heads (Ainslie et al. 2023)."""
 
     def __init__(self, spec: DecoderSpec) -> None:
-        super().__init__()
-        self.head_dim = spec.head_dim
+        super().__init__(spec.dim, spec.head_dim, spec.dim, spec.key_value_heads * spec.head_dim)
         self.rope_base = spec.rope_base
-        key_value = spec.key_value_heads * spec.head_dim
-        self.wq = nn.Linear(spec.dim, spec.dim, bias=False)
-        self.wk = nn.Linear(spec.dim, key_value, bias=False)
-        self.wv = nn.Linear(spec.dim, key_value, bias=False)
-        self.wo = nn.Linear(spec.dim, spec.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        batch, seq, _ = x.shape
-        # The number of heads follows from the width of the projections, so that a tensor-parallel share works too.
-        q, k, v = (w(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
-        angles = rotary_angles(seq, self.head_dim, self.rope_base, x.device)
+        q, k, v = self.heads(x)
+        angles = rotary_angles(x.shape[1], self.head_dim, self.rope_base, x.device)
         q, k = rotate(q, *angles), rotate(k, *angles)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
+        return self.merged(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]))
 
 
 class SwiGLU(nn.Module):
@@ -52,44 +46,12 @@ class SwiGLU(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
-class Block(nn.Module):
-    """One layer: attention and SwiGLU, each after a norm and added to the residual stream."""
-
-    def __init__(self, spec: DecoderSpec) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.attention = Attention(spec)
-        self.feed_forward_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.feed_forward = SwiGLU(spec)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.feed_forward_norm(x))
-
-
-class Decoder(TransformerPart):
+class Decoder(DecoderPart):
     """Blocks [start, stop) of a decoder, with the embedding in the first stage and norm and head in the last."""
 
-    def __init__(self, spec: DecoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
-        super().__init__()
-        self.first = first
-        self.tied_here = spec.tied and last
-        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied_here else None
-        self.layers = nn.ModuleDict({str(index): Block(spec) for index in range(start, stop)})
-        self.norm = RMSNorm(spec.dim, spec.norm_eps) if last else None
-        self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if last else None
-        self.tie()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""
-        if self.first and self.embedding is not None:
-            x = self.embedding(x)
-        for block in self.layers.values():
-            x = block(x)
-        if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
-        return x
+    def __init__(self, spec: DecoderSpec, blocks: StageBlocks) -> None:
+        norm = partial(RMSNorm, spec.dim, spec.norm_eps)
+        super().__init__(spec, blocks, lambda: PreNormBlock(norm, Attention(spec), SwiGLU(spec)), norm)
 
 
 def rotary_angles(seq: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:

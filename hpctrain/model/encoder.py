@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hpctrain.model.biased_layers import BiasedAttention, GeluLayer, Positions
 from hpctrain.model.norm import LayerNorm
-from hpctrain.model.transformer_part import TransformerPart
+from hpctrain.model.transformer_part import StageBlocks, TransformerPart
 from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 
 
@@ -39,15 +39,15 @@ class FirstSegment(nn.Embedding):
 class Encoder(TransformerPart):
     """Blocks [start, stop), with embedding, positions and segments in the first stage and the head in the last."""
 
-    def __init__(self, spec: EncoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
-        super().__init__()
-        self.tied_here = spec.tied and last
+    def __init__(self, spec: EncoderSpec, blocks: StageBlocks) -> None:
+        super().__init__(spec, blocks)
+        _, _, first, last = blocks
         self.norm = None  # each block ends with a norm
         self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied_here else None
         self.positions = Positions(spec.positions, spec.dim) if first else None
         self.segments = FirstSegment(SEGMENTS, spec.dim) if first else None
         self.embedding_norm = LayerNorm(spec.dim, spec.norm_eps) if first else None
-        self.layers = nn.ModuleDict({str(index): EncoderBlock(spec) for index in range(start, stop)})
+        self.layers = nn.ModuleDict({str(index): EncoderBlock(spec) for index in range(blocks.start, blocks.stop)})
         self.transform = nn.Linear(spec.dim, spec.dim) if last else None
         self.transform_norm = LayerNorm(spec.dim, spec.norm_eps) if last else None
         self.head = nn.Linear(spec.dim, spec.vocabulary) if last else None

@@ -11,22 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpctrain.model.blocks import MultiHeadAttention, PreNormBlock
 from hpctrain.model.norm import RMSNorm
 from hpctrain.model.relative_positions import relative_position_bias
-from hpctrain.model.transformer_part import TransformerPart
+from hpctrain.model.transformer_part import StageBlocks, TransformerPart
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
-class T5Attention(nn.Module):
+class T5Attention(MultiHeadAttention):
     """Attention whose scores are not divided by the root of the head width: T5's initial weights are smaller."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
-        super().__init__()
-        self.head_dim = spec.head_width
-        self.wq = nn.Linear(spec.dim, spec.inner, bias=False)
-        self.wk = nn.Linear(spec.dim, spec.inner, bias=False)
-        self.wv = nn.Linear(spec.dim, spec.inner, bias=False)
-        self.wo = nn.Linear(spec.inner, spec.dim, bias=False)
+        super().__init__(spec.dim, spec.head_width, spec.inner)
 
     def forward(self, x: Tensor, added: Tensor | None, memory: Tensor | None = None) -> Tensor:
         """x: [batch, target, dim] -> [batch, target, dim].
@@ -35,15 +31,10 @@ class T5Attention(nn.Module):
             added: [1, heads, target, seq], added to the scores.
             memory: [batch, seq, dim], the input of keys and values; None: x itself.
         """
-        memory = x if memory is None else memory
-        q, k, v = self._heads(self.wq(x)), self._heads(self.wk(memory)), self._heads(self.wv(memory))
+        q, k, v = self.heads(x, memory)
         if added is not None:
             added = added.to(q.dtype)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=1.0)
-        return self.wo(out.transpose(1, 2).flatten(2))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        return self.merged(F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=1.0))
 
 
 class T5FeedForward(nn.Module):
@@ -62,20 +53,9 @@ class T5FeedForward(nn.Module):
         return self.w2(F.gelu(self.w1(x), approximate="tanh") * self.w3(x))
 
 
-class T5EncoderBlock(nn.Module):
-    """A layer of the encoder."""
-
-    def __init__(self, spec: EncoderDecoderSpec) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.attention = T5Attention(spec)
-        self.feed_forward_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.feed_forward = T5FeedForward(spec)
-
-    def forward(self, x: Tensor, added: Tensor) -> Tensor:
-        """x: [batch, seq, dim], added (to the scores): [1, heads, seq, seq] -> [batch, seq, dim]."""
-        x = x + self.attention(self.attention_norm(x), added)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+def _encoder_block(spec: EncoderDecoderSpec) -> PreNormBlock:
+    """A layer of the encoder; beside x it takes what is added to the scores, [1, heads, seq, seq]."""
+    return PreNormBlock(lambda: RMSNorm(spec.dim, spec.norm_eps), T5Attention(spec), T5FeedForward(spec))
 
 
 class T5DecoderBlock(nn.Module):
@@ -105,24 +85,24 @@ class EncoderDecoder(TransformerPart):
     which is a copy of the first stage's if the model is cut.
     """
 
-    def __init__(self, spec: EncoderDecoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
-        super().__init__()
-        seam = spec.seam
-        self.first = first
+    def __init__(self, spec: EncoderDecoderSpec, blocks: StageBlocks) -> None:
+        super().__init__(spec, blocks)
+        (start, stop, first, last), seam = blocks, spec.seam
         self.max_distance = spec.max_distance
-        self.tied_here = spec.tied and last
         self.logit_scale = spec.dim**-0.5 if spec.tied else 1.0
         cut_at_seam = start <= seam < stop
         self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or cut_at_seam or self.tied_here else None
         self.relative_encoder = nn.Embedding(spec.buckets, spec.heads) if start < min(stop, seam) else None
         self.encoder_norm = RMSNorm(spec.dim, spec.norm_eps) if cut_at_seam else None
         self.relative_decoder = nn.Embedding(spec.buckets, spec.heads) if max(start, seam) < stop else None
-        blocks = {index: T5EncoderBlock(spec) if index < seam else T5DecoderBlock(spec) for index in range(start, stop)}
-        self.layers = nn.ModuleDict({str(index): block for index, block in blocks.items()})
+        numbers = range(start, stop)
+        self.layers = nn.ModuleDict(
+            {str(number): _encoder_block(spec) if number < seam else T5DecoderBlock(spec) for number in numbers}
+        )
         self.norm = RMSNorm(spec.dim, spec.norm_eps) if last else None
         self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if last else None
-        self.sources = [str(index) for index in blocks if index < seam]
-        self.targets = [str(index) for index in blocks if index >= seam]
+        self.sources = [str(number) for number in numbers if number < seam]
+        self.targets = [str(number) for number in numbers if number >= seam]
         self.tie()
 
     def forward(self, x: Tensor, decoder_tokens: Tensor) -> Tensor:

@@ -16,19 +16,19 @@ from hpctrain.base.errors import InputError
 from hpctrain.hf.folder import find_stored, stored_tensors, weights_sha256
 from hpctrain.hf.safetensors_header import StoredTensor
 from hpctrain.hf.tensors import HfTensor, tensors_of
-from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.families import HfModel
 
 
 class HfWeights:
     """The weights of a Hugging Face folder; each stage reads its own."""
 
-    def __init__(self, found: HfModel, folder: Path) -> None:
+    def __init__(self, model: HfModel, folder: Path) -> None:
         self._tensors: dict[str, tuple[HfTensor, int]] = {}
-        for tensor in tensors_of(found.dims):
-            for number, name in enumerate(tensor.own):
+        for tensor in tensors_of(model.dims):
+            for number, name in enumerate(tensor.parameters):
                 self._tensors.setdefault(name, (tensor, number))
-        self._stored = stored_tensors(folder, found.dims)
-        if weights_sha256(self._stored) != found.weights_sha256:
+        self._stored = stored_tensors(folder, model.dims)
+        if weights_sha256(self._stored) != model.weights_sha256:
             raise InputError(
                 f"model.hf: {folder}: its weights are not those that were there when the run was made; put them back, "
                 "or start a new run"
@@ -53,7 +53,7 @@ class HfWeights:
 
 def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Tensor:
     """One of our parameters from a stored tensor that may hold several."""
-    width = tensor.shape[-1] // len(tensor.own)
+    width = tensor.shape[-1] // len(tensor.parameters)
     where = slice(number * width, (number + 1) * width)
     piece = file.get_slice(stored.name)
     part: Tensor = piece[:, where] if len(tensor.shape) == 2 else piece[where]

@@ -1,8 +1,22 @@
-"""The base class of the stages of all families: parts may be absent, and the head may be tied to the embedding."""
+"""The base classes of the stages of all families: parts may be absent, and the head may be tied to the embedding."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from hpctrain.records.model.transformer_spec import TransformerSpec
+
+
+class StageBlocks(NamedTuple):
+    """What a stage holds: blocks [start, stop), and the ends of the model; an empty stage may be either end."""
+
+    start: int
+    stop: int
+    first: bool
+    last: bool
 
 
 class TransformerPart(nn.Module):
@@ -16,11 +30,46 @@ class TransformerPart(nn.Module):
     layers: nn.ModuleDict
     norm: nn.Module | None
     head: nn.Linear | None
-    tied_here: bool
-    """Whether the head is in this stage and uses the embedding's matrix."""
+
+    def __init__(self, spec: TransformerSpec, blocks: StageBlocks) -> None:
+        super().__init__()
+        self.first = blocks.first
+        self.tied_here = spec.tied and blocks.last
+        """Whether the head is in this stage and uses the embedding's matrix."""
 
     def tie(self) -> None:
         """Make a tied head use the embedding's parameter itself. Call it again after anything that replaces parameters:
         moving off the meta device, splitting them over devices."""
         if self.tied_here and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.weight
+
+
+class DecoderPart(TransformerPart):
+    """A part of a decoder-only Transformer whose last stage has a norm and a head."""
+
+    def __init__(
+        self, spec: TransformerSpec, blocks: StageBlocks, make_block: Callable[[], nn.Module],
+        make_norm: Callable[[], nn.Module], positions: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            positions: from tokens to what is added to their embedding; None: nothing is.
+        """
+        super().__init__(spec, blocks)
+        held = blocks.first or self.tied_here
+        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if held else None
+        self.positions = positions
+        self.layers = nn.ModuleDict({str(index): make_block() for index in range(blocks.start, blocks.stop)})
+        self.norm = make_norm() if blocks.last else None
+        self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if blocks.last else None
+        self.tie()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""
+        if self.first and self.embedding is not None:
+            x = self.embedding(x) if self.positions is None else self.embedding(x) + self.positions(x)
+        for block in self.layers.values():
+            x = block(x)
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x

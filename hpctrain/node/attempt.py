@@ -20,18 +20,18 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.jobs.after_attempt import (
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome
+from hpctrain.jobs.bad_nodes import record_bad_nodes
+from hpctrain.jobs.cancel import is_cancelled
+from hpctrain.jobs.dependencies import refresh_dependent_runs
+from hpctrain.jobs.live_job_check import check_own_folder
+from hpctrain.jobs.policy import (
     AttemptHistory,
     JobVerdict,
     decide_and_requeue,
     notification_state,
     read_attempt_history,
 )
-from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome
-from hpctrain.jobs.bad_nodes import record_bad_nodes
-from hpctrain.jobs.cancel import is_cancelled
-from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.jobs.live_job_check import check_own_folder
 from hpctrain.jobs.srun_error import srun_log, with_srun_error
 from hpctrain.jobs.stop_cause import stop_reason_text
 from hpctrain.jobs.successors import (

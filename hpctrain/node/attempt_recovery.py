@@ -8,10 +8,10 @@ import os
 from hpctrain.agent.event_log import EventLog
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
-from hpctrain.jobs.after_attempt import JobVerdict
 from hpctrain.jobs.attempt_outcome import is_preempted, read_outcome, with_no_progress_check, with_slurm_state
 from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.cancel import is_cancelled
+from hpctrain.jobs.policy import JobVerdict
 from hpctrain.jobs.srun_error import with_srun_error
 from hpctrain.jobs.stop_cause import stop_cause, stop_reason_text
 from hpctrain.node.run import FINISHED_FILE

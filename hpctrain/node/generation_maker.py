@@ -58,7 +58,7 @@ class GenerationMaker:
         name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"
         (self.folder / "generations").mkdir(exist_ok=True)
         plan.write(self.folder / name)
-        first = plan.ranks[0].partition(":")[0]
+        first = plan.ranks[0].node
         host = next(member for member in proposal.members if member.node == first)
         record = Generation(
             number=proposal.number,
@@ -117,7 +117,7 @@ class GenerationMaker:
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
         check_devices(plan, Topology.read(self.folder / "topology.json", owned=True), str(path))
         notes = [note for replica in range(plan.dp) if (note := schedule_of(plan, replica)[1])]
-        text = f"{path.name} as given: pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes"
+        text = f"{path.name} as given: {plan.dims} on {len(plan.nodes)} nodes"
         pending.events.append(("planned", " ".join([text, *notes]), {"plan": path.name, "notes": notes}))
         return plan
 
@@ -137,9 +137,8 @@ class GenerationMaker:
         check_plan(plan, run, spec, nodes, public)
         pending.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
-        degrees = {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}
-        text = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes" + f" ({remark})" * bool(remark)
-        data = {"plan": public, **degrees, "predicted_step_time_s": predicted, "moves": len(plan.moves)}
+        text = f"{plan.dims} on {len(plan.nodes)} nodes" + f" ({remark})" * bool(remark)
+        data = {"plan": public, **plan.dims._asdict(), "predicted_step_time_s": predicted, "moves": len(plan.moves)}
         pending.events.append(("planned" if first else "replanned", text, data))
         return plan
 

@@ -16,6 +16,7 @@ from hpctrain.node.node_address import add_node_arguments, node_address
 from hpctrain.node.parent_process import Parent
 from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, default_mode, local_settings
 from hpctrain.probe.pair_selection.prior import switches_of
+from hpctrain.probe.protocol.member import ProbeNode
 from hpctrain.probe.protocol.run import probe_nodes
 from hpctrain.records.topology.topology import Topology
 
@@ -33,17 +34,12 @@ def main(argv: list[str]) -> int:
         write_json(progress_file, {"phase": phase, "done": done, "planned": planned})
 
     topology = probe_nodes(
-        options.folder,
-        place.node,
+        ProbeNode(place.node, place.addr, options.folder, settings, SystemRunner(), SystemClock()),
         place.nodes,
-        place.addr,
-        SystemRunner(),
-        SystemClock(),
-        settings,
-        tell,
-        options.job_id or os.environ.get("SLURM_JOB_ID"),
-        lambda measured: _write_topology(measured, options.folder),
-        switches_of(Topology.read(options.prior)) if options.prior is not None else None,
+        progress=tell,
+        job_id=options.job_id or os.environ.get("SLURM_JOB_ID"),
+        keep=lambda measured: _write_topology(measured, options.folder),
+        prior=switches_of(Topology.read(options.prior)) if options.prior is not None else None,
     )
     if topology is not None:
         topology.write(options.folder / "topology.json")

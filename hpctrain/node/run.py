@@ -33,6 +33,7 @@ from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.node.threads import thread_environment
 from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode
+from hpctrain.probe.protocol.member import ProbeNode
 from hpctrain.probe.protocol.run import probe_nodes
 from hpctrain.probe.system.address import interface_of
 from hpctrain.records.history.generation import Generation
@@ -195,7 +196,8 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
         settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
         clock = SystemClock()
         progress = ProbeProgress(event_log, clock)
-        topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, clock, settings, progress)
+        node = ProbeNode(place.node, place.addr, place.folder, settings, runner, clock)
+        topology = probe_nodes(node, place.nodes, progress)
         if topology is not None:
             topology.write(path)
             event_log.write(

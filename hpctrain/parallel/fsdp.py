@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, ShardedParameter
 from hpctrain.model.imported.part import blocks_of
+from hpctrain.parallel.tracked_work import TrackedWork
 
 CountBytes = Callable[[int], None]
 """Called with the bytes that this rank sends for a collective."""
@@ -143,20 +143,7 @@ class _AllGather(DefaultAllGather):
         self._count(_bytes(output_tensor) - _bytes(input_tensor))
         with ACTIVITY.doing(self._operation, waits=True):
             work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
-        return None if work is None else _TrackedAllGather(work, self._operation)
-
-
-class _TrackedAllGather(dist.Work):
-    """An all-gather on the wire. It is a `Work`, because torch waits for nothing else."""
-
-    def __init__(self, work: dist.Work, operation: str) -> None:
-        super().__init__()
-        self._work = work
-        self._operation = operation
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        with ACTIVITY.doing(self._operation, waits=True):
-            return self._work.wait() if timeout is None else self._work.wait(timeout)
+        return None if work is None else TrackedWork([work], self._operation)
 
 
 class _ReduceScatter(DefaultReduceScatter):

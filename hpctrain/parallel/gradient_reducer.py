@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reducer
 from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.parallel.gradients import local_part
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.records.plan.compression import LocalSteps
@@ -34,20 +34,19 @@ def build_plan_reducer(
         return ShardedReducer(stages)
     axis = "replicate" if plan.codec_reduces_replicate_axis else "dp"
     names = [name for name, _ in parameters]
-    local = [_local(parameter) for _, parameter in parameters]
+    local = [local_part(parameter) for _, parameter in parameters]
     reducer: Reducer
     if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
         first = mesh.get_local_rank(axis) * plan.shards
         shard_sequences = sum(replica.sequences for replica in plan.replicas[first : first + plan.shards])
-        reducer = LocalSgdReducer(
-            _build_outer_optimizer(mesh.get_group(axis), local, plan.codec), plan.sequences / shard_sequences
-        )
+        outer = OuterOptimizer(mesh.get_group(axis), local, plan.codec)
+        reducer = LocalSgdReducer(outer, plan.sequences / shard_sequences)
     else:
         reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
     return HybridShardReducer(ShardedReducer(stages), reducer) if plan.codec_reduces_replicate_axis else reducer
 
 
-class ShardedReducer:
+class ShardedReducer(Reducer):
     """The reducer of sharded stages. Their gradients are summed in the backward pass; this object counts the bytes and
     holds the residuals."""
 
@@ -67,26 +66,23 @@ class ShardedReducer:
 
     def state(self) -> dict[str, Tensor]:
         return {
-            prefix + key: kept
+            prefix + key: tensor
             for prefix, residuals in self._residuals.items()
-            for key, kept in residuals.state().items()
+            for key, tensor in residuals.state().items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         for prefix, residuals in self._residuals.items():
-            mine = {key.removeprefix(prefix): kept for key, kept in state.items() if key.startswith(prefix)}
-            residuals.load_state(mine)
-
-    def drop_state(self) -> None:
-        self.load_state({})
+            of_stage = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+            residuals.load_state(of_stage)
 
     def metrics(self) -> dict[str, float]:
         return residual_metrics(list(self._residuals.values())) if self._residuals else {}
 
 
-class LocalSgdReducer:
+class LocalSgdReducer(Reducer):
     """The reducer of local SGD: nothing is summed, and a replica's gradient is the mean over its own tokens.
-    `outer_optimizer` combines the weights after the optimizer's step."""
+    The outer optimizer combines the weights after the optimizer's step."""
 
     def __init__(self, outer_optimizer: OuterOptimizer, share: float) -> None:
         """
@@ -95,58 +91,55 @@ class LocalSgdReducer:
             share: tokens of the global batch per token of this replica. The loss was divided by the tokens of the
                 global batch, so multiplying by it gives the mean over this replica's tokens.
         """
-        self.outer_optimizer = outer_optimizer
+        self._outer_optimizer = outer_optimizer
         self._share = share
 
     def reduce(self, gradients: list[Tensor]) -> int:
         torch._foreach_mul_(gradients, self._share)
         return 0
 
+    def after_step(self, step: int) -> int:
+        with ACTIVITY.doing("meeting of the replicas", waits=True):
+            return self._outer_optimizer.after_step(step)
+
+    def before_checkpoint(self) -> None:
+        with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
+            self._outer_optimizer.outer_sync()
+
     def state(self) -> dict[str, Tensor]:
-        return self.outer_optimizer.state()
+        return self._outer_optimizer.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.outer_optimizer.load_state(state)
+        self._outer_optimizer.load_state(state)
 
     def drop_state(self) -> None:
-        self.outer_optimizer.drop_state()
-
-    def metrics(self) -> dict[str, float]:
-        return {}
+        self._outer_optimizer.drop_state()
 
 
-class HybridShardReducer:
+class HybridShardReducer(Reducer):
     """The reducer of hybrid sharding: gradients are summed over the shard axis, then over the replicate axis."""
 
     def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
         self._shard_reducer = shard_reducer
-        self.replicate_reducer = replicate_reducer
+        self._replicate_reducer = replicate_reducer
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        return self._shard_reducer.reduce(gradients) + self.replicate_reducer.reduce(gradients)
+        return self._shard_reducer.reduce(gradients) + self._replicate_reducer.reduce(gradients)
+
+    def after_step(self, step: int) -> int:
+        return self._replicate_reducer.after_step(step)
+
+    def before_checkpoint(self) -> None:
+        self._replicate_reducer.before_checkpoint()
 
     def state(self) -> dict[str, Tensor]:
-        return self.replicate_reducer.state()
+        return self._replicate_reducer.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.replicate_reducer.load_state(state)
+        self._replicate_reducer.load_state(state)
 
     def drop_state(self) -> None:
-        self.replicate_reducer.drop_state()
+        self._replicate_reducer.drop_state()
 
     def metrics(self) -> dict[str, float]:
-        return self.replicate_reducer.metrics()
-
-
-def outer_optimizer_of(reducer: Reducer) -> OuterOptimizer | None:
-    """The outer optimizer of a reducer; None unless the plan trains with local SGD."""
-    inner = reducer.replicate_reducer if isinstance(reducer, HybridShardReducer) else reducer
-    return inner.outer_optimizer if isinstance(inner, LocalSgdReducer) else None
-
-
-def _build_outer_optimizer(group: dist.ProcessGroup, weights: list[Tensor], codec: LocalSteps) -> OuterOptimizer:
-    return OuterOptimizer(group, weights, codec.every, codec.outer_lr, codec.outer_momentum)
-
-
-def _local(parameter: nn.Parameter) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        return self._replicate_reducer.metrics()

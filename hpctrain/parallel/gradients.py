@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from hpctrain.records.plan.compression import LocalSteps
 from hpctrain.records.plan.plan import Plan
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds, as a plain tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
@@ -30,12 +34,10 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         grad = parameter.grad
-        if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
-            if grad.placements != parameter.placements:
-                grad = grad.redistribute(parameter.device_mesh, parameter.placements)
-                parameter.grad = grad
-            grad = grad.to_local()
-        gradients.append(grad)
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+            grad = grad.redistribute(parameter.device_mesh, parameter.placements)
+            parameter.grad = grad
+        gradients.append(local_part(grad))
     return gradients
 
 
@@ -79,7 +81,7 @@ def gradient_norm(
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
         holders = plan.dp * plan.tp // _shards(parameter) * (tied_holders or {}).get(parameter, 1)
         total += _square(grad.detach()).cpu() / holders
-    if plan.world_size == plan.dp and plan.shards == 1 and not isinstance(plan.codec, LocalSteps):
+    if plan.world_size == plan.dp and plan.shards == 1 and plan.codec.sums_gradients:
         total *= plan.dp  # every rank holds everything, so no collective is needed
     else:
         dist.all_reduce(total)

@@ -26,6 +26,7 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.module_argv import set_safe_path
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.fsdp import apply_sharding
 from hpctrain.parallel.loss import make_loss
@@ -39,9 +40,10 @@ from hpctrain.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_
 from hpctrain.parallel.tied_weights import TiedWeights, tie_weights
 from hpctrain.parallel.tracked_work import TrackedReceives
 from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.model.span_corruption import Lengths
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Schedule
-from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths
 
 ActionTable = dict[int, list[_Action]]
 """Actions by rank in the pipeline's process group, including sends and receives."""
@@ -87,28 +89,27 @@ class Pipeline:
 
     def __init__(
         self,
+        inputs: PipelineInputs,
+        replica: int,
         stages: list[InstrumentedStage],
         runtime: _PipelineScheduleRuntime,
-        evaluation: ActionTable,
-        replica_rows: int,
-        split_loss: bool,
-        random: RandomStream,
-        tied: TiedWeights | None = None,
-        scaler: LossScaler | None = None,
+        tied: TiedWeights | None,
     ) -> None:
         self.stages = stages
-        self.random = random
-        self.rows = replica_rows
+        self.random = RandomStream(inputs.seed, replica, inputs.device)
+        for stage in stages:
+            stage.random = self.random
+        self.sequences = inputs.plan.replicas[replica].sequences
         """Sequences of this replica per step."""
         self.first = any(stage.is_first for stage in stages)
         self.last = any(stage.is_last for stage in stages)
         self._span: tuple[Mark, Mark] = (0.0, 0.0)
         self._runtime = runtime
         self._training: ActionTable = runtime.pipeline_order_with_comms
-        self._evaluation = evaluation
-        self._split_loss = split_loss
+        self._evaluation = _forward_only(self._training)
+        self._split_loss = vocabulary_is_split(inputs.spec, inputs.plan.tp)
         self._tied = tied
-        self._scaler = scaler
+        self._scaler = inputs.scaler
 
     def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
         """Run forward and backward on this replica's share of a batch. The gradients stay in the parameters, not
@@ -183,10 +184,10 @@ class Pipeline:
     def _run(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None, train: bool) -> float:
         # gloo accepts a message shorter than the buffer without an error, so a wrong shape must be caught before.
         outputs = tokens if decoder_tokens is None else decoder_tokens
-        if tokens.shape[0] != self.rows or targets.shape != outputs.shape:
+        if tokens.shape[0] != self.sequences or targets.shape != outputs.shape:
             raise ValueError(
-                f"tokens are {tuple(tokens.shape)} and targets {tuple(targets.shape)}, expected {self.rows} rows and "
-                f"targets of shape {tuple(outputs.shape)}"
+                f"tokens are {tuple(tokens.shape)} and targets {tuple(targets.shape)}, expected {self.sequences} "
+                f"sequences and targets of shape {tuple(outputs.shape)}"
             )
         named: dict[str, Any] = {} if decoder_tokens is None else {"decoder_tokens": decoder_tokens}
         if self._tied is not None:
@@ -215,33 +216,27 @@ class Pipeline:
 def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate) -> Pipeline:
     """Build this rank's stages in the fixed order: seeded plain stage, tensor parallel, recomputation, compilation,
     sharding, pipeline stage, schedule."""
-    plan, spec = inputs.plan, inputs.spec
-    replica = plan.replicas[coordinate.dp]
-    owner = plan.stage_owner()
+    plan, owner = inputs.plan, inputs.plan.stage_owner()
     stages = [
         _build_stage(inputs, mesh, index, coordinate.dp)
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
-    random = RandomStream(inputs.seed, coordinate.dp, inputs.device)
-    for stage in stages:
-        stage.random = random
-    split_loss = vocabulary_is_split(spec, plan.tp)
-    loss = make_loss(plan.sequences * inputs.lengths.targets, mesh["tp"] if split_loss else None)
+    vocabulary_mesh = mesh["tp"] if vocabulary_is_split(inputs.spec, plan.tp) else None
+    loss = make_loss(plan.sequences * inputs.lengths.targets, vocabulary_mesh)
     if inputs.scaler is not None:
         loss = inputs.scaler.scaled(loss)
     if stages[-1].is_last:
         loss = stages[-1].timed(loss)
-    runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
+    micro_batches = plan.replicas[coordinate.dp].micro_batches
+    runtime = _PipelineScheduleRuntime(stages, micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
     _place_unshards(runtime, plan.zero, [stage.stage_index for stage in stages])
     members = runtime.stage_index_to_group_rank
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
     runtime.fwd_recv_ops = TrackedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
     runtime.bwd_recv_ops = TrackedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
-    evaluation = _forward_only(runtime.pipeline_order_with_comms)
-    tied = _tied(inputs, coordinate, stages)
-    return Pipeline(stages, runtime, evaluation, replica.sequences, split_loss, random, tied, inputs.scaler)
+    return Pipeline(inputs, coordinate.dp, stages, runtime, _tied(inputs, coordinate, stages))
 
 
 def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> InstrumentedStage:
@@ -249,7 +244,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
     start, stop = inputs.plan.stages[index].layers
-    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed, fill=inputs.fill)
+    module = build_part(spec, StageBlocks(start, stop, first, last), inputs.seed, inputs.fill)
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
         module.to(inputs.device)  # sharding takes a plain stage there block by block
     if inputs.plan.tp > 1:
@@ -328,12 +323,12 @@ def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int
     order = runtime.pipeline_order_with_comms
     for rank, row in order.items():
         moved = (_ComputationType.UNSHARD, _ComputationType.RESHARD)
-        kept = [action for action in row if action.computation_type not in moved]
+        actions = [action for action in row if action.computation_type not in moved]
         if zero < 3:
             indices = sorted({action.stage_index for action in row})
             gather, free = ([_Action(index, kind, None) for index in indices] for kind in moved)
-            kept = [*gather, *kept, *free]
-        order[rank] = kept
+            actions = [*gather, *actions, *free]
+        order[rank] = actions
     if zero == 3:
         runtime.unsharded_stages.update(held)
 
@@ -345,5 +340,5 @@ def _forward_only(order: ActionTable) -> ActionTable:
     that simulation valid, so the remaining table cannot deadlock either.
     """
     kinds = _ComputationType
-    kept = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)
-    return {rank: [action for action in row if action.computation_type in kept] for rank, row in order.items()}
+    kinds_to_run = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)
+    return {rank: [action for action in row if action.computation_type in kinds_to_run] for rank, row in order.items()}

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from hpctrain.compress.build import build_reduce_scatters, residuals_of
-from hpctrain.compress.collectives.reduce_scatter import Residuals
+from hpctrain.compress.build import build_reduce_scatters
+from hpctrain.compress.collectives.reduce_scatter import Residuals, residuals_of
 from hpctrain.parallel.fsdp import (
     finish_backward,
     flat_gradient_layouts,
@@ -56,13 +56,13 @@ class ShardedStage(InstrumentedStage):
         if self._zero == 3 and not whole:
             self._gather()
         self._order(sums=self._zero > 1 and whole, frees=self._zero == 3 and whole, last=last_backward)
-        found = self._backward(backward_type, bwd_kwargs, last_backward)
+        result = self._backward(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
             self._order(sums=self._zero > 1, frees=False, last=last_backward)
             finish_backward(self.submod)
         if self._zero == 3 and not whole:
             self._free()
-        return found
+        return result
 
     @property
     def residuals(self) -> Residuals | None:

@@ -19,7 +19,7 @@ from hpctrain.parallel.boundary_codec import BoundaryCodec
 from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.random_stream import RandomStream
 from hpctrain.parallel.tracked_work import TrackedWork
-from hpctrain.records.plan.compression import Messages
+from hpctrain.records.plan.stage_messages import Messages
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Starts sends, in the same way as torch's schedules."""

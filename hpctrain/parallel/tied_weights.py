@@ -14,9 +14,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from hpctrain.parallel.gradients import local_gradients
+from hpctrain.parallel.gradients import local_gradients, local_part
 from hpctrain.records.plan.plan import Plan
 
 
@@ -49,7 +48,7 @@ class TiedWeights:
         for name in self._held:
             first, *others = self.parameters(name)
             for other in others:
-                _local(other).copy_(_local(first))
+                local_part(other).copy_(local_part(first))
 
     def add_local_gradients(self) -> None:
         """Add the followers' gradients to the first copy's; call it after the backward passes of a step."""
@@ -57,9 +56,9 @@ class TiedWeights:
             first, *others = self.parameters(name)
             if not others:
                 continue
-            mine, *gradients = local_gradients([first, *others])
+            total, *gradients = local_gradients([first, *others])
             for gradient in gradients:
-                mine += gradient
+                total += gradient
             for other in others:
                 other.grad = None
 
@@ -76,10 +75,10 @@ class TiedWeights:
         for name, group in self._groups.items():
             if group is None:
                 continue
-            (mine,) = local_gradients(self.parameters(name)[:1])
-            dist.all_reduce(mine, group=group)
+            (gradient,) = local_gradients(self.parameters(name)[:1])
+            dist.all_reduce(gradient, group=group)
             count = dist.get_world_size(group)
-            sent += 2 * (count - 1) * mine.numel() * mine.element_size() // count  # of a ring
+            sent += 2 * (count - 1) * gradient.numel() * gradient.element_size() // count  # of a ring
         return sent
 
 
@@ -107,9 +106,9 @@ def tie_weights(
     groups: dict[str, dist.ProcessGroup | None] = {}
     here: dict[str, list[nn.Module]] = {}
     for name, stages in shared.items():
-        own = [held[stage] for stage in stages if stage in held]
-        if own:
-            here[name], groups[name] = own, None
+        modules = [held[stage] for stage in stages if stage in held]
+        if modules:
+            here[name], groups[name] = modules, None
         owners = sorted({owner[stage] for stage in stages})
         if len(owners) == 1:
             continue
@@ -122,7 +121,3 @@ def tie_weights(
             if rank in key:
                 groups[name] = made[key]
     return TiedWeights(here, groups) if here else None
-
-
-def _local(parameter: nn.Parameter) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -41,17 +41,17 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
         sender = self._owners[stage + self._step]
         whose = min(stage, stage + self._step)
         operation = f"recv {self._what} stage {whose} mb {micro_batch} from rank {sender}"
-        return [TrackedWork(works, operation, self._timeout, self._device)]  # type: ignore[list-item]
+        return [TrackedWork(works, operation, self._timeout, self._device)]
 
 
-class TrackedWork:
-    """Messages that belong together, with the `wait` of one `Work`."""
+class TrackedWork(dist.Work):
+    """Messages that belong together as one `Work`, because torch waits for nothing else."""
 
     def __init__(
         self,
         works: Sequence[dist.Work],
         operation: str,
-        timeout: timedelta | None,
+        timeout: timedelta | None = None,
         device: torch.device | None = None,
     ) -> None:
         """
@@ -59,16 +59,18 @@ class TrackedWork:
             device: on CUDA, `wait` blocks until the message itself has arrived, so that a hang shows which rank is
                 waited for. It waits for the current stream only, so this rank's sends go on.
         """
+        super().__init__()
         self._works = works
         self._operation = operation
         self._timeout = timeout
         self._device = device
 
-    def wait(self) -> None:
-        """Wait for all messages."""
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all messages; True if all of them are complete."""
+        limit = self._timeout if timeout is None else timeout
         with ACTIVITY.doing(self._operation, waits=True):
-            for work in self._works:
-                # Without a timeout gloo uses that of the group, which is half an hour for the groups of a mesh.
-                work.wait() if self._timeout is None else work.wait(self._timeout)
+            # Without a timeout gloo uses that of the group, which is half an hour for the groups of a mesh.
+            complete = [work.wait() if limit is None else work.wait(limit) for work in self._works]
             if self._device is not None and self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
+        return all(complete)

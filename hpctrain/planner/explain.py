@@ -5,10 +5,10 @@ from __future__ import annotations
 from hpctrain.base.errors import HpctrainError
 from hpctrain.planner.limits import DEFAULT_LIMITS
 from hpctrain.planner.make import PlanRequest, make_plan
-from hpctrain.planner.search.neighbours import describe_dims
 from hpctrain.planner.search.objective import Objective
 from hpctrain.planner.simulate.predict import largest_increase
 from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Plan, Rejected
 from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
 from hpctrain.records.topology.topology import Topology
@@ -35,10 +35,10 @@ def extra_neighbours(
         return _compared(change, plan, other_plan)
 
     neighbours = []
-    for words, (pp, dp, tp) in _degrees(plan, topology):
-        change = describe_dims((pp, dp, tp))
+    for words, dims in _degrees(plan, topology):
+        change = str(dims)
         if all(entry.change != change for entry in plan.rejected):
-            fixed = FixedParallel(mode="fixed", pp=pp, dp=dp, tp=tp)
+            fixed = FixedParallel(mode="fixed", **dims._asdict())
             neighbours.append(compared(f"{words} ({change})", run.model_copy(update={"parallel": fixed}), topology))
     anyhow = run.model_copy(update={"parallel": AutoParallel()})
     for node in _representative_nodes(plan, topology):
@@ -47,7 +47,7 @@ def extra_neighbours(
     return neighbours
 
 
-def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, tuple[int, int, int]]]:
+def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, ParallelDims]]:
     devices = len(topology.device_ids())
     wanted = [
         ("1 more stage", plan.pp + 1, plan.tp),
@@ -55,7 +55,7 @@ def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, tuple[int, int, 
         ("tp twice as large", plan.pp, 2 * plan.tp),
         ("tp half as large", plan.pp, plan.tp // 2),
     ]
-    return [(words, (pp, max(1, devices // (pp * tp)), tp)) for words, pp, tp in wanted if pp and tp]
+    return [(words, ParallelDims(pp, max(1, devices // (pp * tp)), tp)) for words, pp, tp in wanted if pp and tp]
 
 
 def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:

@@ -26,7 +26,7 @@ from hpctrain.planner.search.warm_start import uses_one_codec, warm_started
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import AutoCompression, NoCompression
+from hpctrain.records.plan.compression import AutoCompression
 from hpctrain.records.plan.plan import Plan, Predicted
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
@@ -189,7 +189,7 @@ def _with_message_codecs(run: Run, cost: CostModel, best: Prediction) -> tuple[C
 
 def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostModel) -> bool:
     """Whether the search's bound holds for the plan: only for the codecs that it searched with."""
-    exact = isinstance(cost.work.codec, NoCompression) and chosen.space.work.codec == plain.work.codec
+    exact = cost.work.codec.exact and chosen.space.work.codec == plain.work.codec
     same_messages = cost.work.messages == plain.work.messages or set(cost.work.messages) == {"none"}
     return same_messages and (exact or not isinstance(run.compression, AutoCompression))
 

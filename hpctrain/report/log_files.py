@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.plan.plan import Plan
@@ -85,7 +86,7 @@ def _of_rank(folder: Path, rank: int) -> list[LogFile]:
     ]
 
 
-def _ranks(folder: Path, start: Event) -> Sequence[str]:
+def _ranks(folder: Path, start: Event) -> Sequence[DeviceId]:
     """The device of each rank in a generation."""
     try:
         return Plan.read(folder / str(start.data.get("plan", "plan.json")), owned=True).ranks
@@ -93,8 +94,8 @@ def _ranks(folder: Path, start: Event) -> Sequence[str]:
         return []
 
 
-def _worker_log(folder: Path, attempt: int, ranks: Sequence[str], rank: int) -> Path:
+def _worker_log(folder: Path, attempt: int, ranks: Sequence[DeviceId], rank: int) -> Path:
     """The log of a rank's worker; the workers of a node are numbered in the order of their ranks."""
-    node = ranks[rank].partition(":")[0]
-    local = sum(place.partition(":")[0] == node for place in ranks[:rank])
+    node = ranks[rank].node
+    local = sum(device_id.node == node for device_id in ranks[:rank])
     return folder / "logs" / str(attempt) / f"{node}.{local}.log"

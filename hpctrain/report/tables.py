@@ -153,7 +153,7 @@ def plan_table(use: PlanUse) -> PlanTable:
 
 def _summary(plan: Plan) -> str:
     text = (
-        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {_plural(len(plan.nodes), 'node')}, "
+        f"{plan.dims} on {_plural(len(plan.nodes), 'node')}, "
         f"schedule {plan.schedule}, {plan.sequences} sequences a step, solver {plan.solver}"
     )
     return ", ".join([text, *plan.memory_options_text])
@@ -178,7 +178,7 @@ def _step_time(use: PlanUse) -> list[tuple[str, str]]:
 
 def _memory(use: PlanUse) -> list[tuple[str, str]]:
     predicted = use.plan.predicted.memory_bytes if use.plan.predicted else {}
-    rows = [(device, format_bytes(value)) for device, value in predicted.items()]
+    rows: list[tuple[str, str]] = [(device, format_bytes(value)) for device, value in predicted.items()]
     if use.memory_bytes is not None:
         largest = max(predicted.values(), default=None)
         rows.append(

@@ -7,7 +7,6 @@ from pathlib import Path
 from hpctrain.base.disk_space import free_bytes
 from hpctrain.base.units import format_bytes
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import kept_bytes
 from hpctrain.records.plan.compression import AutoCompression
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
@@ -44,5 +43,5 @@ def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
     codec = run.compression if plan is None else plan.codec
     kept = 0.0
     if not isinstance(codec, AutoCompression) and (plan is None or copies > 1):
-        kept = copies * kept_bytes(codec, spec.dim)
+        kept = copies * codec.state_bytes(spec.dim)
     return (STATE_BYTES + kept) * spec.parameters()

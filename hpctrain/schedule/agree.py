@@ -24,11 +24,11 @@ def check_collective_order(plan: Plan) -> None:
         return
     for replica, table in enumerate(tables):
         for rank, row in enumerate(table.ranks):
-            mine, other = collectives(row, plan.zero), collectives(tables[0].ranks[rank], plan.zero)
-            if mine != other:
+            order, reference = collectives(row, plan.zero), collectives(tables[0].ranks[rank], plan.zero)
+            if order != reference:
                 raise InputError(
                     f"plan: actions[{replica}][{rank}]: with zero {plan.zero} replicas {_SYNCHRONISES[plan.zero]}, so "
-                    f"all come to that in the same order; found {_first_difference(mine, other)} in replica 0; "
+                    f"all come to that in the same order; found {_first_difference(order, reference)} in replica 0; "
                     "give the replicas the same order of actions, or use zero 0"
                 )
 
@@ -56,8 +56,8 @@ def collectives(row: Sequence[Action], zero: int) -> list[str]:
     return [f"stage {stage}" for stage in sorted(last, key=last.__getitem__)]
 
 
-def _first_difference(mine: list[str], other: list[str]) -> str:
-    for index, (found, expected) in enumerate(zip(mine, other, strict=False)):
-        if found != expected:
-            return f"{found} as number {index + 1}, where it is {expected}"
-    return f"{len(mine)} of them, where there are {len(other)}"
+def _first_difference(order: list[str], other: list[str]) -> str:
+    for index, (collective, expected) in enumerate(zip(order, other, strict=False)):
+        if collective != expected:
+            return f"{collective} as number {index + 1}, where it is {expected}"
+    return f"{len(order)} of them, where there are {len(other)}"

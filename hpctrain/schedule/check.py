@@ -20,7 +20,7 @@ def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
     _check_range(schedule, stages, micro_batches)
     _check_whole(schedule, stages, micro_batches)
     _check_owners(schedule)
-    _check_order(schedule, stages)
+    execution_order(schedule, stages)
 
 
 def inputs_of(action: Action, stages: int) -> list[tuple[int, str, int]]:
@@ -80,18 +80,23 @@ def _check_owners(schedule: Schedule) -> None:
                 )
 
 
-def _check_order(schedule: Schedule, stages: int) -> None:
-    """Execute the table with actions that take no time; an action that is left over would wait for ever."""
+def execution_order(schedule: Schedule, stages: int) -> list[tuple[int, Action]]:
+    """The actions with their pipeline ranks, sorted so that each comes after those that it waits for.
+
+    Raises:
+        ValueError: a rank waits for ever.
+    """
+    order: list[tuple[int, Action]] = []
     done: set[tuple[int, str, int]] = set()
     position = [0] * len(schedule.ranks)
-    moved = True
-    while moved:
-        moved = False
+    before = -1
+    while len(order) > before:
+        before = len(order)
         for rank, row in enumerate(schedule.ranks):
-            while position[rank] < len(row) and all(need in done for need in inputs_of(row[position[rank]], stages)):
+            while position[rank] < len(row) and done.issuperset(inputs_of(row[position[rank]], stages)):
                 done.update(outputs_of(row[position[rank]]))
+                order.append((rank, row[position[rank]]))
                 position[rank] += 1
-                moved = True
     for rank, row in enumerate(schedule.ranks):
         if position[rank] < len(row):
             action = row[position[rank]]
@@ -100,3 +105,4 @@ def _check_order(schedule: Schedule, stages: int) -> None:
                 f"pipeline rank {rank}: {action} waits for {Action(*missing)}, which never comes before it; "
                 "the table cannot be executed"
             )
+    return order

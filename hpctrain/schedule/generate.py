@@ -1,8 +1,8 @@
 """The named pipeline schedules as tables of compute actions.
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream-flush). Interleaved 1F1B: Narayanan et al. 2021,
-section 2.2, with rounds that need not be as long as the pipeline. The zero-bubble schedules are in
-`zero_bubble`.
+section 2.2, with rounds that need not be as long as the pipeline (`rounds`). Zero bubble: Qi et al. 2024; on
+interleaved stages in `rounds`, in a V in `v_shape`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
-from hpctrain.schedule.rounds import interleave
-from hpctrain.schedule.zero_bubble import interleaved_zero_bubble, zbv
+from hpctrain.schedule.rounds import interleaved
+from hpctrain.schedule.v_shape import zbv
 
 SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 """Schedules that can be made by name."""
@@ -36,10 +36,8 @@ def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedu
     reason = why_no_schedule(name, pp, stages, micro_batches)
     if reason:
         raise ValueError(reason)
-    if name == "interleaved_1f1b":
-        return _interleaved(pp, stages, micro_batches)
-    if name == "interleaved_zero_bubble":
-        return interleaved_zero_bubble(pp, stages, micro_batches)
+    if name in ("interleaved_1f1b", "interleaved_zero_bubble"):
+        return interleaved(pp, stages, micro_batches, split=name in SPLIT_BACKWARD_SCHEDULES)
     if name == "zbv":
         return zbv(pp, micro_batches)
     warmups = [micro_batches if name == "gpipe" else min(micro_batches, pp - rank) for rank in range(pp)]
@@ -71,15 +69,3 @@ def _fill_drain(stage: int, warmup: int, micro_batches: int) -> tuple[Action, ..
         if warmup + index < micro_batches:
             actions.append(Action(stage, "F", warmup + index))
     return tuple(actions)
-
-
-def _interleaved(pp: int, stages: int, micro_batches: int) -> Schedule:
-    rows = []
-    for rank in range(pp):
-        turns = interleave(rank, pp, stages, micro_batches, spacing=2)
-        row = list(turns.warmup)
-        for forward, (stage, index) in turns.pairs:
-            row += [forward] if forward else []
-            row.append(Action(stage, "B", index))
-        rows.append(tuple(row))
-    return Schedule(tuple(rows))

@@ -7,38 +7,45 @@ one, so there is a table for any number of micro-batches.
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
-from hpctrain.records.plan.schedule import Action
-
-
-class RankActions(NamedTuple):
-    """The actions of a rank: its warm-up, then one backward after the other."""
-
-    warmup: tuple[Action, ...]
-    """The forwards before the first backward and the forward that is paired with it."""
-    pairs: tuple[tuple[Action | None, tuple[int, int]], ...]
-    """For each backward, the forward that comes before it or None, and its (stage, micro-batch)."""
+from hpctrain.base.even_parts import even_parts
+from hpctrain.records.plan.schedule import Action, Schedule
 
 
-def interleave(rank: int, pp: int, stages: int, micro_batches: int, spacing: int) -> RankActions:
-    """The order of forwards and backwards on one rank; its stages are rank, rank + pp, ….
+def interleaved(pp: int, stages: int, micro_batches: int, split: bool) -> Schedule:
+    """Interleaved 1F1B; with split backwards the ZB-H1 of Qi et al. 2024 on interleaved stages.
 
     Args:
-        spacing: forwards that a rank starts ahead of the next rank: 2 with whole backwards, so that gradients arrive
-            without a wait; 1 with split backwards.
+        split: each backward is one for inputs (I) and, on rank r, r backwards later one for weights (W).
     """
-    chunks = stages // pp
+    return Schedule(tuple(_row(rank, pp, stages // pp, micro_batches, split) for rank in range(pp)))
+
+
+def _row(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> tuple[Action, ...]:
+    """The actions of one rank, whose stages are rank, rank + pp, …."""
     visits = visit_order(pp, chunks, micro_batches)
     forwards = [Action(chunk * pp + rank, "F", index) for chunk, index in visits]
     backwards = [((chunks - 1 - chunk) * pp + rank, index) for chunk, index in visits]
-    warmup = warmup_count(rank, pp, chunks, micro_batches, spacing)
-    ahead = [*forwards[warmup:], *[None] * warmup]
-    return RankActions(tuple(forwards[:warmup]), tuple(zip(ahead, backwards, strict=True)))
+    warmup = warmup_count(rank, pp, chunks, micro_batches, split)
+    row = forwards[:warmup]
+    for turn, (stage, index) in enumerate(backwards):
+        row += forwards[warmup + turn : warmup + turn + 1]
+        row.append(Action(stage, "I" if split else "B", index))
+        if split and turn >= rank:
+            late_stage, late_index = backwards[turn - rank]
+            row.append(Action(late_stage, "W", late_index))
+    if split:
+        row += [Action(stage, "W", index) for stage, index in backwards[max(0, len(backwards) - rank) :]]
+    return tuple(row)
 
 
-def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, spacing: int) -> int:
-    """Forwards of a rank with `chunks` stages before its first backward."""
+def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> int:
+    """Forwards of a rank with `chunks` stages before its first backward and the forward that is paired with it.
+
+    A rank starts two forwards ahead of the next rank, so that gradients arrive without a wait; with split
+    backwards one.
+    """
+    spacing = 1 if split else 2
     return min((chunks - 1) * _rounds(pp, micro_batches)[0] + spacing * (pp - 1 - rank), chunks * micro_batches)
 
 
@@ -50,7 +57,6 @@ def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int
     ]
 
 
-def _rounds(pp: int, micro_batches: int) -> list[int]:
+def _rounds(pp: int, micro_batches: int) -> tuple[int, ...]:
     """Micro-batches of each round."""
-    rounds = max(1, micro_batches // pp)
-    return [micro_batches // rounds + (index < micro_batches % rounds) for index in range(rounds)]
+    return even_parts(micro_batches, max(1, micro_batches // pp))

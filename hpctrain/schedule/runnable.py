@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hpctrain.base.errors import InputError
+from hpctrain.records.plan.compression import MODES
+from hpctrain.records.plan.gradient_codec import GradientCodec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Action
 from hpctrain.records.run.run import Run
@@ -16,10 +18,6 @@ WHY_NOT_SHARED_HALVES = (
     "an encoder_decoder uses the same weights in several places of a stage, and torch cannot do the backward for such "
     "weights alone (W)"
 )
-DENSE_MODES = ("none", "bf16", "int8", "int4")
-"""Compression modes that send every number of a sharded gradient."""
-SPARSE_MODES = ("topk", "adaptive")
-"""Compression modes that send some numbers of a sharded gradient; the remaining modes cannot sum one."""
 WHY_NOT_SHARDED = "its messages bring sums to all ranks, where each is to get those of its own part"
 WHY_NOT_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
 WHY_NOT_LOSS_SCALED = "a part of the gradient is sent before it is known whether another one overflows"
@@ -74,45 +72,49 @@ def check_runnable(plan: Plan, run: Run) -> None:
 
 
 def _check_compression(plan: Plan, run: Run) -> None:
-    mode = plan.codec.mode
     if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         _check_sharded(plan, run)
-    if mode == "local_steps" and plan.pp > 1 and plan.dp > 2 and _tied(plan, run):
+    if not plan.codec.sums_gradients and plan.pp > 1 and plan.dp > 2 and _tied(plan, run):
         raise InputError(
-            f"compression.mode: found local_steps with pp {plan.pp} and weights in several stages (a tied "
+            f"compression.mode: found {plan.codec.mode} with pp {plan.pp} and weights in several stages (a tied "
             f"embedding, an encoder_decoder's relative positions); {WHY_NOT_TIED}; use another mode, or parallel.pp 1"
         )
 
 
 def _check_sharded(plan: Plan, run: Run) -> None:
     """Check compression with ZeRO over all replicas, which sums gradients within the backward pass."""
-    mode = plan.codec.mode
-    found = f"compression.mode: found {mode} with zero {plan.zero} over all replicas"
-    if mode not in (*DENSE_MODES, *SPARSE_MODES):
-        raise InputError(
-            f"{found}; {WHY_NOT_SHARDED}; use none, bf16, int8, int4, topk or adaptive, parallel.zero 0, or "
-            "parallel.shard node"
-        )
+    codec = plan.codec
+    refused = f"compression.mode: found {codec.mode} with zero {plan.zero} over all replicas"
+    if codec.sharded_sums == "none":
+        usable = _modes(lambda other: other.sharded_sums != "none")
+        raise InputError(f"{refused}; {WHY_NOT_SHARDED}; use {usable}, parallel.zero 0, or parallel.shard node")
     most = max(replica.micro_batches for replica in plan.replicas)
-    if reduces_each_micro_batch(mode, plan.zero, most):
+    if reduces_each_micro_batch(codec, plan.zero, most):
         raise InputError(
-            f"{found} and {most} micro-batches; {WHY_NOT_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, none, "
-            "bf16, int8 or int4, or parallel.shard node"
+            f"{refused} and {most} micro-batches; {WHY_NOT_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, "
+            f"{_modes(lambda other: other.sharded_sums == 'all')}, or parallel.shard node"
         )
-    if run.precision == "fp16" and plan.compression[0].has_state:
+    if run.precision == "fp16" and codec.has_state:
+        usable = _modes(lambda other: other.sharded_sums == "all" and not other.has_state)
         raise InputError(
-            f"{found} and precision fp16; {WHY_NOT_LOSS_SCALED}; use precision bf16, or compression none or bf16"
+            f"{refused} and precision fp16; {WHY_NOT_LOSS_SCALED}; use precision bf16, or compression {usable}"
         )
 
 
-def reduces_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
-    """Whether a sparse mode would send gradients in every micro-batch, which no mode can (`WHY_NOT_PER_MICRO_BATCH`).
+def reduces_each_micro_batch(codec: GradientCodec, zero: int, micro_batches: int) -> bool:
+    """Whether a codec would select numbers in every micro-batch, which none can (`WHY_NOT_PER_MICRO_BATCH`).
 
     Args:
-        mode: mode of the codec; gradients are sharded over all replicas.
+        codec: of gradients that are sharded over all replicas.
         micro_batches: the largest number of any replica.
     """
-    return mode not in DENSE_MODES and zero > 1 and micro_batches > 1
+    return codec.sharded_sums != "all" and zero > 1 and micro_batches > 1
+
+
+def _modes(allows: Callable[[type[GradientCodec]], bool]) -> str:
+    """The modes whose codec is allowed, as words: 'none, bf16 or int8'."""
+    *others, last = (mode for mode, codec in MODES.items() if allows(codec))
+    return f"{', '.join(others)} or {last}"
 
 
 def _tied(plan: Plan, run: Run) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hpctrain.base.errors import CommandError
-from hpctrain.slurm.fields import node_names, number, text_or_none
-from hpctrain.slurm.job import SEPARATOR, JobInfo, parse_state
-from hpctrain.slurm.time import read_duration, read_moment
+from hpctrain.slurm.fields import SEPARATOR, split_columns
+from hpctrain.slurm.job import JobInfo, job_of_columns
 
-_COLUMNS = (
-    "JobID", "State", "ExitCode", "NodeList", "Submit", "Start", "End", "Timelimit", "Partition", "Reason",
-)  # fmt: skip
+_COLUMNS = {
+    "JobID": "JobID", "State": "State", "ExitCode": "exit_code", "NodeList": "NodeList", "Submit": "SubmitTime",
+    "Start": "StartTime", "End": "EndTime", "Timelimit": "TimeLimit", "Partition": "Partition", "Reason": "Reason",
+}  # fmt: skip
+"""sacct's name of a field -> squeue's."""
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
@@ -36,36 +36,9 @@ def parse_sacct(text: str) -> dict[str, JobInfo]:
         CommandError: a line does not have the requested fields.
     """
     times: dict[str, list[JobInfo]] = {}
-    for line in text.splitlines():
-        if line.strip():
-            job = _job(line)
-            times.setdefault(job.job_id, []).append(job)
+    for values in split_columns(text, list(_COLUMNS.values()), "sacct"):
+        times.setdefault(values["JobID"], []).append(job_of_columns(values))
     newest = {job_id: max(jobs, key=lambda job: job.submit_s or 0.0) for job_id, jobs in times.items()}
     return {
         job_id: replace(job, restarts=len(times[job_id]) - 1) for job_id, job in newest.items() if job.state.is_ended
     }
-
-
-def _job(line: str) -> JobInfo:
-    values = [value.strip() for value in line.split(SEPARATOR)]
-    if len(values) != len(_COLUMNS):
-        raise CommandError(f"sacct: {len(values)} fields in its answer '{line[:100]}', not {len(_COLUMNS)}")
-    value = dict(zip(_COLUMNS, values, strict=True))
-    code, _, by_signal = value["ExitCode"].partition(":")
-    return JobInfo(
-        job_id=value["JobID"],
-        state=parse_state(value["State"]),
-        reason=(text_or_none(value["Reason"]) or "").replace(" ", "_"),
-        nodes=node_names(value["NodeList"]),
-        restarts=0,
-        start_s=read_moment(value["Start"]),
-        end_s=read_moment(value["End"]),
-        time_limit_s=read_duration(value["Timelimit"]),
-        begin_s=None,
-        preempt_s=None,
-        batch_host=None,
-        exit_code=number(code),
-        exit_signal=number(by_signal),
-        partition=value["Partition"],
-        submit_s=read_moment(value["Submit"]),
-    )

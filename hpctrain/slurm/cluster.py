@@ -11,7 +11,6 @@ from hpctrain.slurm.fields import node_names, number, parse_unsigned, records, r
 from hpctrain.slurm.gres import Gres, parse_gres
 from hpctrain.slurm.time import read_duration
 
-_MIB = 2**20
 _SUFFIX_FLAGS = {
     "*": "NOT_RESPONDING",
     "~": "POWERED_DOWN",
@@ -31,19 +30,13 @@ _OUT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "DRAIN", "NOT_RESPONDING", 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One node. Memory in bytes."""
+    """One node."""
 
     name: str
     addr: str
     states: frozenset[str]
     """Base state and flags, {'IDLE', 'DRAIN'}."""
-    cpus: int
-    """CPUs that jobs can use."""
-    memory_bytes: int
     gres: tuple[Gres, ...]
-    partitions: tuple[str, ...]
-    reason: str | None
-    """Why it is down or drained, in the site's words."""
     features: tuple[str, ...] = ()
     """Node features that a constraint can ask for."""
 
@@ -60,7 +53,7 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. Times in seconds, memory in bytes; None means no limit unless stated otherwise."""
+    """One partition. Times in seconds; None means no limit unless stated otherwise."""
 
     name: str
     default: bool
@@ -84,16 +77,10 @@ class Partition:
     allow_qos: tuple[str, ...] | None
     """None: every QOS."""
     deny_qos: tuple[str, ...]
-    qos: str | None
-    """The partition's own QOS, whose limits apply to its jobs too."""
     needs_reservation: bool = False
     """Whether it accepts only jobs with a reservation."""
     gres: tuple[Gres, ...] = ()
     """Every kind of GRES on its nodes, with the largest count on one node; () without node descriptions."""
-    cpus_per_node_min: int | None = None
-    """CPUs of its smallest node; None without node descriptions."""
-    memory_bytes_min: int | None = None
-    """Memory of its smallest node; None without node descriptions."""
 
 
 class ClusterConfig(TypedDict):
@@ -117,10 +104,8 @@ class ClusterConfig(TypedDict):
     """Failed launches after which a job is held (5 where it is not set)."""
     min_job_age_s: int
     """How long the controller keeps an ended job."""
-    message_timeout_s: int
     over_time_limit_s: int | None
     """How long a job may exceed its time limit; None: for ever."""
-    max_array_size: int
     accounting: bool
     """Whether sacct can return ended jobs."""
     topology_plugin: str
@@ -151,12 +136,7 @@ def _node(record: dict[str, str]) -> NodeInfo:
         name=name,
         addr=record.get("NodeAddr", name),
         states=node_states(required(record, "State")),
-        # CPUEfctv excludes CPUs that the site reserves for the system; older versions print only the total.
-        cpus=number(record.get("CPUEfctv", "")) or number(record.get("CPUTot", "")) or 0,
-        memory_bytes=(number(required(record, "RealMemory")) or 0) * _MIB,
         gres=parse_gres(record.get("Gres", "")),
-        partitions=_names(record.get("Partitions", "")),
-        reason=text_or_none(record.get("Reason", "")),
         # A job may ask for all available features; some become active only after a reboot.
         features=_names(record.get("AvailableFeatures", "")),
     )
@@ -188,7 +168,6 @@ def parse_partitions(text: str, nodes: Sequence[NodeInfo] = ()) -> list[Partitio
 
 def _partition(record: dict[str, str], by_name: dict[str, NodeInfo]) -> Partition:
     names = node_names(record.get("Nodes", ""))
-    known = [by_name[name] for name in names if name in by_name]
     return Partition(
         name=required(record, "PartitionName"),
         default=record.get("Default") == "YES",
@@ -205,11 +184,8 @@ def _partition(record: dict[str, str], by_name: dict[str, NodeInfo]) -> Partitio
         deny_accounts=_names(record.get("DenyAccounts", "")),
         allow_qos=_allowed(record.get("AllowQos", "ALL")),
         deny_qos=_names(record.get("DenyQos", "")),
-        qos=text_or_none(record.get("QoS", "")),
         needs_reservation=record.get("ReqResv") == "YES",
-        gres=_largest(node.gres for node in known),
-        cpus_per_node_min=min((node.cpus for node in known), default=None),
-        memory_bytes_min=min((node.memory_bytes for node in known), default=None),
+        gres=_largest(by_name[name].gres for name in names if name in by_name),
     )
 
 
@@ -256,9 +232,7 @@ def parse_config(text: str) -> ClusterConfig:
         job_requeue=required(values, "JobRequeue") == "1",
         max_batch_requeue=_first_number(values.get("MaxBatchRequeue", "5")),
         min_job_age_s=_first_number(required(values, "MinJobAge")),
-        message_timeout_s=_first_number(required(values, "MessageTimeout")),
         over_time_limit_s=_over_time_limit(required(values, "OverTimeLimit")),
-        max_array_size=_first_number(required(values, "MaxArraySize")),
         accounting=values.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),
         # 22.05 says 'none' for what later versions call 'default' and 'flat'.
         topology_plugin=values.get("TopologyPlugin", "").removeprefix("topology/") or "default",
@@ -271,11 +245,11 @@ def _over_time_limit(text: str) -> int | None:
 
 def _first_number(text: str) -> int:
     """Return the number at the start of a value: '10 sec' -> 10; 0 where there is none."""
-    found = re.match(r"\d+", text, re.ASCII)
-    return (found and parse_unsigned(found[0])) or 0
+    digits = re.match(r"\d+", text, re.ASCII)
+    return (digits and parse_unsigned(digits[0])) or 0
 
 
 def _option(text: str, name: str, default: int) -> int:
-    found = re.search(rf"(?:^|,){name}=(\d+)", text, re.ASCII)
-    value = parse_unsigned(found[1]) if found else None
+    setting = re.search(rf"(?:^|,){name}=(\d+)", text, re.ASCII)
+    value = parse_unsigned(setting[1]) if setting else None
     return default if value is None else value

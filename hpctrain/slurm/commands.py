@@ -21,8 +21,8 @@ from hpctrain.slurm.cluster import (
     parse_nodes,
     parse_partitions,
 )
-from hpctrain.slurm.fields import node_names
-from hpctrain.slurm.job import SEPARATOR, SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
+from hpctrain.slurm.fields import SEPARATOR, node_names
+from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
 from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
@@ -80,10 +80,10 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
     A person's SQUEUE_FORMAT would change the output that is parsed, an enclosing job's SLURM_CPU_BIND the job that is
     submitted. The variables that locate the controller and authenticate to it stay.
     """
-    kept = {
+    variables = {
         name: value for name, value in environ.items() if name in _KEPT_VARIABLES or not name.startswith(_INHERITED)
     }
-    return {**kept, "SLURM_TIME_FORMAT": "%s"}
+    return {**variables, "SLURM_TIME_FORMAT": "%s"}
 
 
 class Slurm:
@@ -212,11 +212,11 @@ class Slurm:
         columns = ("JobID", "Dependency", "Command")
         shape = ",".join(f"{column}:{SEPARATOR}" for column in columns)
         lines = _answer(self._run(["squeue", "-h", "--me", "-t", "PENDING", "-O", shape])).splitlines()
-        found = [line.split(SEPARATOR) for line in lines]
+        rows = [line.split(SEPARATOR) for line in lines]
         waits = re.compile(rf"(^|,)afterany:{re.escape(_checked(job_id))}(\(|,|$)")
         return [
             values[0].strip()
-            for values in found
+            for values in rows
             if len(values) > len(columns) and waits.search(values[1]) and values[2].strip() == str(script)
         ]
 
@@ -225,10 +225,10 @@ class Slurm:
         done = self._run(["sbatch", "--test-only", *options, str(script)])
         if done.code != 0:
             return StartEstimate(None, (), _words(done))
-        found = _ESTIMATE.search(done.stderr)
-        if not found:
+        estimate = _ESTIMATE.search(done.stderr)
+        if not estimate:
             return StartEstimate(None, (), None)
-        return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
+        return StartEstimate(read_moment(estimate[1]), node_names(estimate[2]), None)
 
     def _run(self, argv: Sequence[str], without: Collection[str] = (), timeout_s: float = TIMEOUT_S) -> CommandResult:
         """Run one of Slurm's clients.
@@ -250,8 +250,8 @@ class Slurm:
         if done.code != 0 and any(text in done.stderr for text in _NOT_CONFIGURED):
             conf = self._check_configuration()
             unset = "SLURM_CONF is not set" if not conf else f"SLURM_CONF is {conf}"
-            told = f"Slurm's commands are here and find no cluster: {unset} ({_words(done)})"
-            raise NotConfiguredError(f"{told}; {_CONFIGURE}")
+            problem = f"Slurm's commands are here and find no cluster: {unset} ({_words(done)})"
+            raise NotConfiguredError(f"{problem}; {_CONFIGURE}")
         if done.code != 0 and any(text in done.stderr for text in _AWAY):
             raise ControllerUnreachableError(f"the Slurm controller is away ({_words(done)}); ask again later")
         return done

@@ -17,8 +17,8 @@ def has_features(constraint: str, features: Collection[str]) -> bool | None:
     operators = {"&" if operator in "&," else "|" for operator in _OPERATOR.findall(constraint)}
     if len(operators) > 1 or any(character in constraint for character in "[]()*"):
         return None
-    found = [name in features for name in _OPERATOR.split(constraint) if name]
-    return any(found) if operators == {"|"} else all(found)
+    matches = [name in features for name in _OPERATOR.split(constraint) if name]
+    return any(matches) if operators == {"|"} else all(matches)
 
 
 def constraint_of_groups(groups: Collection[tuple[str, int]]) -> str:

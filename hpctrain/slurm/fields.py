@@ -1,9 +1,9 @@
-"""Parsers for the text of `scontrol -o`: one record a line, `Key=value` fields whose values may hold blanks."""
+"""Parsers for the fields of one line: `Key=value` of `scontrol -o`, whose values may hold blanks, and columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hpctrain.base.errors import CommandError
 from hpctrain.records.format.node_set import expand_node_set
@@ -12,6 +12,8 @@ _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9/:_]*)=")
 # A job's name is free text before the other fields: "x JobState=FAILED" must not be read as a state.
 _JOB_NAME = re.compile(r"\sJobName=.*?\s(?=UserId=\S*\(\S*\)\s)")
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
+SEPARATOR = "\x1f"
+"""The separator of columns: no node list, reason or partition name holds a unit separator."""
 _EMPTY = ("", "(null)", "None assigned", "None", "N/A", "n/a", "NONE")
 
 
@@ -25,12 +27,25 @@ def records(text: str, key: str) -> Iterator[dict[str, str]]:
 def fields(line: str) -> dict[str, str]:
     """Return field -> value. A field's first value counts, because free text (comments, reasons) comes last."""
     line = _JOB_NAME.sub(" ", line, count=1)
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     keys = list(_KEY.finditer(line))
     for index, key in enumerate(keys):
         end = keys[index + 1].start() if index + 1 < len(keys) else len(line)
-        found.setdefault(key[1], line[key.end() : end].strip())
-    return found
+        values.setdefault(key[1], line[key.end() : end].strip())
+    return values
+
+
+def split_columns(text: str, columns: Sequence[str], command: str) -> Iterator[dict[str, str]]:
+    """Yield column -> value for each line of a command's answer.
+
+    Raises:
+        CommandError: a line does not have these columns.
+    """
+    for line in filter(str.strip, text.splitlines()):
+        values = [value.strip() for value in line.split(SEPARATOR)]
+        if len(values) < len(columns):
+            raise CommandError(f"{command}: {len(values)} fields in its answer '{line[:100]}', not {len(columns)}")
+        yield dict(zip(columns, values, strict=False))
 
 
 def required(record: dict[str, str], key: str) -> str:

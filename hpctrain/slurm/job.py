@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from hpctrain.base.clock import utc_text
-from hpctrain.base.errors import CommandError
 from hpctrain.base.units import format_seconds
-from hpctrain.slurm.fields import node_names, number, parse_unsigned, records, required, text_or_none
+from hpctrain.slurm.fields import (
+    SEPARATOR,
+    node_names,
+    number,
+    parse_unsigned,
+    records,
+    required,
+    split_columns,
+    text_or_none,
+)
 from hpctrain.slurm.pending_reasons import is_stuck, pending_reason_text
 from hpctrain.slurm.time import read_duration, read_moment
 
@@ -118,9 +127,6 @@ class JobInfo:
     submit_s: float | None
 
 
-SEPARATOR = "\x1f"
-"""The separator of squeue's fields: no node list, reason or partition name holds a unit separator."""
-
 _COLUMNS = (
     "JobID", "State", "Reason", "NodeList", "RestartCnt", "StartTime", "EndTime", "TimeLimit", "EligibleTime",
     "PreemptTime", "BatchHost", "exit_code", "Partition", "SubmitTime",
@@ -148,7 +154,7 @@ def parse_scontrol_job(text: str) -> list[JobInfo]:
     for record in records(text, "JobId"):
         for column in _REQUIRED:
             required(record, _FROM_SCONTROL.get(column, column))
-        jobs.append(_job({column: record.get(_FROM_SCONTROL.get(column, column), "") for column in _COLUMNS}))
+        jobs.append(job_of_columns({column: record.get(_FROM_SCONTROL.get(column, column), "") for column in _COLUMNS}))
     return jobs
 
 
@@ -158,15 +164,7 @@ def parse_squeue(text: str) -> list[JobInfo]:
     Raises:
         CommandError: a line does not have the requested fields.
     """
-    jobs = []
-    for line in text.splitlines():
-        if not line.strip():
-            continue
-        values = line.split(SEPARATOR)
-        if len(values) < len(_COLUMNS):
-            raise CommandError(f"squeue: {len(values)} fields in its answer '{line[:100]}', not {len(_COLUMNS)}")
-        jobs.append(_job({column: value.strip() for column, value in zip(_COLUMNS, values, strict=False)}))
-    return jobs
+    return [job_of_columns(values) for values in split_columns(text, _COLUMNS, "squeue")]
 
 
 def parse_state(text: str) -> JobState:
@@ -198,8 +196,9 @@ def _when(moment: float, now: float | None) -> str:
     return f"in {format_seconds(moment - now)}" if moment > now else "in the scheduler's next round"
 
 
-def _job(values: Mapping[str, str]) -> JobInfo:
-    """Return a job from squeue's columns."""
+def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
+    """Return the job with these values of squeue's columns; a column that is missing has no value."""
+    values = defaultdict(str, columns)
     state = parse_state(values["State"])
     code, by_signal = _exit(values["exit_code"]) if state.is_ended else (None, None)
     return JobInfo(

@@ -88,10 +88,10 @@ def check_partition(request: JobRequest, partition: Partition, nodes: Sequence[N
 def members(partition: Partition, nodes: Sequence[NodeInfo], constraint: str | None = None) -> list[NodeInfo]:
     """Return the partition's nodes that satisfy the constraint; one that only Slurm can evaluate excludes no node."""
     names = set(partition.nodes)
-    found = [node for node in nodes if node.name in names]
+    partition_nodes = [node for node in nodes if node.name in names]
     if constraint is None:
-        return found
-    return [node for node in found if has_features(constraint, node.features) is not False]
+        return partition_nodes
+    return [node for node in partition_nodes if has_features(constraint, node.features) is not False]
 
 
 def _check_state(request: JobRequest, partition: Partition) -> list[str]:
@@ -104,11 +104,11 @@ def _check_state(request: JobRequest, partition: Partition) -> list[str]:
 
 
 def _check_nodes(request: JobRequest, partition: Partition) -> list[str]:
-    found = f"cluster.nodes: found {request.nodes_min}"
+    asked = f"cluster.nodes: found {request.nodes_min}"
     if request.nodes_min > partition.nodes_total:
-        return [f"{found}; allowed: 1 to {partition.nodes_total}, as partition '{partition.name}' has no more"]
+        return [f"{asked}; allowed: 1 to {partition.nodes_total}, as partition '{partition.name}' has no more"]
     if partition.max_nodes is not None and request.nodes_min > partition.max_nodes:
-        return [f"{found}; allowed: 1 to {partition.max_nodes} for one job of partition '{partition.name}'"]
+        return [f"{asked}; allowed: 1 to {partition.max_nodes} for one job of partition '{partition.name}'"]
     return []
 
 
@@ -136,14 +136,14 @@ def _check_gpus(request: JobRequest, partition: Partition, nodes: Sequence[NodeI
         return []
     if not max(counts) and request.gpu_type is not None:
         return [_no_such_gpus(request.gpu_type, partition)]
-    found = f"cluster.devices_per_node: found {wanted}"
+    asked = f"cluster.devices_per_node: found {wanted}"
     if wanted > max(counts):
         allowed = f"0 to {max(counts)}" if max(counts) else "0"
-        return [f"{found}; allowed: {allowed}, the most GPUs of a node of partition '{partition.name}'"]
+        return [f"{asked}; allowed: {allowed}, the most GPUs of a node of partition '{partition.name}'"]
     enough = sum(count >= wanted for count in counts)
     if enough < min(request.nodes_min, partition.nodes_total):
         return [
-            f"{found} on {request.nodes_min} nodes; only {enough} of the {len(counts)} nodes of partition "
+            f"{asked} on {request.nodes_min} nodes; only {enough} of the {len(counts)} nodes of partition "
             f"'{partition.name}' have as many GPUs: ask for fewer nodes or fewer GPUs"
         ]
     return []

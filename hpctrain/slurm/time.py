@@ -25,10 +25,10 @@ def parse_time_limit(text: str) -> int | None:
     text = text.strip()
     if text.lower() in _NO_LIMIT:
         return None
-    found = _DAYS.fullmatch(text) or _PLAIN.fullmatch(text)
-    if not found:
+    form = _DAYS.fullmatch(text) or _PLAIN.fullmatch(text)
+    if not form:
         raise ValueError(f"found '{text}'; allowed: {_FORMS}")
-    parts = found.groupdict()
+    parts = form.groupdict()
     # sbatch reads a limit of zero as no limit.
     return sum(int(value) * _UNITS_S[name] for name, value in parts.items() if value) or None
 

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from hpctrain.base.errors import CommandError
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 from hpctrain.slurm.job import JobInfo
 
 DELAY_MIN_S = 1.0
 DELAY_MAX_S = 30.0
-
-
-@dataclass(frozen=True)
-class JobChange:
-    """A change of one job."""
-
-    job_id: str
-    before: JobInfo | None
-    """The job before the change; None: it is new."""
-    after: JobInfo | None
-    """The job after the change; None: Slurm no longer knows it."""
 
 
 class JobWatcher:
@@ -71,8 +58,8 @@ class JobWatcher:
             for job_id in self._job_ids
         )
 
-    def poll(self, now: float) -> list[JobChange]:
-        """Return what has changed; Slurm is asked only from `next_s` on.
+    def poll(self, now: float) -> bool:
+        """Return whether anything has changed; Slurm is asked only from `next_s` on.
 
         Args:
             now: seconds of any clock that never goes back.
@@ -81,43 +68,30 @@ class JobWatcher:
             CommandError: Slurm refused, or its answer cannot be parsed.
         """
         if now < self.next_s:
-            return []
-        self._asked_s = now
+            return False
+        self._asked_s, changed, back = now, False, False
         try:
             answer = self._slurm.jobs(self._asked())
+            back, self.away, self.away_since_s = self.away is not None, None, None
+            changed = self._update(answer)
         except ControllerUnreachableError as error:
             self.away, self.away_since_s = str(error), now if self.away_since_s is None else self.away_since_s
-            self._wait(now, self._next_delay(changed=False))
-            return []
-        except CommandError:
-            self._wait(now, self._next_delay(changed=False))
-            raise
-        was_away, self.away, self.away_since_s = self.away is not None, None, None
-        changes = self._compare(answer)
-        self._wait(now, self._next_delay(changed=bool(changes) or was_away))
-        return changes
+        finally:
+            self.delay_s = max(self._delay_min_s, next_delay(self.delay_s, changed or back))
+            self.next_s = now + self.delay_s
+        return changed
 
     def _asked(self) -> list[str]:
         return [job_id for job_id in self._job_ids if job_id not in self._forgotten]
 
-    def _compare(self, answer: dict[str, JobInfo]) -> list[JobChange]:
-        changes = []
-        for job_id in self._asked():
-            before, after = self.known.get(job_id), answer.get(job_id)
-            if after is None:
-                self._forgotten.add(job_id)
-                changes.append(JobChange(job_id, before, None))
-                continue
-            self.known[job_id] = after
-            if before is None or _matters(before) != _matters(after):
-                changes.append(JobChange(job_id, before, after))
-        return changes
-
-    def _next_delay(self, changed: bool) -> float:
-        return max(self._delay_min_s, next_delay(self.delay_s, changed))
-
-    def _wait(self, now: float, delay_s: float) -> None:
-        self.delay_s, self.next_s = delay_s, now + delay_s
+    def _update(self, answer: dict[str, JobInfo]) -> bool:
+        """Take over what Slurm answered; return whether a job is new, changed or forgotten."""
+        asked = self._asked()
+        present = {job_id: answer[job_id] for job_id in asked if job_id in answer}
+        before, self.known = self.known, {**self.known, **present}
+        self._forgotten.update(set(asked) - set(present))
+        moved = [job for job_id, job in present.items() if _matters(before.get(job_id)) != _matters(job)]
+        return len(present) < len(asked) or bool(moved)
 
 
 def next_delay(delay_s: float, changed: bool) -> float:
@@ -125,6 +99,6 @@ def next_delay(delay_s: float, changed: bool) -> float:
     return DELAY_MIN_S if changed else min(2 * delay_s, DELAY_MAX_S)
 
 
-def _matters(job: JobInfo) -> tuple[object, ...]:
+def _matters(job: JobInfo | None) -> tuple[object, ...] | None:
     """Return the fields whose change is reported; the estimates of start and end change all the time."""
-    return job.state, job.reason, job.nodes, job.restarts, job.preempt_s
+    return None if job is None else (job.state, job.reason, job.nodes, job.restarts, job.preempt_s)

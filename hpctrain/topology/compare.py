@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.records.topology.link import Link
+from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Node, Topology
 
@@ -19,6 +20,8 @@ _VERDICTS = ("ok", "degraded", "unknown", "bad")
 Value = float | str | None
 _Key = tuple[Group, tuple[str, ...], str, str]
 """(group, nodes, what, unit), as the fields of `Difference`."""
+_Figure = tuple[str, str, float | None]
+"""(what, unit, value)"""
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,15 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
     old_names, new_names = {node.id for node in before.nodes}, {node.id for node in after.nodes}
     both = old_names & new_names
     gone, come = _ordered(before, old_names - both), _ordered(after, new_names - both)
-    found = [Difference("nodes", name, "", "there", None, nodes=(name,)) for name in gone]
-    found += [Difference("nodes", name, "", None, "there", nodes=(name,)) for name in come]
+    changes = [Difference("nodes", name, "", "there", None, nodes=(name,)) for name in gone]
+    changes += [Difference("nodes", name, "", None, "there", nodes=(name,)) for name in come]
     if before.pairs is not None and after.pairs is not None:
         from hpctrain.topology.compare_pairs import pair_changes  # numpy is only for large clusters
 
         for change in pair_changes(before.pairs, after.pairs, both, tolerance):
             ends = (change.source, change.target)
             key: _Key = ("links", ends, f"{change.source} -> {change.target} {change.what}", change.unit)
-            found.append(_difference(key, change.before, change.after))
+            changes.append(_difference(key, change.before, change.after))
         # The matrices contain every pair that the files list as links.
         before, after = _without_links(before), _without_links(after)
     once = _pairs(before) ^ _pairs(after)
@@ -71,8 +74,8 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
         difference = _difference(key, old.get(key), new.get(key))
         ratio = difference.ratio
         if abs(ratio - 1) > tolerance if ratio is not None else difference.before != difference.after:
-            found.append(difference)
-    return sorted(found, key=lambda difference: GROUPS.index(difference.group))
+            changes.append(difference)
+    return sorted(changes, key=lambda difference: GROUPS.index(difference.group))
 
 
 def _without_links(topology: Topology) -> Topology:
@@ -94,11 +97,7 @@ def _difference(key: _Key, before: Value, after: Value) -> Difference:
 
 
 def _pairs(topology: Topology) -> set[tuple[str, str]]:
-    return {(source, target) for link in topology.fabric.links for source, target in _directed_pairs(link)}
-
-
-def _directed_pairs(link: Link) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (link.a, link.b), (link.b, link.a)
+    return {ends for link in topology.fabric.links for ends, _ in link.directions()}
 
 
 def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
@@ -113,48 +112,44 @@ def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> 
             yield ("health", (node.id,), node.id, ""), node.health.verdict
             yield from _of_devices(node)
     for entry in topology.fabric.classes:
-        yield ("links", (), f"class {entry.id} latency", "s"), entry.alpha_s
-        if entry.beta_s_per_byte:
-            yield ("links", (), f"class {entry.id} bandwidth", "B/s"), 1 / entry.beta_s_per_byte
-    yield from _of_pairs(topology, sorted(pair for pair in once if set(pair) <= names))
-    for link in topology.fabric.links:
-        if not {link.a, link.b} <= names:
-            continue
-        for (source, target), figures in zip(_directed_pairs(link), (link.ab, link.ba), strict=True):
-            way = f"{source} -> {target}"
-            if (source, target) in once:
-                continue
-            if figures.isolated_bytes_per_s is not None:
-                yield ("links", (link.a, link.b), f"{way} bandwidth", "B/s"), figures.isolated_bytes_per_s
-            if figures.loaded_bytes_per_s is not None:
-                yield ("links", (link.a, link.b), f"{way} bandwidth under load", "B/s"), figures.loaded_bytes_per_s
-            if figures.latency_s is not None:
-                yield ("links", (link.a, link.b), f"{way} latency", "s"), figures.latency_s.p50
-
-
-def _of_pairs(topology: Topology, pairs: list[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
+        yield from _known("links", (), f"class {entry.id}", _of_cost(entry.alpha_s, entry.beta_s_per_byte, "bandwidth"))
     costs = LinkCost(topology)
-    for source, target in pairs:
-        try:
-            alpha, beta = costs.between(source, target)
-        except KeyError:
-            continue
-        yield ("links", (source, target), f"{source} -> {target} latency", "s"), alpha
-        if beta > 0:
-            yield ("links", (source, target), f"{source} -> {target} bandwidth under load", "B/s"), 1 / beta
+    for source, target in sorted(pair for pair in once if set(pair) <= names):
+        if cost := costs.find(source, target):
+            figures = _of_cost(*cost, "bandwidth under load")
+            yield from _known("links", (source, target), f"{source} -> {target}", figures)
+    for link in topology.fabric.links:
+        for (source, target), side in link.directions():
+            if {source, target} <= names and (source, target) not in once:
+                yield from _known("links", (link.a, link.b), f"{source} -> {target}", _of_direction(side))
+
+
+def _known(group: Group, nodes: tuple[str, ...], name: str, figures: Iterable[_Figure]) -> Iterator[tuple[_Key, Value]]:
+    """Yield the figures that are not absent."""
+    for what, unit, value in figures:
+        if value is not None:
+            yield (group, nodes, f"{name} {what}", unit), value
+
+
+def _of_cost(alpha: float, beta: float, what: str) -> list[_Figure]:
+    return [("latency", "s", alpha), (what, "B/s", 1 / beta if beta > 0 else None)]
+
+
+def _of_direction(side: LinkFigures) -> list[_Figure]:
+    return [
+        ("bandwidth", "B/s", side.isolated_bytes_per_s),
+        ("bandwidth under load", "B/s", side.loaded_bytes_per_s),
+        ("latency", "s", side.latency_s.p50 if side.latency_s else None),
+    ]
 
 
 def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
     for device in node.devices:
-        place = f"{node.id}:{device.id}"
+        place = DeviceId.of(node.id, device.id)
         yield ("devices", (node.id,), f"{place} type", ""), device.type
         if device.driver is not None:
             yield ("drivers", (node.id,), place, ""), device.driver
-        for dtype, flops in device.flops.items():
-            yield ("devices", (node.id,), f"{place} {dtype}", "FLOP/s"), flops
-        if device.memory_bytes is not None:
-            yield ("devices", (node.id,), f"{place} memory", "B"), device.memory_bytes
-        if device.memory_bytes_per_s is not None:
-            yield ("devices", (node.id,), f"{place} memory bandwidth", "B/s"), device.memory_bytes_per_s
-    if node.intra_bytes_per_s is not None:
-        yield ("devices", (node.id,), f"{node.id} device to device", "B/s"), node.intra_bytes_per_s
+        figures: list[_Figure] = [(dtype, "FLOP/s", flops) for dtype, flops in device.flops.items()]
+        figures += [("memory", "B", device.memory_bytes), ("memory bandwidth", "B/s", device.memory_bytes_per_s)]
+        yield from _known("devices", (node.id,), place, figures)
+    yield from _known("devices", (node.id,), node.id, [("device to device", "B/s", node.intra_bytes_per_s)])

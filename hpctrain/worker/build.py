@@ -18,15 +18,14 @@ from hpctrain.base.net.wire import Message
 from hpctrain.checkpoint.published import verify
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
-from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
-from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
-from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
+from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.build import Fill
 from hpctrain.model.hf_weights import HfWeights
-from hpctrain.parallel.gradient_reducer import build_plan_reducer, outer_optimizer_of
+from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.loss_scaler import LossScaler
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import LossScale, Manifest
 from hpctrain.records.plan.plan import Plan
@@ -109,7 +108,6 @@ class Trainer:
     """Only with precision fp16."""
     past_scale: LossScale | None = None
     """Loss scale of the checkpoint, if it was written in fp16. Its skipped steps do not count for the optimizer."""
-    outer_optimizer: OuterOptimizer | None = None
     """Only with local SGD: the optimizer over the replicas' weights."""
     residuals_dropped: str | None = None
     """Why the residuals in the checkpoint were not restored; None when they were or there are none."""
@@ -118,7 +116,7 @@ class Trainer:
     def rows(self) -> tuple[int, int]:
         """Index of this replica's first sequence within a global batch, and the number of its sequences."""
         start = sum(replica.sequences for replica in self.plan.replicas[: self.coordinate.dp])
-        return start, self.pipeline.rows
+        return start, self.pipeline.sequences
 
 
 def build(start_order: StartOrder) -> Trainer:
@@ -179,15 +177,13 @@ def build(start_order: StartOrder) -> Trainer:
         base_bytes=base_bytes,
         scaler=scaler,
         past_scale=manifest.loss_scale if manifest is not None else None,
-        outer_optimizer=outer_optimizer_of(reducer),
         residuals_dropped=dropped,
     )
 
 
-def _device(place: str) -> torch.device:
-    name = place.partition(":")[2]
-    if name.startswith("cuda"):
-        device = torch.device("cuda", int(name.removeprefix("cuda")))
+def _device(device_id: DeviceId) -> torch.device:
+    if device_id.device.startswith("cuda"):
+        device = torch.device("cuda", int(device_id.device.removeprefix("cuda")))
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
@@ -217,9 +213,9 @@ def _join(start_order: StartOrder, plan: Plan, device: torch.device, timeout: ti
 
 def _first_weights(start_order: StartOrder, run: Run) -> Fill | None:
     """Return what initializes the weights from a Hugging Face folder; None for random weights or a checkpoint."""
-    if run.model.hf is None or run.model.found is None or start_order.restore is not None:
+    if run.model.hf is None or run.model.hf_model is None or start_order.restore is not None:
         return None
-    return HfWeights(run.model.found, Path(run.model.hf)).fill
+    return HfWeights(run.model.hf_model, Path(run.model.hf)).fill
 
 
 def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimizer:
@@ -245,8 +241,8 @@ def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> 
     reducer = build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
     # Overlap only without pp and tp: else the backward pass sends messages over the same links, gradients are split, or
     # tied embeddings are summed after it. Residuals must not contain the loss scale or an overflow.
-    alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.compression[0].has_state)
-    if isinstance(reducer, DenseReducer | ReduceScatterAllGather) and alone:
+    alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.codec.has_state)
+    if alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])
     return reducer
 

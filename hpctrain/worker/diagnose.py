@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.parallel.gradients import local_part
 from hpctrain.records.run.run import Run
 from hpctrain.worker.batch_loader import SampleBatch
 from hpctrain.worker.build import Trainer
@@ -65,7 +65,9 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
     return diagnosis_line(step, loss, norm, first or last, trainer.plan.ranks, trainer.run)
 
 
-def diagnosis_line(step: int, loss: float, norm: float, found: NonFinite | None, places: list[str], run: Run) -> str:
+def diagnosis_line(
+    step: int, loss: float, norm: float, found: NonFinite | None, places: Sequence[str], run: Run
+) -> str:
     """Return the line that the user reads.
 
     Args:
@@ -169,15 +171,11 @@ def _gradient(trainer: Trainer) -> NonFinite | None:
 
 def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
     """Return the number of non-finite weights, the number of all weights, and the largest finite absolute value."""
-    tensors = [_local(parameter.detach()) for parameter in parameters]
+    tensors = [local_part(parameter.detach()) for parameter in parameters]
     largest = max(
         (float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) for tensor in tensors if tensor.numel()), default=0.0
     )
     return (*_not_finite(tensors), largest)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, int]:
@@ -189,7 +187,7 @@ def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, in
     bad = values = 0
     for item in tensors:
         if isinstance(item, Tensor) and item.is_floating_point():
-            tensor = _local(item)
+            tensor = local_part(item)
             fine = tensor.isfinite() | tensor.isneginf() if masks else tensor.isfinite()
             bad += int(tensor.numel() - fine.sum())
             values += tensor.numel()

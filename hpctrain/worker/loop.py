@@ -95,9 +95,7 @@ class Loop:
             norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.tied_holders())
         with ACTIVITY.doing("optimizer"):
             lr = self._update(norm)
-        if trainer.outer_optimizer is not None:
-            with ACTIVITY.doing("meeting of the replicas", waits=True):
-                dp_bytes += trainer.outer_optimizer.after_step(trainer.step + 1)
+        dp_bytes += trainer.reducer.after_step(trainer.step + 1)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
@@ -124,9 +122,7 @@ class Loop:
             return
         with ACTIVITY.doing("wait for the writer of the checkpoint before"):
             self._tell_saved(trainer.saver.finished(wait=True))
-        if trainer.outer_optimizer is not None:
-            with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
-                trainer.outer_optimizer.outer_sync()
+        trainer.reducer.before_checkpoint()
         self._start_saving()
         self.saved_step = trainer.step
 
@@ -180,7 +176,7 @@ class Loop:
     def _reduce(self, gradients: list[Tensor]) -> int:
         """Sum the gradients over the replicas, divide out the loss scale, and return the bytes that this rank sent."""
         trainer = self.trainer
-        scaler, keeps = trainer.scaler, trainer.plan.compression[0].has_state
+        scaler, keeps = trainer.scaler, trainer.plan.codec.has_state
         if scaler is not None and keeps:
             # Residuals live longer than a loss scale, and a skipped step must not change them.
             scaler.unscale(gradients)
@@ -303,6 +299,6 @@ def manifest_of(trainer: Trainer) -> Manifest:
         model_sha256=run.spec().sha256(),
         world_size=trainer.plan.world_size,
         loss_scale=trainer.scaler.state if trainer.scaler is not None else trainer.past_scale,
-        reduction_sha256=trainer.plan.reduction_sha256 if trainer.plan.compression[0].has_state else None,
+        reduction_sha256=trainer.plan.reduction_sha256 if trainer.plan.codec.has_state else None,
         files=[],
     )

@@ -138,7 +138,7 @@ def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> lis
         device=trainer.plan.ranks[trainer.coordinate.rank],
         stages=[stage.stage_index for stage in trainer.pipeline.stages],
         layers=trainer.pipeline.layers(),
-        micro_batch=trainer.pipeline.rows // replica.micro_batches,
+        micro_batch=trainer.pipeline.sequences // replica.micro_batches,
         micro_batches=max(count.forwards for count in counters.values()),
         base_bytes=trainer.base_bytes,
     )

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 from followed import Followed
-from submitted import ENDLESS, Job, Project
+from gated_model import GatedModel
+from submitted import ENDLESS, RUN_STEPS, Job, Project
 
 from hpctrain.records.topology.topology import Topology
 
@@ -89,11 +90,16 @@ def test_the_batch_host_is_lost_too(project: Project) -> None:
     assert "node0" not in job.members()
 
 
-def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
-    job = project.submit("cluster.nodes=2", f"steps={ENDLESS}")
+def test_a_preempted_job_saves_comes_back_and_is_done(project: Project) -> None:
+    model = GatedModel(project.path)
+    job = project.submit("cluster.nodes=2", *model.settings)
     with contextlib.closing(Followed(project.cluster, job.folder, job.folder / "followed")) as followed:
         job.wait_for_step(15)
-        assert_survives_preemption(job)
+        preempt(job)
+        model.gate.touch()
+        job.wait_until_done()
+        assert_survived_preemption(job)
+        assert job.steps() == RUN_STEPS
         followed.assert_seen_to_its_end()
 
 
@@ -110,23 +116,29 @@ def test_five_nodes_of_a_cluster_that_preempts_with_term_alone(project: Project,
         # The topology file is of four nodes: the job measures its five itself.
         job = project.submit("cluster.nodes=4-5", f"steps={ENDLESS}")
         job.wait_for_step(15)
-        assert_survives_preemption(job)
+        preempt(job)
+        job.wait_for_step(job.steps() + 15)
+        job.cancel()
+        assert_survived_preemption(job)
     finally:
         project.cluster.lab("up", "--nodes", "4", "--replace")
 
 
-def assert_survives_preemption(job: Job) -> None:
+def preempt(job: Job) -> None:
+    """Another job takes the nodes for a while, until the run is back."""
     job.project.cluster.run("sbatch", "-p", "high", "-N4", "--exclusive", "--wrap", "sleep 5", "-o", "/dev/null")
     job.wait_for_event("generation_started", attempt=1)
-    saved = job.steps()
-    job.wait_for_step(saved + 15)
-    job.cancel()
+
+
+def assert_survived_preemption(job: Job) -> None:
     first, second = job.attempts()
     assert "back to the queue" in str(first["reason"])
     assert "preempted" in {event.kind for event in job.events() if event.attempt == 0}
+    rows = job.rows()
+    saved = max(row.step for row in rows if row.generation < rows[-1].generation)
     assert second["checkpoint_before"] == f"step-{saved:08d}"
     # The notice allowed a save: nothing was done twice.
-    assert [row.step for row in job.rows()] == list(range(1, job.steps() + 1))
+    assert [row.step for row in rows] == list(range(1, len(rows) + 1))
 
 
 def test_two_runs_share_the_cluster(project: Project) -> None:

@@ -31,6 +31,7 @@ from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.metric import read_metrics
 from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import Quantized
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.loop import train
 from hpctrain.worker.reducer_state import reducer_state_tensors
@@ -39,8 +40,7 @@ SHAPES = {"layers.0.mlp.up.weight": (96, 64), "layers.0.attention.q.weight": (64
 CODECS: dict[str, dict[str, Any]] = {
     "bf16": {"mode": "bf16"},
     "bf16, without attention": {"mode": "bf16", "layers": "non_attention"},
-    "int8": {"mode": "int8"},
-    "int4": {"mode": "int4"},
+    **{mode: {"mode": mode} for mode in Quantized.modes()},
     "topk, all of it": {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32", "warmup_steps": 0},
     "tagc, all of it": {"mode": "tagc", "density": 1, "layers": "all", "warmup_steps": 0},
     "power_sgd, whole rank": {"mode": "power_sgd", "rank": 64, "min_compression": 1, "warmup_steps": 0},
@@ -207,7 +207,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
         for name, codec in CODECS.items():
             found[name] = sums(codec, rank, world)
-        for mode in ("bf16", "int8", "int4"):
+        for mode in ("bf16", *Quantized.modes()):
             found[f"dense, {mode}"] = dense_wire(mode, rank)
         found["exact sums"] = exact_sums(rank)
         found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
@@ -219,7 +219,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[name] = conserved(codec, rank, world)
         for name in ROUNDED:
             found[f"messages, {name}"] = beside_full(name, rank)
-        for mode in ("int8", "int4"):
+        for mode in Quantized.modes():
             found[f"parts, {mode}"] = conserved({"mode": mode}, rank, world) | {
                 "representable": representable({"mode": mode}, rank, world)
             }

@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,21 +18,18 @@ from torch import Tensor, nn
 
 from hpctrain.compress.collectives.feedback import ErrorFeedback
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
-from hpctrain.compress.reducers.power_sgd import PowerSgdReducer, PowerSgdSettings
+from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
 from hpctrain.compress.reducers.reducer import Reducer
-from hpctrain.compress.reducers.tagc import TagcReducer, TagcSettings
+from hpctrain.compress.reducers.tagc import TagcReducer
 from hpctrain.compress.select.selectors import select, select_with_values
+from hpctrain.records.plan.compression import LocalSteps, PowerSgd, Tagc
 
 SHAPES = [(48, 96), (48, 96), (96, 48), (17,), (4, 12, 64), (5, 6), (80, 64)]
 CHOSEN = [0, 1, 2, 4, 5, 6]
 RANK = 4
+EVERY_TWO = LocalSteps(mode="local_steps", every=2, outer_lr=0.7, outer_momentum=0.9)
 SIDES = [(48, 96), (48, 96), (96, 48), (80, 64)]
 """Of the matrices that rank 4 pays for: the fourth, of four rows, and the fifth, small one are not among them."""
-
-
-class Stateful(Reducer, Protocol):
-    def state(self) -> dict[str, Tensor]: ...
-    def load_state(self, state: dict[str, Tensor]) -> None: ...
 
 
 def gradients(seed: int, step: int = 0) -> list[Tensor]:
@@ -65,7 +62,7 @@ def between_ranks(tensors: list[Tensor]) -> float:
 
 def low_rank(**changes: Any) -> PowerSgdReducer:
     options = {"rank": RANK, "warmup_steps": 0, **changes}
-    return PowerSgdReducer(dist.group.WORLD, CHOSEN, PowerSgdSettings(**options))
+    return PowerSgdReducer(dist.group.WORLD, CHOSEN, PowerSgd(mode="power_sgd", **options))
 
 
 def tagc(mode: str = "standard", reset: str = "none", **changes: Any) -> TagcReducer:
@@ -75,7 +72,7 @@ def tagc(mode: str = "standard", reset: str = "none", **changes: Any) -> TagcRed
     def exact(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return select_with_values(values, k, "exact")
 
-    return TagcReducer(dist.group.WORLD, CHOSEN, TagcSettings(**options), feedback, exact)
+    return TagcReducer(dist.group.WORLD, CHOSEN, Tagc(mode="tagc", **options), feedback, exact)
 
 
 def conserved(reducer: PowerSgdReducer | TagcReducer, steps: int = 5) -> dict[str, float]:
@@ -108,7 +105,7 @@ def conserved(reducer: PowerSgdReducer | TagcReducer, steps: int = 5) -> dict[st
     }
 
 
-def not_finite(reducer: Stateful) -> dict[str, Any]:
+def not_finite(reducer: Reducer) -> dict[str, Any]:
     """One NaN on one rank, then in a tensor that is not compressed; each leaves the residuals alone."""
     reducer.reduce(gradients(2))
     before = {key: value.clone() for key, value in reducer.state().items() if key.startswith("residual")}
@@ -132,7 +129,7 @@ def not_finite(reducer: Stateful) -> dict[str, Any]:
     }
 
 
-def resumed(make: Callable[[], Stateful]) -> dict[str, float]:
+def resumed(make: Callable[[], Reducer]) -> dict[str, float]:
     """Another reducer goes on from a state, bit by bit; and one rank that lost it joins those that have it."""
     straight = make()
     for step in range(3):
@@ -172,9 +169,6 @@ def low_rank_cases() -> dict[str, Any]:
         total = [one + other for one, other in zip(total, now, strict=True)]
     means = [tensor / 25 for tensor in total]
     norms = [float((mean - sums).norm() / sums.norm()) for mean, sums in zip(means, target, strict=True)]
-    lost = low_rank(feedback="none", warm_start=False)
-    unfed = gradients(7)
-    lost.reduce(unfed)
     return {
         "low rank": {
             "spanned": apart([mine[0], mine[1], *mine[3:6]], [sums[0], sums[1], *sums[3:6]]),
@@ -182,12 +176,11 @@ def low_rank_cases() -> dict[str, Any]:
             "bytes": [sent, 2 * 2 * 4 * numbers // 3],
             "warm-up": apart(warming, warmed),
             "mean of steps": largest(norms),
-            "without feedback": [between_ranks(unfed), sorted(lost.state())],
+            "state": sorted(steady.state()),
         },
         "low rank, conserved": conserved(low_rank()),
         "low rank, not finite": not_finite(low_rank()),
         "low rank, resumed": resumed(lambda: low_rank(warmup_steps=2)),
-        "low rank, drawn anew, resumed": resumed(lambda: low_rank(warm_start=False)),
     }
 
 
@@ -242,7 +235,7 @@ def walk(parameter: nn.Parameter, step: int) -> None:
 def local_steps_cases() -> dict[str, Any]:
     start = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     parameter = nn.Parameter(start.clone())
-    local = OuterOptimizer(dist.group.WORLD, [parameter], every=2, outer_lr=0.7, outer_momentum=0.9)
+    local = OuterOptimizer(dist.group.WORLD, [parameter], EVERY_TWO)
     reference = start.clone()
     momentum = nn.Parameter(reference)
     outer = torch.optim.SGD([momentum], lr=0.7, momentum=0.9, nesterov=True)
@@ -267,7 +260,7 @@ def local_steps_cases() -> dict[str, Any]:
     def go_on(kept: dict[str, Tensor]) -> tuple[nn.Parameter, OuterOptimizer]:
         weights = nn.Parameter(momentum.detach().clone())
         weights.data.copy_(parameter.data)
-        other = OuterOptimizer(dist.group.WORLD, [weights], 2, 0.7, 0.9)
+        other = OuterOptimizer(dist.group.WORLD, [weights], EVERY_TWO)
         other.load_state(kept)
         walk(weights, 5)
         other.after_step(5)

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor
 
-from hpctrain.compress.build import build_reduce_scatters, residuals_of
-from hpctrain.compress.collectives.reduce_scatter import ShardedParameter, residual_metrics
+from hpctrain.compress.build import build_reduce_scatters
+from hpctrain.compress.collectives.reduce_scatter import ShardedParameter, residual_metrics, residuals_of
 from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import Quantized
 
 PARTS = [
     {"layers.0.up.weight": (90, 200), "layers.0.norm.weight": (63,), "layers.0.down.weight": (61, 90)},
@@ -91,7 +92,7 @@ def residuals(state: dict[str, Tensor], codec: dict[str, Any], world: int) -> li
     """What a rank keeps, as its flat gradients. The compressed parameters of the first part are its first and third."""
     up, norm, down = (of_rank(shape, world) for shape in PARTS[0].values())
     head = of_rank(PARTS[2]["head.weight"], world)
-    if codec["mode"] in ("int8", "int4"):
+    if codec["mode"] in Quantized.modes():
         # By part, each owner's numbers filled up to whole blocks.
         first, last = (state[f"residual.{number}"].view(world, -1) for number in (0, 2))
         compressed, last = first[:, : up + down].split([up, down], 1), last[:, :head]
@@ -102,8 +103,10 @@ def residuals(state: dict[str, Tensor], codec: dict[str, Any], world: int) -> li
 
 
 def representable(codec: dict[str, Any], rank: int, world: int) -> float:
-    """The largest error of a first sum of numbers that are all 127 · 7 times the same, or that negative."""
-    mine = [tensor.sign() * (127 * 7 * 2.0**-20) for tensor in gradients(rank, 0, world)]
+    """The largest error of a first sum of numbers that are all the same multiple of every code's levels, or that
+    negative."""
+    levels = math.prod(2 ** (int(mode[3:]) - 1) - 1 for mode in Quantized.modes())
+    mine = [tensor.sign() * (levels * 2.0**-20) for tensor in gradients(rank, 0, world)]
     sums, _ = Stage(codec, world).step(mine)
     return largest([float((a - b).abs().max()) for a, b in zip(sums, exactly(mine, rank, world), strict=True)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ from processes import launch, process_group
 from torch import Tensor
 
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import ErrorFeedback, FeedbackMode, ResidualReset
-from hpctrain.compress.reducers.sparse import SparseReducer, SparseSettings
+from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
+from hpctrain.compress.reducers.sparse import SparseReducer
 from hpctrain.compress.select.moments import Moments
-from hpctrain.compress.select.selectors import Selector
-from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, AdaptiveSettings, FixedSendCounts, SendCounts
+from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, FixedSendCounts, SendCounts
+from hpctrain.records.plan.compression import Adaptive, Feedback, Reset, Selector
 
 SHAPES = [(96, 200), (7,), (5000,), (130, 64), (1, 4096)]
 COMPRESSED = [0, 2, 3, 4]
@@ -42,8 +44,8 @@ def reducer(
     group: dist.ProcessGroup,
     density: float = 1 / 16,
     values: ValueCode = ValueCode.BF16,
-    mode: FeedbackMode = "standard",
-    reset: ResidualReset = "none",
+    mode: Feedback = "standard",
+    reset: Reset = "none",
     selector: Selector = "sampled",
     warmup: int = 0,
     counts: SendCounts | None = None,
@@ -51,7 +53,8 @@ def reducer(
 ) -> SparseReducer:
     feedback = ErrorFeedback(mode, reset=reset, reset_every=STEPS, dtype=residual)
     counts = counts or FixedSendCounts(group, density, warmup)
-    return SparseReducer(group, COMPRESSED, counts, feedback, SparseSettings(selector, values))
+    state = SparseState(COMPRESSED, [math.prod(SHAPES[index]) for index in COMPRESSED], counts, feedback)
+    return SparseReducer(group, state, SparseSettings(selector, values))
 
 
 def all_reduced_at(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -129,7 +132,7 @@ def not_a_number(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
 
 def adaptive(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
     def counted() -> AdaptiveSendCounts:
-        return AdaptiveSendCounts(group, len(COMPRESSED), AdaptiveSettings(warmup_steps=3, reprofile_every=5))
+        return AdaptiveSendCounts(group, len(COMPRESSED), Adaptive(mode="adaptive", warmup_steps=3, reprofile_every=5))
 
     def run(sparse: SparseReducer, steps: range) -> Iterator[tuple[float, list[Tensor]]]:
         for step in steps:

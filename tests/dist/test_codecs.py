@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 from processes import run_cases
 
+from hpctrain.records.plan.compression import Quantized
+
+INTEGERS = {mode: int(mode.removeprefix("int")) for mode in Quantized.modes()}
+"""Mode -> bits."""
 UP, QUERY, NORM = "layers.0.mlp.up.weight", "layers.0.attention.q.weight", "norm.weight"
 
 
@@ -23,9 +27,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         # One rounding of each of four numbers, and one of their sum, to 8 bits.
         ("bf16", {UP: 2**-7, QUERY: 2**-7, NORM: 1e-6}),
         ("bf16, without attention", {UP: 2**-7, QUERY: 1e-6, NORM: 1e-6}),
-        # The same to a 127th or a 7th of the largest number around, and what the step before has left of it.
-        ("int8", {UP: 2**-5, QUERY: 2**-5, NORM: 1e-6}),
-        ("int4", {UP: 0.5, QUERY: 0.5, NORM: 1e-6}),
+        # The same to a 127th of the largest number around with 8 bits, and what the step before has left of it.
+        *((mode, dict.fromkeys((UP, QUERY), 2.0 ** (3 - bits)) | {NORM: 1e-6}) for mode, bits in INTEGERS.items()),
         ("topk, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
         ("tagc, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
         ("power_sgd, whole rank", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
@@ -44,13 +47,13 @@ def test_bytes_of_bf16_are_half_of_the_ring(found: dict[str, Any]) -> None:
     assert found["bf16"]["counted"] == 1.5 * (2 * (96 * 64 + 64 * 64) + 4 * 64)
     assert found["bf16, without attention"]["counted"] == 1.5 * (2 * 96 * 64 + 4 * (64 * 64 + 64))
     # Both matrices are a multiple of four parts of blocks of 256 numbers, each with a scale of four bytes.
-    assert found["int8"]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (1 + 4 / 256) + 4 * 64)
-    assert found["int4"]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (1 / 2 + 4 / 256) + 4 * 64)
+    for mode, bits in INTEGERS.items():
+        assert found[mode]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (bits / 8 + 4 / 256) + 4 * 64)
     assert found["bf16"]["calls"] == ["all_gather", "all_reduce", "all_to_all"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("mode", ["bf16", *INTEGERS])
 def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
     mode: str, found: dict[str, Any]
 ) -> None:
@@ -64,7 +67,7 @@ def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
     assert case["kept"] == (0 if mode == "bf16" else 6)
     assert case["broken are finite"] == case["others are not"] == case["touched"] == 0
     if mode != "bf16":
-        assert 0 < case["ratio"] < (0.02 if mode == "int8" else 0.4)
+        assert 0 < case["ratio"] < 2.5 / (2 ** (INTEGERS[mode] - 1) - 1)
 
 
 @pytest.mark.slow
@@ -103,15 +106,13 @@ def test_what_a_sharded_sum_leaves_out_is_kept(codec: str, found: dict[str, Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "bits", "most_kept"), [("int8", 8, 0.01), ("int4", 4, 0.2)])
-def test_a_sharded_sum_of_integers_keeps_what_rounding_took(
-    mode: str, bits: int, most_kept: float, found: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("mode", "bits"), INTEGERS.items())
+def test_a_sharded_sum_of_integers_keeps_what_rounding_took(mode: str, bits: int, found: dict[str, Any]) -> None:
     case = found[f"parts, {mode}"]
     assert case["error"] < 1e-6
     assert case["unequal"] == 0
     assert case["representable"] == 0
-    assert 0 < case["ratio"] < most_kept
+    assert 0 < case["ratio"] < 2.5 * 2.0**-bits
     assert case["density"] == [None] * 6
     # Where one rank's gradient is infinite, no sum of the part is a number, and nothing changes.
     assert case["infinite"] == case["others are finite"] == case["untouched"] == 0

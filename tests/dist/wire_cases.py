@@ -15,6 +15,7 @@ from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer
+from hpctrain.records.plan.compression import Quantized, make_codec
 
 STEPS = 5
 BUCKET_BYTES = 60_000
@@ -38,7 +39,8 @@ class _CountingIntegers(_Counting, QuantizedBucketCodec): ...
 
 
 def wire_of(mode: str) -> Any:
-    return _CountingBf16() if mode == "bf16" else _CountingIntegers(8 if mode == "int8" else 4)
+    codec = make_codec({"mode": mode})
+    return _CountingIntegers(codec.bits) if isinstance(codec, Quantized) else _CountingBf16()
 
 
 def small_model() -> nn.Sequential:

@@ -154,7 +154,7 @@ def _train(method: str, seed: int, settings: ConvergenceSettings, corpus: Path, 
     group = dist.new_group(list(range(world)))
     model = build_stage(settings.spec, 0, settings.spec.layers, seed)
     work = StepWorkload(settings.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[method].open(model, MethodContext(group, settings.dense_steps, work))
+    exchange = METHODS[method](model, MethodContext(group, settings.dense_steps, work))
     optimizer = functools.partial(torch.optim.AdamW, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     trainee = BenchTrainer(exchange, optimizer, world, settings.clip_norm)
     curve: list[tuple[int, float]] = []

@@ -7,52 +7,46 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.bench.compression.bench_trainer import GradientSync, ReducerSync
-from hpctrain.compress.build import build_reduce_scatters, build_reducer, residuals_of
-from hpctrain.compress.collectives.reduce_scatter import Residuals
+from hpctrain.compress.build import build_reduce_scatters, build_reducer
+from hpctrain.compress.collectives.reduce_scatter import Residuals, residuals_of
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
-from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
-from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.parallel.fsdp import apply_sharding, flat_gradient_layouts, track_collectives
 from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import Codec
-
-_CODEC: TypeAdapter[Any] = TypeAdapter(Codec)
+from hpctrain.records.plan.compression import LocalSteps, make_codec
 
 
 def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
     """The codec of `compression` as in run.yaml, with that many exact steps at its beginning if it has any."""
-    codec = _CODEC.validate_python(settings)
+    codec = make_codec(settings)
     if "warmup_steps" in type(codec).model_fields:
         codec = codec.model_copy(update={"warmup_steps": dense_steps})
     return CodecSpec(codec=codec)
 
 
-def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> ReducerSync:
-    """Whole replicas with a codec's reducer; it overlaps the backward pass where a worker would overlap it."""
-    names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
-    reducer = build_reducer(group, names, shapes, codec_spec(settings, dense_steps))
-    if isinstance(reducer, DenseReducer | ReduceScatterAllGather):
-        reducer.overlap(list(model.parameters()))
-    return ReducerSync(model, reducer)
+def open_codec(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
+    """Whole replicas with a codec; its reducer overlaps the backward pass where a worker would overlap it."""
+    spec = codec_spec(settings, dense_steps)
+    if isinstance(spec.codec, LocalSteps):
+        return LocalSgdSync(model, OuterOptimizer(group, list(model.parameters()), spec.codec))
+    return _open_reducer(spec, model, group)
 
 
 def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
     """Whole replicas with the reducer of the codec in a plan."""
-    exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
+    exchange = _open_reducer(codec_spec(spec.codec.to_json(), dense_steps), model, group)
     exchange.planned = spec
     return exchange
 
 
-def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup) -> GradientSync:
-    """Whole replicas that train separately and synchronise every few steps (local SGD)."""
-    codec = _CODEC.validate_python(settings)
-    parameters = list(model.parameters())
-    return LocalSgdSync(model, OuterOptimizer(group, parameters, codec.every, codec.outer_lr, codec.outer_momentum))
+def _open_reducer(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup) -> ReducerSync:
+    names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
+    reducer = build_reducer(group, names, shapes, spec)
+    reducer.overlap(list(model.parameters()))
+    return ReducerSync(model, reducer)
 
 
 def open_sharded(
@@ -77,9 +71,9 @@ class LocalSgdSync:
 
     averages = True
 
-    def __init__(self, model: nn.Module, local_steps: OuterOptimizer) -> None:
+    def __init__(self, model: nn.Module, outer_optimizer: OuterOptimizer) -> None:
         self.model = model
-        self._local_steps = local_steps
+        self._outer_optimizer = outer_optimizer
         self._step = 0
 
     def reduce(self) -> int | None:
@@ -87,7 +81,7 @@ class LocalSgdSync:
 
     def after_step(self) -> int:
         self._step += 1
-        return self._local_steps.after_step(self._step)
+        return self._outer_optimizer.after_step(self._step)
 
 
 class ShardedSync:
@@ -98,11 +92,11 @@ class ShardedSync:
     def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], residuals: Residuals | None) -> None:
         self.model = model
         self._sent_bytes = sent_bytes
-        self._unsent = residuals
+        self._residuals = residuals
 
     def reduce(self) -> int | None:
-        if self._unsent is not None:
-            self._unsent.end_step(torch.device("cpu"))
+        if self._residuals is not None:
+            self._residuals.end_step(torch.device("cpu"))
         return self._sent_bytes()
 
     def after_step(self) -> int:

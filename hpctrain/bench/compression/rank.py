@@ -108,7 +108,7 @@ class MethodRunner:
             interface_bytes=[_mean([one["bytes"] for one in step]) for step in steps],
             counted_bytes=None if None in counted else _mean(counted),
             loss=loss if math.isfinite(loss) else None,
-            choice=None if planned is None else planned.mode,
+            choice=None if planned is None else planned.codec.mode,
             planned_step_s=None if planned is None else _planned_step_s(planned),
         )
 
@@ -119,7 +119,7 @@ def _open(name: str, settings: LaunchSettings, rank: int, world: int) -> BenchTr
     model = build_stage(settings.spec, 0, settings.spec.layers, settings.seed)
     group = dist.new_group(list(range(world)))
     work = StepWorkload(settings.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[name].open(model, MethodContext(group, settings.dense_steps, work))
+    exchange = METHODS[name](model, MethodContext(group, settings.dense_steps, work))
     return BenchTrainer(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
 
 

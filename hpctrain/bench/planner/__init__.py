@@ -1,1 +1,1 @@
-"""The planner compared with published runs, with runs on this machine, and with exhaustive search."""
+"""The planner's search times, its predictions against runs on this machine, and what placement is worth."""

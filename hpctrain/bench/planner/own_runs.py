@@ -8,21 +8,18 @@ rows, but count in no mean.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch.distributed as dist
-
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Runner
-from hpctrain.bench.planner.score import errors_of
-from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
+from hpctrain.bench.planner.errors import errors_of
+from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
 from hpctrain.bench.record import machine_and_versions
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
@@ -33,7 +30,6 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.worker.loop import Loop
 
 WORLD = 2
 SMALL = DecoderSpec(layers=4, dim=256, heads=4, vocab=BYTES_VOCABULARY)
@@ -73,26 +69,6 @@ class Trained:
         return max(row.memory_bytes_max or 0.0 for row in self.rows)
 
 
-@dataclass(frozen=True)
-class OwnRunRow:
-    """Measured and predicted step of a plan."""
-
-    case: str
-    model: str
-    fitted: bool
-    """Whether the profile was fitted to it."""
-    step_time_s: float
-    predicted_s: float
-    """Predicted with the package's constants."""
-    profiled_s: float
-    """Predicted with the profile."""
-    peak_bytes: float
-    """Largest resident memory of a worker."""
-    predicted_bytes: float
-    profiled_bytes: float
-    load_1min: float
-
-
 PLANS: dict[str, Callable[[int, int], Plan]] = {
     "dp2": lambda layers, rows: make_plan(1, 2, layers, rows // 2, 1),
     "pp2": lambda layers, rows: make_plan(2, 1, layers, rows, 1),
@@ -111,12 +87,10 @@ def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Ca
     Raises:
         HpctrainError: the probe or a process of the bench failed.
     """
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
+    with temporary_corpus() as folder:
         progress("a probe of two workers")
         (folder / "probe").mkdir()
         topology = probe_local(WORLD, folder / "probe", runner, clock, device="cpu")
-        make_corpus(folder / "corpus")
         trained: list[Trained] = []
         for number, spec in enumerate(settings.specs):
             for case, plan in PLANS.items():
@@ -134,8 +108,7 @@ def _train(folder: Path, corpus: Path, case: str, spec: DecoderSpec, plan: Plan,
 
 
 def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
-    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+    _, loop = open_loop(rank, world, folder, plan)
     for _ in range(steps):
         loop.one_step()
     leave_process_group()
@@ -144,53 +117,51 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
     """Fit the profile to the chosen runs, predict all of them, and return the record of the bench."""
     first = settings.specs[0]
-    chosen = [each for each in trained if each.spec == first and each.case in FITTED]
-    profile = merge_profiles(
-        [fit_profile(each.plan, each.run, each.spec, topology, each.rows, each.case) for each in chosen]
-    )
-    rows = [_row(each, each in chosen, topology, profile) for each in trained]
-    others = [row for row in rows if not row.fitted]
-    took, peaks = [row.step_time_s for row in others], [row.peak_bytes for row in others]
+    chosen = [run for run in trained if run.spec == first and run.case in FITTED]
+    profile = merge_profiles([fit_profile(run.plan, run.run, run.spec, topology, run.rows, run.case) for run in chosen])
+    rows = [_row(run, run in chosen, topology, profile) for run in trained]
     record = machine_and_versions("plan --own", asdict(settings))
     record["settings"]["specs"] = [spec.model_dump(exclude_none=True) for spec in settings.specs]
     return record | {
-        "rows": [asdict(row) | _errors_pct(row) for row in rows],
-        "error_pct": {
-            "before": asdict(errors_of([row.predicted_s for row in others], took)),
-            "after": asdict(errors_of([row.profiled_s for row in others], took)),
-        },
-        "memory_error_pct": {
-            "before": asdict(errors_of([row.predicted_bytes for row in others], peaks)),
-            "after": asdict(errors_of([row.profiled_bytes for row in others], peaks)),
-        },
+        "rows": rows,
+        "error_pct": _errors(rows, "step_time_s", "predicted_s", "profiled_s"),
+        "memory_error_pct": _errors(rows, "peak_bytes", "predicted_bytes", "profiled_bytes"),
         "profile": profile.to_json(),
     }
 
 
-def _errors_pct(row: OwnRunRow) -> dict[str, float]:
-    """Errors in percent of the measured figure; above 0, the prediction is too slow or too large."""
+def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: str) -> dict[str, Any]:
+    """Errors of the rows that the profile was not fitted to, without and with it; the arguments name their figures."""
+    others = [row for row in rows if not row["fitted"]]
     return {
-        "error_pct": 100 * (row.predicted_s / row.step_time_s - 1),
-        "profiled_error_pct": 100 * (row.profiled_s / row.step_time_s - 1),
-        "memory_error_pct": 100 * (row.predicted_bytes / row.peak_bytes - 1),
-        "profiled_memory_error_pct": 100 * (row.profiled_bytes / row.peak_bytes - 1),
+        name: asdict(errors_of([row[key] for row in others], [row[measured] for row in others]))
+        for name, key in (("before", before), ("after", after))
     }
 
 
-def _row(each: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> OwnRunRow:
-    usual_s, usual_bytes = _predicted(each, topology, None)
-    profiled_s, profiled_bytes = _predicted(each, topology, profile)
-    return OwnRunRow(
-        case=each.case, model=_name(each.spec), fitted=fitted, step_time_s=each.step_time_s,
-        predicted_s=usual_s, profiled_s=profiled_s, peak_bytes=each.peak_bytes, predicted_bytes=usual_bytes,
-        profiled_bytes=profiled_bytes, load_1min=each.load_1min,
-    )  # fmt: skip
+def _row(trained: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> dict[str, Any]:
+    """The measured and the predicted step of a plan, and the errors in percent of the measured figure.
+
+    Above 0, the prediction is too slow or too large. 'predicted' is with the package's constants, 'profiled' with the
+    profile.
+    """
+    usual_s, usual_bytes = _predicted(trained, topology, None)
+    profiled_s, profiled_bytes = _predicted(trained, topology, profile)
+    return {
+        "case": trained.case, "model": _name(trained.spec), "fitted": fitted, "step_time_s": trained.step_time_s,
+        "predicted_s": usual_s, "profiled_s": profiled_s, "peak_bytes": trained.peak_bytes,
+        "predicted_bytes": usual_bytes, "profiled_bytes": profiled_bytes, "load_1min": trained.load_1min,
+        "error_pct": 100 * (usual_s / trained.step_time_s - 1),
+        "profiled_error_pct": 100 * (profiled_s / trained.step_time_s - 1),
+        "memory_error_pct": 100 * (usual_bytes / trained.peak_bytes - 1),
+        "profiled_memory_error_pct": 100 * (profiled_bytes / trained.peak_bytes - 1),
+    }  # fmt: skip
 
 
-def _predicted(each: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
+def _predicted(trained: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
     """Predicted seconds of a step, and peak bytes of the fullest worker."""
-    plan = each.plan.model_copy(update={"profile": profile})
-    scene = layout_of_plan(each.run, each.spec, plan, topology)
+    plan = trained.plan.model_copy(update={"profile": profile})
+    scene = layout_of_plan(trained.run, trained.spec, plan, topology)
     seconds = predict(scene.cost, scene.layout, whole=True).total
     return seconds, max(scene.layout.memory(scene.cost.memory).values())
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpctrain.base.even_parts import even_parts
 from hpctrain.bench.planner.cases import CASES, SearchCase, scene_of_case
 from hpctrain.bench.record import make_record
 from hpctrain.planner import make_plan
@@ -65,10 +66,10 @@ def _row(case: SearchCase, orders: int) -> PlacementRow:
     nodes = [node.id for node in topology.nodes if node.id in used]
     rng = random.Random(0)
     shuffled = [unplaced_s(scene, rng.sample(nodes, len(nodes))) for _ in range(orders)]
-    fitting = [each for each in shuffled if each is not None]
+    fitting = [seconds for seconds in shuffled if seconds is not None]
     return PlacementRow(
         case=case.name,
-        plan=f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, {plan.schedule}",
+        plan=f"{plan.dims}, {plan.schedule}",
         planned_s=predict(scene.cost, scene.layout).total,
         listed_s=unplaced_s(scene, nodes),
         shuffled_s=(statistics.median(fitting), min(fitting), max(fitting)) if fitting else None,
@@ -91,16 +92,12 @@ def unplaced_s(scene: CostedLayout, nodes: Sequence[str]) -> float | None:
 
     placement = Placement(tuple(unit_at(replica, rank) for rank in range(layout.pp)) for replica in range(dp))
     stages = len(layout.blocks)
-    blocks = _evenly(sum(layout.blocks), stages)
+    blocks = even_parts(sum(layout.blocks), stages)
     for size in sorted(scene.cost.work.micro_batch_sizes(), reverse=True):
-        counts = _evenly(scene.cost.work.sequences // size, dp)
+        counts = even_parts(scene.cost.work.sequences // size, dp)
         if size > layout.micro_batch or why_no_schedule(layout.schedule, layout.pp, stages, counts[-1]):
             continue
         even = replace(layout, placement=placement, blocks=blocks, micro_batch=size, micro_batches=counts)
         if even.memory_shortage(scene.cost.memory) is None:
             return predict(scene.cost, even).total
     return None
-
-
-def _evenly(total: int, parts: int) -> tuple[int, ...]:
-    return tuple(total // parts + (part < total % parts) for part in range(parts))

@@ -11,13 +11,14 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
 from hpctrain.bench.planner.cases import CASES, published, scene_of_case
+from hpctrain.bench.record import machine_and_versions
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload, workload_of
@@ -39,9 +40,26 @@ Figures = dict[str, Any]
 """Figures of a case, by their names in the record."""
 
 
+def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Time the searches and compare the planner with every plan of a small problem.
+
+    Args:
+        search_limit_s: seconds after which a case of the searches is stopped.
+    """
+    progress("searches")
+    figures, unfinished = search_figures(runner, search_limit_s)
+    progress("every plan of a small problem")
+    return machine_and_versions("plan", {"search_limit_s": search_limit_s}) | {
+        "searches": figures,
+        "search_unfinished": unfinished,
+        "search_time_s": seconds_by_size(figures),
+        "gap_pct": brute_force_gap_pct(),
+    }
+
+
 def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:
     """The result of `figures_of` by the name of the case, and for the others the reason why they have none."""
-    found: dict[str, Figures] = {}
+    figures: dict[str, Figures] = {}
     unfinished: dict[str, str] = {}
     late: set[tuple[str, str]] = set()
     for case in CASES:
@@ -56,16 +74,16 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
             if done.code:
                 unfinished[case.name] = f"failed: {done.stderr.strip().rpartition(chr(10))[2]}"
             else:
-                found[case.name] = json.loads(done.stdout)
+                figures[case.name] = json.loads(done.stdout)
         if case.name in unfinished:
             late.add((case.machines, case.model))
-    return found, unfinished
+    return figures, unfinished
 
 
 def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
     """Search seconds for the 7B model on equal GPUs, by the number of GPUs."""
     equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
-    return {equal[name]: each["search_s"] for name, each in figures.items() if name in equal}
+    return {equal[name]: figures_of_case["search_s"] for name, figures_of_case in figures.items() if name in equal}
 
 
 def brute_force_gap_pct() -> float:
@@ -133,21 +151,21 @@ def figures_of(run: Run, topology: Topology) -> Figures:
     For the search: processor seconds, the predicted step and its gap to the bound. For the loss: processor seconds,
     blocks that are sent to another device, and blocks that the devices of the new plan hold.
     """
-    found: Figures = {}
+    figures: Figures = {}
     for name, compression in LOSSES.items():
         asked = run.model_copy(update={"compression": compression})
         spec = asked.spec()
         started = time.process_time()
         plan = make_plan(asked, spec, topology)
-        if not found:
-            found["search_s"] = time.process_time() - started
-            found |= _predicted(plan)
+        if not figures:
+            figures["search_s"] = time.process_time() - started
+            figures |= _predicted(plan)
         if len(topology.nodes) > 1:
             lost = topology.nodes[len(topology.nodes) // 2].id
             started = time.process_time()
             after, _ = plan_without(asked, spec, topology, (lost,), plan)
-            found[name] = {"replan_s": time.process_time() - started, **_state(after)}
-    return found
+            figures[name] = {"replan_s": time.process_time() - started, **_state(after)}
+    return figures
 
 
 def _predicted(plan: Plan) -> dict[str, float]:

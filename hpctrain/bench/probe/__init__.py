@@ -1,1 +1,1 @@
-"""Duration, findings and errors of the probe, on the lab and simulated."""
+"""Bandwidth, duration, findings and errors of the probe on a lab."""

@@ -20,8 +20,6 @@ _PROBE_OPTIONS = {
     "rates": ("--rate", None),
     "repeats": ("--repeats", None),
     "clean": ("--clean", "faults"),
-    "runs": ("--runs", "simulated"),
-    "sizes": ("--nodes", "simulated"),
 }
 """Options of `bench probe` that belong to one of its kinds: name, and that kind; None is the one beside iperf3."""
 _COMPRESSION_OPTIONS = {
@@ -79,17 +77,12 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
 
 @command.command("plan")
 @click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    help="Table of measured runs. Default: that in the folder $HPCTRAIN_DATA.",
-)
-@click.option(
     "--search-limit",
     "search_limit_s",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
-    help="Seconds after which a case of the searches is given up; 0: time none.",
+    help="Seconds after which a case of the searches is given up.",
 )
 @click.option("--own", is_flag=True, help="Rather train small plans of two workers here, and fit a profile to some.")
 @click.option("--placement", is_flag=True, help="Rather predict plans beside the same ones placed without knowledge.")
@@ -97,20 +90,18 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     "--steps", type=click.IntRange(15), default=40, show_default=True, help="With --own: steps that each plan trains."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def plan(data: Path | None, search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
-    """The planner's predictions against runs that others measured: errors, ranking, search times.
+def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
+    """The planner's searches: their time, how far plans are from the bound, and what follows the loss of a node.
 
-    Everything is out of sample; constants are fitted anew without each problem that they were fitted on. With --own:
-    against runs of this machine's processors, before and after a profile is fitted to some of them. With --placement:
-    what knowing devices and links is worth on clusters of 32 GPUs, by the cost model alone.
+    With --own: its predictions against runs of this machine's processors, before and after a profile is fitted to some
+    of them. With --placement: what knowing devices and links is worth on clusters of 32 GPUs, by the cost model alone.
     """
     if own and placement:
         raise InputError("--placement: not with --own")
     kind = "--own" if own else "--placement" if placement else None
     source = click.get_current_context().get_parameter_source
-    for name, option in {"data": "--data", "search_limit_s": "--search-limit"}.items() if kind else ():
-        if source(name) is _GIVEN:
-            raise InputError(f"{option}: not with {kind}")
+    if kind and source("search_limit_s") is _GIVEN:
+        raise InputError(f"--search-limit: not with {kind}")
     if not own and source("steps") is _GIVEN:
         raise InputError("--steps: only with --own")
     if own:
@@ -118,16 +109,16 @@ def plan(data: Path | None, search_limit_s: float, own: bool, placement: bool, s
     elif placement:
         record = _placed_plans(_people(as_json, 140))
     else:
-        record = _scored_plans(data, search_limit_s, _people(as_json, 140))
+        record = _timed_searches(search_limit_s, _people(as_json, 140))
     _echo_json(record, as_json)
 
 
-def _scored_plans(data: Path | None, search_limit_s: float, people: Console) -> dict[str, Any]:
+def _timed_searches(search_limit_s: float, people: Console) -> dict[str, Any]:
     from hpctrain.base.process import SystemRunner
-    from hpctrain.bench.planner.published import data_file, measure
+    from hpctrain.bench.planner.search import measure
     from hpctrain.cli.bench.plan import show
 
-    record = measure(data_file(data), SystemRunner(), search_limit_s, _say)
+    record = measure(SystemRunner(), search_limit_s, _say)
     show(record, people)
     return record
 
@@ -156,14 +147,14 @@ def _kill(count: int, as_json: bool) -> None:
     from hpctrain.bench.recovery.kills import measure_kills
 
     record = measure_kills(count, _say)
-    found = record["kills"]
+    kills = record["kills"]
     click.echo(
-        f"{found['kills']} kills, {found['while_writing']} of them while a checkpoint was being written: "
-        f"{found['lost']} lost, {len(found['corrupt'])} corrupt, {found['older']} older than the one before",
+        f"{kills['kills']} kills, {kills['while_writing']} of them while a checkpoint was being written: "
+        f"{kills['lost']} lost, {len(kills['corrupt'])} corrupt, {kills['older']} older than the one before",
         err=as_json,
     )
     _echo_json(record, as_json)
-    if found["lost"] or found["corrupt"] or found["older"]:
+    if kills["lost"] or kills["corrupt"] or kills["older"]:
         sys.exit(EXIT_FAILED)
 
 
@@ -178,34 +169,20 @@ def _kill(count: int, as_json: bool) -> None:
     "--clean", type=click.IntRange(0), default=20, show_default=True, help="With --faults: probes without a fault."
 )
 @click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
-@click.option("--simulated", is_flag=True, help="Rather on a simulated fabric and clock, up to 1,000 nodes.")
-@click.option(
-    "--runs", type=click.IntRange(1), default=1000, show_default=True,
-    help="With --simulated: seeded runs of each health row.",
-)  # fmt: skip
-@click.option(
-    "--nodes", "sizes", type=click.IntRange(8), multiple=True,
-    help="With --simulated: size to time; may be given again.",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def probe(
-    rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, simulated: bool, runs: int,
-    sizes: tuple[int, ...], as_json: bool,
-) -> None:  # fmt: skip
+def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
     """The probe's own quality: its bandwidth beside iperf3's, what it says of faults, how long it takes.
 
-    On the lab that is up, links are shaped to known rates and both measure them; this needs root. With --simulated: how
-    often a good node is called slow, which switches are found, and how long a probe of many nodes takes.
+    On the lab that is up, links are shaped to known rates and both measure them; this needs root.
 
     Exit code 1 with --faults when one was not named rightly, or one named where there was none; with --times when a
     pair was not measured.
     """
-    from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, simulated_tables, time_table
+    from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, time_table
 
-    kinds = [name for name, is_on in (("faults", faults), ("times", times), ("simulated", simulated)) if is_on]
-    if len(kinds) > 1:
-        raise InputError(f"--{kinds[0]}: not with --{kinds[1]}")
-    _check_options(kinds[0] if kinds else None)
+    if faults and times:
+        raise InputError("--faults: not with --times")
+    _check_options("faults" if faults else "times" if times else None)
     people = _people(as_json)
     if faults:
         record = fault_tables(clean, people, _say)
@@ -214,9 +191,7 @@ def probe(
         record = time_table(people, _say)
         passed = all(row["complete"] == row["pairs"] for row in record["rows"])
     else:
-        record = (
-            simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
-        )
+        record = beside_iperf3(rates, repeats, people, _say)
         passed = True
     _echo_json(record, as_json)
     if not passed:
@@ -226,9 +201,9 @@ def probe(
 def _check_options(kind: str | None) -> None:
     """Refuse options of another kind of `bench probe` than the one asked for."""
     context = click.get_current_context()
-    for name, (option, own) in _PROBE_OPTIONS.items():
-        if own != kind and context.get_parameter_source(name) is _GIVEN:
-            raise InputError(f"{option}: not with --{kind}" if own is None else f"{option}: only with --{own}")
+    for name, (option, needed) in _PROBE_OPTIONS.items():
+        if needed != kind and context.get_parameter_source(name) is _GIVEN:
+            raise InputError(f"{option}: not with --{kind}" if needed is None else f"{option}: only with --{needed}")
 
 
 @command.command("compression")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,20 +44,6 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
     return record
 
 
-def simulated_tables(runs: int, sizes: Sequence[int], people: Console, say: Say) -> dict[str, Any]:
-    """Simulate, print the three tables, return the record."""
-    from hpctrain.bench.probe.simulated import SimulationPlan, simulate
-
-    record = simulate(SimulationPlan(runs=runs, sizes=sizes or SimulationPlan.sizes), say)
-    for name in ("health", "switches", "runtime"):
-        rows = record[name]
-        table = Table(*rows[0], title=name, title_justify="left")
-        for row in rows:
-            table.add_row(*(f"{value:.5g}" if isinstance(value, float) else str(value) for value in row.values()))
-        people.print(table)
-    return record
-
-
 def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
     """Inject faults into the lab that is up, print what the probe said, return the record."""
     from hpctrain.bench.probe.faults import measure_faults
@@ -68,8 +54,8 @@ def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
         record = measure_faults(machine, layout, clean, say)
     table = Table("fault", "expected", "found", "right", "time")
     for row in record["rows"]:
-        found, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
-        table.add_row(row["case"], row["expected"], found, right, f"{row['seconds']:.1f} s")
+        codes, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
+        table.add_row(row["case"], row["expected"], codes, right, f"{row['seconds']:.1f} s")
     people.print(table)
     runs, wrong = record["clean"]["runs"], record["clean"]["wrong"]
     people.print(f"{len(wrong)} of {runs} clean probes named a fault{': ' if wrong else ''}{wrong or ''}", markup=False)
@@ -86,8 +72,8 @@ def time_table(people: Console, say: Say) -> dict[str, Any]:
         record = measure_times(machine, layout, say)
     table = Table("probe", "time", "pairs measured", "said")
     for row in record["rows"]:
-        said = ", ".join(row["codes"]) or "nothing"
-        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", said)
+        codes = ", ".join(row["codes"]) or "nothing"
+        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", codes)
     people.print(table)
     return record
 

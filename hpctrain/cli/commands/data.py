@@ -13,10 +13,16 @@ from hpctrain.base.units import format_count, format_si
 from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.input.skipped import SKIPPED_NAME, read_skipped
 from hpctrain.corpus.prepare.check import check_corpus, corpora_in, size_of
-from hpctrain.corpus.prepare.options import SAMPLE_BYTES, PrepareOptions, Progress
+from hpctrain.corpus.prepare.options import (
+    SAMPLE_BYTES,
+    PrepareOptions,
+    Progress,
+    run_file_lines,
+    shared_options,
+    sources_of,
+)
 from hpctrain.corpus.prepare.peak_memory import PeakMemory, peak_memory
 from hpctrain.corpus.prepare.prepare import prepare, prepare_sources
-from hpctrain.corpus.prepare.recipe_sources import run_file_lines, shared_options, sources_of
 from hpctrain.records.corpus.cleaning import Cleaning
 from hpctrain.records.corpus.index import CorpusIndex
 from hpctrain.records.corpus.recipe import Recipe, read_recipe

@@ -130,7 +130,7 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> None:
     run, spec = resolve_run(read_run(run_file), SystemRunner())
     plan = make_plan(run, spec, topology)
     plan.stamped().write(folder / "plan.json")
-    degrees = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}"
+    degrees = f"{plan.dims}, schedule {plan.schedule}"
     click.echo(f"    {spec.parameters():,} parameters: {degrees}")
     if plan.predicted is not None:
         click.echo(f"    predicted step time {format_seconds(plan.predicted.step_time_s['total'])}")

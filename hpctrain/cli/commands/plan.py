@@ -16,7 +16,7 @@ from hpctrain.cli.options.named_numbers import FiniteNumber, node_names, numbers
 from hpctrain.cli.options.node_subset import select_nodes
 from hpctrain.cli.options.recover import recover_option
 from hpctrain.cli.options.stale_topology import warn_if_stale
-from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.console import people_console
 from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.launch.model_sizes import with_model_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
@@ -160,9 +160,7 @@ def command(
     plan = make_plan(run, spec, topology, request, previous=replaced, profile=profile)
     plan = plan.stamped()
     plan.write(output)
-    people = Console(stderr=as_json, highlight=False, markup=False)
-    if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
+    people = people_console(as_json, WIDTH)
     people.print(_summary(plan, spec), soft_wrap=True)
     if explain:
         more = extra_neighbours(run, spec, topology, plan, objective.usable)
@@ -238,7 +236,7 @@ def _summary(plan: Plan, spec: Spec) -> str:
     first = plan.replicas[0]
     text = (
         f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "
-        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
+        f"{plan.dims}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
     )
     text = ", ".join([text, *plan.memory_options_text])
     if plan.predicted is not None:

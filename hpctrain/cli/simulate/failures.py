@@ -13,7 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.cli.options.named_numbers import FiniteNumber
 from hpctrain.cli.options.recover import recover_option
-from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.console import people_console
 from hpctrain.planner.simulate.goodput import (
     RECOVERY_MODES,
     FailureModel,
@@ -119,11 +119,11 @@ def failures(
         for mode in RECOVERY_MODES
         if (mode != "requeue" or queue_wait is not None) and (mode != "spares" or spares)
     ]
-    found = [each for mode in modes for each in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)]
-    people = Console(stderr=as_json, highlight=False, markup=False)
-    if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
-    people.print(_table(cluster, modes, found))
+    results = [
+        result for mode in modes for result in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)
+    ]
+    people = people_console(as_json, WIDTH)
+    people.print(_table(cluster, modes, results))
     text = f"{cluster.nodes} nodes, a failure every {format_seconds(cluster.node_mtbf_s / cluster.nodes)}"
     if stall:
         text += f"; Young and Daly would save every {format_seconds(daly_interval(cluster))}"
@@ -131,22 +131,22 @@ def failures(
     if queue_wait is None:
         people.print("Requeueing is left out: give --queue-wait SECONDS. A job without nodes ends.", soft_wrap=True)
     if as_json:
-        rows = [asdict(each) for each in found]
+        rows = [asdict(result) for result in results]
         click.echo(json.dumps({"rows": rows, "daly_interval_s": daly_interval(cluster), "seed": seed}, indent=1))
 
 
-def _table(cluster: FailureModel, modes: list[RecoveryMode], found: list[Goodput]) -> Table:
+def _table(cluster: FailureModel, modes: list[RecoveryMode], results: list[Goodput]) -> Table:
     words = {"requeue": "requeue", "in_place": "in place", "spares": f"{cluster.spares} spares"}
     table = Table("checkpoint every", title="Goodput: mean, and what 95 of 100 jobs exceed")
     for mode in modes:
         table.add_column(words[mode], justify="right")
         if mode == "requeue":
             table.add_column("expected (Daly)", justify="right")
-    for interval_s in dict.fromkeys(each.interval_s for each in found):
+    for interval_s in dict.fromkeys(result.interval_s for result in results):
         cells = []
         for mode in modes:
-            each = next(each for each in found if (each.interval_s, each.mode) == (interval_s, mode))
-            cells.append(f"{each.mean:.1%}, {each.p05:.1%}")
+            result = next(result for result in results if (result.interval_s, result.mode) == (interval_s, mode))
+            cells.append(f"{result.mean:.1%}, {result.p05:.1%}")
             if mode == "requeue":
                 cells.append(f"{daly_goodput(cluster, interval_s):.1%}")
         table.add_row(format_seconds(interval_s), *cells)

@@ -14,7 +14,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
 from hpctrain.cli.options.named_numbers import FiniteNumber, node_names, numbers_by_name, numbers_by_node
-from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.console import Console, people_console
 from hpctrain.launch.model_sizes import with_model_sizes
 from hpctrain.planner.layout.from_plan import CostedLayout, layout_of_plan
 from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
@@ -100,11 +100,11 @@ def step(
     if jitter is not None:
         rng = np.random.default_rng(seed)
         late = LinkJitter(now)
-        drawn = sample_step_times(shown.scene.cost, shown.scene.layout, late, draws, rng, jitter)
+        times = sample_step_times(shown.scene.cost, shown.scene.layout, late, draws, rng, jitter)
+        p50, p95 = np.quantile(times, [0.5, 0.95]).tolist()
+        drawn = {"steps": draws, "p50_s": p50, "p95_s": p95}
         remarks += [] if late else ["The topology has no spread of latencies: messages take what they always take."]
-    people = Console(stderr=as_json, highlight=False, markup=False)
-    if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
+    people = people_console(as_json, WIDTH)
     _tell(people, before, after, drawn, remarks)
     if html_file is not None:
         _write_html(html_file, plan_file, before, after, remarks)
@@ -135,22 +135,22 @@ def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tupl
     return plan_without(run, spec, topology, lost, plan)
 
 
-def _remarks(found: _Simulated) -> list[str]:
+def _remarks(simulated: _Simulated) -> list[str]:
     """What the file says of its own time, where that is something else."""
-    if found.plan.predicted is None:
+    if simulated.plan.predicted is None:
         return []
-    said, total = found.plan.predicted.step_time_s.get("total", 0.0), found.prediction.total
-    if abs(said - total) <= 0.01 * total:
+    stated, total = simulated.plan.predicted.step_time_s.get("total", 0.0), simulated.prediction.total
+    if abs(stated - total) <= 0.01 * total:
         return []
     return [
-        f"The plan says {format_seconds(said)}, these files give {format_seconds(total)}: it was edited, or made from "
-        "others."
+        f"The plan says {format_seconds(stated)}, these files give {format_seconds(total)}: it was edited, or made "
+        "from others."
     ]
 
 
-def _bars(found: _Simulated) -> list[Bar]:
+def _bars(simulated: _Simulated) -> list[Bar]:
     """The replica that is done last, with the sums and the update that follow."""
-    line = found.step.lines[found.step.last]
+    line = simulated.step.lines[simulated.step.last]
     bars = [
         Bar(rank, action.kind, str(action), start, end)
         for rank, row in enumerate(line.spans)
@@ -158,38 +158,40 @@ def _bars(found: _Simulated) -> list[Bar]:
     ]
     done = 0.0
     for rank in range(len(line.spans)):
-        end = found.step.all_reduced_at(rank)
+        end = simulated.step.all_reduced_at(rank)
         done = max(done, end)
-        if found.step.sums[rank]:
-            bars.append(Bar(rank, "S", "sum over replicas", end - found.step.sums[rank], end))
-    update = [Bar(rank, "U", "norm and optimizer", done, done + found.step.update) for rank in range(len(line.spans))]
+        if simulated.step.sums[rank]:
+            bars.append(Bar(rank, "S", "sum over replicas", end - simulated.step.sums[rank], end))
+    update = [
+        Bar(rank, "U", "norm and optimizer", done, done + simulated.step.update) for rank in range(len(line.spans))
+    ]
     return bars + update
 
 
-def _heading(found: _Simulated) -> str:
-    plan = found.plan
+def _heading(simulated: _Simulated) -> str:
+    plan = simulated.plan
     return (
-        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, {plan.schedule}, micro-batch {plan.replicas[0].micro_batch} on "
-        f"{len(plan.nodes)} nodes: {format_seconds(found.prediction.total)} a step"
+        f"{plan.dims}, {plan.schedule}, micro-batch {plan.replicas[0].micro_batch} on "
+        f"{len(plan.nodes)} nodes: {format_seconds(simulated.prediction.total)} a step"
     )
 
 
 def _tell(
-    people: Console, before: _Simulated, after: _Simulated | None, drawn: np.ndarray[Any, Any] | None,
+    people: Console, before: _Simulated, after: _Simulated | None, drawn: dict[str, Any] | None,
     remarks: list[str],
 ) -> None:  # fmt: skip
-    for found in [before] if after is None else [before, after]:
-        people.print(_heading(found), soft_wrap=True)
-        total = found.prediction.total
-        for line in terminal_lines(_bars(found), found.plan.pp, total, people.width):
+    for simulated in [before] if after is None else [before, after]:
+        people.print(_heading(simulated), soft_wrap=True)
+        total = simulated.prediction.total
+        for line in terminal_lines(_bars(simulated), simulated.plan.pp, total, people.width):
             people.print(line, soft_wrap=True)
         people.print()
     if after is not None:
         people.print(_comparison(before, after))
         people.print(_verdict(before, after), soft_wrap=True)
     if drawn is not None:
-        p50, p95 = np.quantile(drawn, [0.5, 0.95])
-        people.print(f"{len(drawn)} steps drawn: median {format_seconds(p50)}, p95 {format_seconds(p95)}")
+        median, p95 = format_seconds(drawn["p50_s"]), format_seconds(drawn["p95_s"])
+        people.print(f"{drawn['steps']} steps drawn: median {median}, p95 {p95}")
     for remark in remarks:
         people.print(f"note: {remark}", soft_wrap=True)
 
@@ -221,13 +223,12 @@ def _write_html(
 
 
 def _machine_form(
-    before: _Simulated, after: _Simulated | None, drawn: np.ndarray[Any, Any] | None, remarks: list[str]
+    before: _Simulated, after: _Simulated | None, drawn: dict[str, Any] | None, remarks: list[str]
 ) -> dict[str, Any]:
     form: dict[str, Any] = {"before": {"step_time_s": before.prediction.terms}, "notes": remarks}
     if after is not None:
         form["after"] = {"step_time_s": after.prediction.terms, "plan": after.plan.to_json()}
         form["blame"] = _verdict(before, after)
     if drawn is not None:
-        p50, p95 = np.quantile(drawn, [0.5, 0.95])
-        form["drawn"] = {"steps": len(drawn), "p50_s": float(p50), "p95_s": float(p95)}
+        form["drawn"] = drawn
     return form

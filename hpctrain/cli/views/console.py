@@ -12,6 +12,14 @@ from rich.segment import Segment
 from hpctrain.base.control_characters import printable
 
 
+def people_console(as_json: bool, piped_width: int) -> Console:
+    """Where a command's words and tables go: to stderr beside a machine form; `piped_width` is for no terminal."""
+    console = Console(stderr=as_json, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = piped_width
+    return console
+
+
 class Console(rich.console.Console):
     """A console whose views hold no control characters but those that rich itself puts around their pieces."""
 

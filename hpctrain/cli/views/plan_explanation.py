@@ -87,7 +87,7 @@ def _compression(plan: Plan) -> list[Table | str]:
     spec = plan.compression[0]
     if spec.reason is None:
         return []
-    words = f"compression {spec.mode}: {spec.reason}"
+    words = f"compression {spec.codec.mode}: {spec.reason}"
     if not spec.compared:
         return [words]
     table = Table(
@@ -109,7 +109,7 @@ def _compression(plan: Plan) -> list[Table | str]:
 def _path(scene: CostedLayout) -> Table:
     """What the pipeline waits for: only something on this path makes a step slower or faster."""
     step = simulate_step(scene.cost, scene.layout)
-    segments = critical_path(step.lines[step.last], step.durations_by_replica[step.last])
+    segments = critical_path(step.lines[step.last])
     table = Table(
         "pipeline rank", "actions", "takes", "then waits for the message", title="Critical path of the slowest replica"
     )

@@ -59,13 +59,12 @@ def check_provisional(
 def _words(
     prepared: PreparedRun, plan: Plan, topology: Topology, start_up_s: float | None, limit: TimeLimit | None
 ) -> list[str]:
-    shape = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}"
     if plan.predicted is None:
-        return [f"the plan given ({shape}) predicts no time: it is not known how long the run will take"]
+        return [f"the plan given ({plan.dims}) predicts no time: it is not known how long the run will take"]
     step_s = plan.predicted.step_time_s["total"]
     time = WallTime(step_s, prepared.run.steps, start_up_s)
     what = "the plan given" if prepared.plan else f"provisional plan on {len(topology.nodes)} nodes as last measured"
-    lines = [f"{what}: {shape}, {format_seconds(step_s)} a step predicted", duration_text(time, topology)]
+    lines = [f"{what}: {plan.dims}, {format_seconds(step_s)} a step predicted", duration_text(time, topology)]
     return lines if limit is None else [*lines, time_limit_text(time, limit, prepared.run.cluster.save_notice_s)]
 
 

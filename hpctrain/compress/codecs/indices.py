@@ -39,11 +39,11 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
     if count >= min(bitmap_bytes, shorts_bytes):
         # GAPS would be no smaller: each gap takes at least a byte.
         if bitmap_bytes <= shorts_bytes:
-            return IndexForm.BITMAP, pack_bits(_mask(positions, numel))
+            return IndexForm.BITMAP, pack_bits(mask_of(positions, numel))
         return IndexForm.SHORTS, _to_shorts(positions, numel)
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
     # Only large gaps are divided: most are small, and division takes longer than all else here.
-    large = _nonzero(gaps >= _SKIP)
+    large = positions_of(gaps >= _SKIP)
     skips = gaps.index_select(0, large) // _SKIP
     gaps_bytes = count + int(skips.sum())
     smallest = min(bitmap_bytes, shorts_bytes, gaps_bytes)
@@ -51,7 +51,7 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
         return IndexForm.GAPS, _to_gaps(gaps, large, skips, gaps_bytes)
     if shorts_bytes == smallest:
         return IndexForm.SHORTS, _to_shorts(positions, numel)
-    return IndexForm.BITMAP, pack_bits(_mask(positions, numel))
+    return IndexForm.BITMAP, pack_bits(mask_of(positions, numel))
 
 
 def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
@@ -64,7 +64,7 @@ def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
     """
     match form:
         case IndexForm.BITMAP:
-            return _nonzero(unpack_bits(data, numel))
+            return positions_of(unpack_bits(data, numel))
         case IndexForm.SHORTS:
             return _from_shorts(data, numel)
         case IndexForm.GAPS:
@@ -90,13 +90,15 @@ def _bits(device: torch.device) -> Tensor:
     return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
 
 
-def _mask(positions: Tensor, numel: int) -> Tensor:
+def mask_of(positions: Tensor, numel: int) -> Tensor:
+    """A mask [numel], bool, which is true at these positions."""
     mask = torch.zeros(numel, dtype=torch.bool, device=positions.device)
     mask[positions] = True
     return mask
 
 
-def _nonzero(mask: Tensor) -> Tensor:
+def positions_of(mask: Tensor) -> Tensor:
+    """The positions, ascending, int64, at which a mask is true."""
     if mask.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return mask.nonzero().flatten()
@@ -134,7 +136,7 @@ def _to_gaps(gaps: Tensor, large: Tensor, skips: Tensor, size: int) -> Tensor:
 def _from_gaps(data: Tensor) -> Tensor:
     # A position is the sum of all gaps and skips before it, plus the number of positions before it.
     passed = torch.cumsum(data, 0, dtype=torch.int64)
-    meant = _nonzero(data != _SKIP)
+    meant = positions_of(data != _SKIP)
     if meant.numel() < data.numel():
         passed = passed[meant]
     return passed.add_(torch.arange(passed.numel(), device=data.device))

@@ -3,30 +3,37 @@ arXiv:2306.10209). Rounding is to the nearest, because rounding errors go to the
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from hpctrain.compress.codecs.buffers import Scratch
 
 BLOCK = 256
 """Numbers that share a scale, whose 4 bytes add 0.016 bytes to each. A message holds a multiple of it."""
 SCALE_BYTES = 4
 _PIECE_BLOCKS = 512
 """Blocks that are written or read at a time on a CPU, so that they stay in the L2 cache."""
-Bits = Literal[4, 8]
+FEWEST_BITS, MOST_BITS = 2, 8
 
 
 class IntegerCode:
-    """Writes and reads numbers as multiples of 1/127 (8 bits) or 1/7 (4 bits) of their block's largest magnitude.
+    """Writes and reads numbers as integers: multiples of 1/m of their block's largest magnitude, m = 2^(bits−1) − 1.
 
-    A message holds the scales in fp32, then one byte per number (8 bits) or per two numbers (4 bits). A block with a
-    number that is not finite has a scale that is not finite, and so are its decoded numbers.
+    A message holds the scales in fp32, then the integers of each block. Their bits are cut into fields of 8, 4, 2 or 1
+    bits, as many as the binary digits of `bits` say, the lowest bits first; a byte holds a field of 8, 4, 2 or 1 bits
+    of 1, 2, 4 or 8 numbers. A block with a number that is not finite has a scale that is not finite, and so are its
+    decoded numbers.
     """
 
-    def __init__(self, bits: Bits) -> None:
+    def __init__(self, bits: int) -> None:
+        if not FEWEST_BITS <= bits <= MOST_BITS:
+            raise ValueError(f"integers of {bits} bits; allowed: {FEWEST_BITS} to {MOST_BITS}")
         self._bits = bits
         self._levels = 2 ** (bits - 1) - 1
-        self._work = torch.empty(0)
+        self._widths = [width for width in (8, 4, 2, 1) if bits & width]
+        self._scratch = Scratch()
 
     def bytes_of(self, numbers: int) -> int:
         """Length of a message in bytes.
@@ -49,7 +56,7 @@ class IntegerCode:
             torch.maximum(blocks.amax(1), blocks.amin(1).neg_(), out=scale)
             # A block of zeros gets the smallest normal scale: a scale of 0 would make its numbers NaN.
             scale.div_(self._levels).clamp_min_(torch.finfo(torch.float32).tiny)
-            steps = torch.div(blocks, scale[:, None], out=self._like(blocks)).round_()
+            steps = torch.div(blocks, scale[:, None], out=self._scratch.take(blocks.shape, blocks)).round_()
             self._pack(steps, packed)
             blocks.addcmul_(steps, scale[:, None], value=-1)
 
@@ -62,7 +69,7 @@ class IntegerCode:
         """
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
-            torch.mul(self._unpack(packed, self._like(blocks)), scale[:, None], out=blocks)
+            torch.mul(self._unpack(packed, self._scratch.take(blocks.shape, blocks)), scale[:, None], out=blocks)
 
     def add(self, message: Tensor, total: Tensor) -> None:
         """Decode a message and add its numbers to `total`.
@@ -73,7 +80,7 @@ class IntegerCode:
         """
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(total, scales, payload), strict=True):
-            blocks.addcmul_(self._unpack(packed, self._like(blocks)), scale[:, None])
+            blocks.addcmul_(self._unpack(packed, self._scratch.take(blocks.shape, blocks)), scale[:, None])
 
     def finite(self, message: Tensor) -> Tensor:
         """Whether all numbers of a message are finite: a scalar tensor on the message's device."""
@@ -91,27 +98,38 @@ class IntegerCode:
         return numbers.view(-1, BLOCK).split(count), scales.split(count), payload.view(-1, bytes_).split(count)
 
     def _pack(self, steps: Tensor, packed: Tensor) -> None:
-        integers = packed.view(torch.int8)
-        if self._bits == 8:
-            integers.copy_(steps)
+        if self._bits == MOST_BITS:
+            packed.view(torch.int8).copy_(steps)
             return
-        low, high = steps.to(torch.int8).split(BLOCK // 2, dim=1)
-        torch.bitwise_or(low & 15, high << 4, out=integers)
+        integers = steps.to(torch.int8)
+        for start, width, field in self._fields(packed):
+            shifted = integers >> start if start else integers
+            lowest, *between, highest = shifted.split(BLOCK * width // 8, dim=1)
+            mask = 2**width - 1
+            torch.bitwise_or(lowest & mask, highest << (8 - width), out=field)
+            for index, part in enumerate(between, 1):
+                field |= (part & mask) << (index * width)
 
     def _unpack(self, packed: Tensor, steps: Tensor) -> Tensor:
-        integers = packed.view(torch.int8)
-        if self._bits == 8:
-            return steps.copy_(integers)
-        low, high = steps.split(BLOCK // 2, dim=1)
-        # The right shift extends the sign.
-        low.copy_((integers << 4) >> 4)
-        high.copy_(integers >> 4)
+        if self._bits == MOST_BITS:
+            return steps.copy_(packed.view(torch.int8))
+        for start, width, field in self._fields(packed):
+            for index, part in enumerate(steps.split(BLOCK * width // 8, dim=1)):
+                above = 8 - width * (index + 1)
+                # The right shift extends the sign, which only the highest field has.
+                numbers = (field << above if above else field) >> (8 - width)
+                if start + width < self._bits:
+                    numbers &= 2**width - 1
+                if start:
+                    part += numbers << start
+                else:
+                    part.copy_(numbers)
         return steps
 
-    def _like(self, blocks: Tensor) -> Tensor:
-        """Uninitialised memory of this shape, reused on a CPU because fresh pages cost more than what is written."""
-        if blocks.is_cuda:
-            return torch.empty_like(blocks)
-        if self._work.numel() < blocks.numel():
-            self._work = torch.empty(blocks.numel())
-        return self._work[: blocks.numel()].view_as(blocks)
+    def _fields(self, packed: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield the lowest bit, the width and the bytes [blocks, bytes], int8, of each field of the integers."""
+        start = 0
+        fields = packed.view(torch.int8).split([BLOCK * width // 8 for width in self._widths], dim=1)
+        for width, field in zip(self._widths, fields, strict=True):
+            yield start, width, field
+            start += width

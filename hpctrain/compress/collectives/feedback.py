@@ -13,15 +13,12 @@ below the threshold settles at g/(1−β). It is offered only for comparison.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
+from hpctrain.records.plan.compression import Feedback, Reset
 
-FeedbackMode = Literal["none", "standard", "decayed", "paper"]
-ResidualReset = Literal["none", "zero", "flush"]
 _PREFIX = "residual."
 
 
@@ -30,10 +27,10 @@ class ErrorFeedback:
 
     def __init__(
         self,
-        mode: FeedbackMode = "standard",
+        mode: Feedback = "standard",
         *,
         beta: float = 0.9,
-        reset: ResidualReset = "none",
+        reset: Reset = "none",
         reset_every: int = 1000,
         dtype: torch.dtype = torch.float32,
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,9 +16,13 @@ from torch import Tensor
 from hpctrain.base.errors import HpctrainError
 
 
-class ReduceScatter(Protocol):
+class ReduceScatter(ABC):
     """A reduce-scatter of a flat gradient over a process group."""
 
+    residuals: Residuals | None = None
+    """The residuals that it shares with the others of its stage; None if the codec has none."""
+
+    @abstractmethod
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         """Write the sum of this rank's part over the group. Collective over the group.
 
@@ -39,7 +44,7 @@ class ResidualStats(NamedTuple):
     """Numbers that they were selected from."""
     square: float
     """Squared norm of this rank's gradient."""
-    kept: float
+    residual_square: float
     """Squared norm of this rank's residuals."""
 
 
@@ -107,8 +112,13 @@ class FlatGradientLayout:
 
 def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
     """The entries of `Reducer.metrics` for the last step, over all sharded stages of a rank."""
-    sent, of, square, kept = (sum(column) for column in zip(*(residuals.stats() for residuals in stages), strict=True))
-    found = {"density": sent / of} if of else {}
-    if 0 < square < math.inf:
-        found["residual_norm_ratio"] = math.sqrt(kept / square)
-    return found
+    total = ResidualStats(*map(sum, zip(*(residuals.stats() for residuals in stages), strict=True)))
+    metrics = {"density": total.sent / total.of} if total.of else {}
+    if 0 < total.square < math.inf:
+        metrics["residual_norm_ratio"] = math.sqrt(total.residual_square / total.square)
+    return metrics
+
+
+def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
+    """The residuals that a stage's reduce-scatters share; None if the codec has none."""
+    return next((scatter.residuals for scatter in scatters if scatter is not None and scatter.residuals), None)

@@ -23,34 +23,24 @@ from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.reducers.reducer import DenseReducer
+from hpctrain.records.plan.compression import LocalSteps
 
 
 class OuterOptimizer:
     """Makes the weights of all replicas equal: one Nesterov step along the replicas' mean change of weights since the
     last outer sync."""
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        parameters: Sequence[Tensor],
-        every: int,
-        outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, parameters: Sequence[Tensor], codec: LocalSteps) -> None:
         """
         Args:
             group: the replicas.
             parameters: plain local tensors, equal on all replicas now; the same list in the same order everywhere.
-            every: steps from one outer sync to the next.
-            outer_lr: 1 with momentum 0 is the mean of the replicas' weights.
-            outer_momentum: of Nesterov's method, in [0, 1).
+            codec: the settings. A learning rate of 1 with momentum 0 gives the mean of the replicas' weights.
         """
         self._group = group
         self._world = dist.get_world_size(group)
         self._parameters = parameters
-        self._every = every
-        self._outer_lr = outer_lr
-        self._outer_momentum = outer_momentum
+        self._codec = codec
         self._reducer = DenseReducer(group)
         self._anchors = [_full(parameter) for parameter in parameters]
         """The weights after the last outer sync."""
@@ -77,7 +67,7 @@ class OuterOptimizer:
             Bytes this rank put on the wire.
         """
         self._in_sync = False
-        return self.outer_sync() if step % self._every == 0 else 0
+        return self.outer_sync() if step % self._codec.every == 0 else 0
 
     @torch.no_grad()
     def outer_sync(self) -> int:
@@ -103,8 +93,8 @@ class OuterOptimizer:
                 parameter.fill_(torch.nan)
                 continue
             outer_gradient = parameter.float() / self._world
-            velocity.mul_(self._outer_momentum).add_(outer_gradient)
-            anchor.sub_(outer_gradient.add_(velocity, alpha=self._outer_momentum), alpha=self._outer_lr)
+            velocity.mul_(self._codec.outer_momentum).add_(outer_gradient)
+            anchor.sub_(outer_gradient.add_(velocity, alpha=self._codec.outer_momentum), alpha=self._codec.outer_lr)
             parameter.copy_(anchor)
         self._sync_count += finite
         self._in_sync = True
@@ -137,13 +127,13 @@ class OuterOptimizer:
         if not all(f"velocity.{index}" in state for index in range(len(self._velocities))):
             return
         for index, velocity in enumerate(self._velocities):
-            found = state[f"velocity.{index}"]
-            if found.shape != velocity.shape:
+            loaded = state[f"velocity.{index}"]
+            if loaded.shape != velocity.shape:
                 raise CheckpointError(
-                    f"velocity.{index}: found shape {list(found.shape)}, allowed {list(velocity.shape)}; "
+                    f"velocity.{index}: found shape {list(loaded.shape)}, allowed {list(velocity.shape)}; "
                     "a state of other parallel degrees is to be dropped"
                 )
-            velocity.copy_(found)
+            velocity.copy_(loaded)
         self._sync_count = int(state["met"])
 
     def drop_state(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,29 +13,12 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.orthonormal import orthonormalize
-from hpctrain.compress.reducers.reducer import DenseReducer, residual_ratio_metric
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, residual_ratio_metric
 from hpctrain.compress.reducers.warm_up import WarmUp
+from hpctrain.records.plan.compression import PowerSgd
 
 
-@dataclass(frozen=True)
-class PowerSgdSettings:
-    """Settings of the codec `power_sgd`."""
-
-    rank: int = 4
-    """Columns of the thin matrices, r: of an m × n matrix, r·(m + n) numbers are sent."""
-    warmup_steps: int = 100
-    """Steps at the beginning of a run whose gradients are summed exactly."""
-    min_compression: float = 2.0
-    """A matrix that would not shrink by this factor is summed exactly."""
-    feedback: Literal["standard", "none"] = "standard"
-    """Whether the error of the product is added to the next gradient, or lost."""
-    warm_start: bool = True
-    """Whether a step's power iteration begins with the directions of the last step, or with random ones."""
-    seed: int = 0
-    """Seed of the random directions, the same on every rank."""
-
-
-class PowerSgdReducer:
+class PowerSgdReducer(Reducer):
     """The reducer of `power_sgd`: low-rank sums of matrices, in two messages per step for any number of matrices.
 
     M is a rank's gradient plus its residual. P = M·Q is summed over the ranks and made orthonormal, then Q = Mᵀ·P is
@@ -44,17 +26,17 @@ class PowerSgdReducer:
     residuals add up to all gradients. Tensors that are not compressed travel with P.
     """
 
-    def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], settings: PowerSgdSettings) -> None:
+    def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: PowerSgd) -> None:
         """
         Args:
             group: the replicas.
             chosen: indices of the gradients that may be compressed. Those with fewer than two dimensions, or too small
                 for the rank, are summed exactly too.
-            settings: the same on every rank.
+            codec: the settings, the same on every rank.
         """
         self._group = group
         self._world = dist.get_world_size(group)
-        self._settings = settings
+        self._codec = codec
         self._chosen = frozenset(chosen)
         self._matrix_batches: list[MatrixBatch] = []
         self._loaded: dict[str, Tensor] = {}
@@ -76,9 +58,6 @@ class PowerSgdReducer:
         others = [gradient for index, gradient in enumerate(gradients) if index not in self._compressed]
         if not compressed or not matrices:
             return self._dense_others.reduce(others) + self._dense_matrices.reduce(matrices)
-        if not self._settings.warm_start:
-            # Seeded by the step that the ranks agreed on: those that joined later must draw the same directions.
-            self._q.copy_(self._random(warm_up.step))
         return self._reduce_products(gradients, others, matrices)
 
     def _reduce_products(self, gradients: list[Tensor], others: list[Tensor], matrices: list[Tensor]) -> int:
@@ -102,13 +81,10 @@ class PowerSgdReducer:
     def metrics(self) -> dict[str, float]:
         """The residual_norm_ratio of the last step, if it was compressed: the norm of this rank's residuals over that
         of its gradient."""
-        residuals = [
-            matrix_batch.residual for matrix_batch in self._matrix_batches if matrix_batch.residual is not None
-        ]
-        if not residuals or not self._norms:
+        if not self._norms:
             return {}
-        kept = torch.stack(torch._foreach_norm(residuals)).norm()
-        return residual_ratio_metric(float(kept), float(torch.stack(self._norms).norm()))
+        residuals = torch._foreach_norm([matrix_batch.residual for matrix_batch in self._matrix_batches])
+        return residual_ratio_metric(float(torch.stack(residuals).norm()), float(torch.stack(self._norms).norm()))
 
     def state(self) -> dict[str, Tensor]:
         """This rank's residuals, directions and step count, without a copy: the next step changes the tensors."""
@@ -118,8 +94,7 @@ class PowerSgdReducer:
         for matrix_batch in self._matrix_batches:
             for row, index in enumerate(matrix_batch.members):
                 state[f"q.{index}"] = matrix_batch.q[row]
-                if matrix_batch.residual is not None:
-                    state[f"residual.{index}"] = matrix_batch.residual[row]
+                state[f"residual.{index}"] = matrix_batch.residual[row]
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -137,15 +112,13 @@ class PowerSgdReducer:
         for matrix_batch in self._matrix_batches:
             for row, index in enumerate(matrix_batch.members):
                 _restore(matrix_batch.q[row], state, f"q.{index}")
-                if matrix_batch.residual is not None:
-                    _restore(matrix_batch.residual[row], state, f"residual.{index}")
+                _restore(matrix_batch.residual[row], state, f"residual.{index}")
 
     def drop_state(self) -> None:
         """Drop residuals and directions. All ranks must do so, or none."""
         self._loaded = {}
         for matrix_batch in self._matrix_batches:
-            if matrix_batch.residual is not None:
-                matrix_batch.residual.zero_()
+            matrix_batch.residual.zero_()
         if self._matrix_batches:
             self._q.copy_(self._fresh)
 
@@ -161,42 +134,35 @@ class PowerSgdReducer:
         device = gradients[0].device
         self._q = torch.empty(self._length(shapes, 1), device=device)
         self._p = torch.empty(self._length(shapes, 0), device=device)
-        self._fresh = self._random(0).to(device)
+        # Drawn on the CPU, because every kind of device must get the same numbers.
+        self._fresh = torch.randn(self._q.numel(), generator=torch.Generator().manual_seed(0)).to(device)
         self._q.copy_(self._fresh)
         p, q, fresh = (self._split(flat, shapes, side) for flat, side in ((self._p, 0), (self._q, 1), (self._fresh, 1)))
         self._matrix_batches = [
-            MatrixBatch(members, p[at], q[at], fresh[at], self._residual(len(members), shape, device))
+            MatrixBatch(members, p[at], q[at], fresh[at], torch.zeros(len(members), *shape, device=device))
             for at, (shape, members) in enumerate(shapes.items())
         ]
         self._first, self._dense_others = DenseReducer(self._group), DenseReducer(self._group)
         self._dense_matrices = DenseReducer(self._group)
-        self._warm_up = WarmUp(self._group, self._settings.warmup_steps)
+        self._warm_up = WarmUp(self._group, self._codec.warmup_steps)
         loaded = self._loaded
         if loaded:
             self.load_state(loaded)
         return self._warm_up
 
     def _is_worth_compressing(self, rows: int, columns: int) -> bool:
-        sent = self._settings.rank * (rows + columns)
-        return self._settings.rank <= min(rows, columns) and sent * self._settings.min_compression <= rows * columns
+        sent = self._codec.rank * (rows + columns)
+        return self._codec.rank <= min(rows, columns) and sent * self._codec.min_compression <= rows * columns
 
     def _length(self, shapes: dict[tuple[int, int], list[int]], side: int) -> int:
-        return self._settings.rank * sum(shape[side] * len(members) for shape, members in shapes.items())
+        return self._codec.rank * sum(shape[side] * len(members) for shape, members in shapes.items())
 
     def _split(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
         """Views of a message, one per shape: [matrices, rows or columns, rank]."""
-        rank = self._settings.rank
+        rank = self._codec.rank
         parts = flat.split([rank * shape[side] * len(members) for shape, members in shapes.items()])
         pairs = zip(parts, shapes.items(), strict=True)
         return [part.view(len(members), shape[side], rank) for part, (shape, members) in pairs]
-
-    def _residual(self, count: int, shape: tuple[int, int], device: torch.device) -> Tensor | None:
-        return None if self._settings.feedback == "none" else torch.zeros(count, *shape, device=device)
-
-    def _random(self, step: int) -> Tensor:
-        # Drawn on the CPU, because every kind of device must get the same numbers.
-        generator = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + step)
-        return torch.randn(self._q.numel(), generator=generator)
 
     def _broadcast_directions(self) -> None:
         """Give all ranks the directions of the group's first rank, because a rank that joined later has others."""
@@ -216,26 +182,19 @@ class MatrixBatch:
     """[matrices, columns, rank], in the memory of the second message; kept from step to step."""
     fresh: Tensor
     """Random directions, shaped as `q`."""
-    residual: Tensor | None
-    """[matrices, rows, columns]; None without feedback."""
+    residual: Tensor
+    """[matrices, rows, columns]."""
 
     def project(self, gradients: list[Tensor]) -> None:
         """Compute P = (residual + gradient)·Q. The residual is only read: the step may turn out not to count."""
         # A direction that the last sum did not have is zero, and would stay so if it were not drawn again.
         torch.where(self.q.square().sum(dim=1, keepdim=True) > 0, self.q, self.fresh, out=self.q)
-        if self.residual is None:
-            self.p.zero_()
-        else:
-            torch.bmm(self.residual, self.q, out=self.p)
+        torch.bmm(self.residual, self.q, out=self.p)
         for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
             p.addmm_(_matrix(gradient), q)
 
     def project_back(self, gradients: list[Tensor]) -> None:
-        """Compute Q = (residual + gradient)ᵀ·P. With feedback, the residual becomes residual + gradient − P·Qᵀ."""
-        if self.residual is None:
-            for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
-                torch.mm(_matrix(gradient).T, p, out=q)
-            return
+        """Compute Q = (residual + gradient)ᵀ·P. The residual becomes residual + gradient − P·Qᵀ."""
         torch._foreach_add_(list(self.residual), [_matrix(gradient) for gradient in gradients])
         torch.bmm(self.residual.transpose(1, 2), self.p, out=self.q)
         self.residual.baddbmm_(self.p, self.q.transpose(1, 2), alpha=-1)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.collectives.all_gather import all_gather
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
-from hpctrain.compress.reducers.reducer import DenseReducer
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, StepState
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 BUCKETS_SCATTERED_AHEAD = 2
@@ -22,15 +23,18 @@ BUCKETS_IN_FLIGHT = 4
 """Buckets whose memory is in use at a time."""
 
 
-class BucketCodec(Protocol):
-    """How a bucket is written, added up and read, in one part per rank."""
+class BucketCodec(StepState, ABC):
+    """How a bucket is written, added up and read, in one part per rank. Its state is by index among the compressed
+    gradients."""
 
     part_multiple: int
     """The numbers of a part are a multiple of this."""
 
+    @abstractmethod
     def bytes_of(self, numbers: int) -> int:
         """Length of a part's message in bytes, a multiple of 4."""
 
+    @abstractmethod
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
         """Write the gradients of a bucket, one after the other and padded with zeros.
 
@@ -40,6 +44,7 @@ class BucketCodec(Protocol):
             outgoing: [ranks, bytes of a part], uint8; written to.
         """
 
+    @abstractmethod
     def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
         """The sums of this rank's part as a message, in newly allocated memory: [bytes of a part], uint8.
 
@@ -48,6 +53,7 @@ class BucketCodec(Protocol):
             rank: rank of this process in its group, which is the index of its part.
         """
 
+    @abstractmethod
     def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
         """Replace the gradients of a bucket by their sums.
 
@@ -55,17 +61,8 @@ class BucketCodec(Protocol):
             gathered: [ranks, bytes of a part], uint8: the sums of all parts; the same on every rank.
         """
 
-    def state(self) -> dict[str, Tensor]:
-        """The same as `Reducer.state`, by index among the compressed gradients."""
 
-    def load_state(self, state: dict[str, Tensor]) -> None: ...
-
-    def drop_state(self) -> None: ...
-
-    def metrics(self) -> dict[str, float]: ...
-
-
-class ReduceScatterAllGather:
+class ReduceScatterAllGather(Reducer):
     """A reducer in which each rank owns a part of every bucket and adds it up.
 
     A bucket takes an all-to-all, which gives each rank its part of all gradients to add up in fp32, and an all-gather
@@ -91,15 +88,10 @@ class ReduceScatterAllGather:
         self._scheduler = BucketScheduler(self._send, bucket_bytes)
         self._in_reduce_scatter: list[_BucketInFlight] = []
         self._in_all_gather: list[_BucketInFlight] = []
-        self._spare: list[Tensor] = []
+        self._pool = BufferPool()
         self._sent_bytes = 0
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
-
-        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only if nothing
-        else is sent during the backward pass, and nothing changes gradients between it and `reduce`.
-        """
         if self._world > 1:
             self._scheduler.register_hooks([parameters[index] for index in self._chosen])
 
@@ -136,7 +128,9 @@ class ReduceScatterAllGather:
         numbers = sum(tensor.numel() for tensor in tensors)
         part_multiple = self._world * self._codec.part_multiple
         part_bytes = self._codec.bytes_of(-(-numbers // part_multiple) * self._codec.part_multiple)
-        outgoing, incoming = self._memory(part_bytes, tensors[0]), self._memory(part_bytes, tensors[0])
+        outgoing, incoming = (
+            self._pool.take(self._world * part_bytes, tensors[0], torch.uint8).view(self._world, -1) for _ in range(2)
+        )
         self._codec.encode(self._scheduler.buckets[number], tensors, outgoing)
         work = dist.all_to_all_single(incoming.flatten(), outgoing.flatten(), group=self._group, async_op=True)
         self._in_reduce_scatter.append(_BucketInFlight(number, tensors, outgoing, incoming, work))
@@ -160,14 +154,7 @@ class ReduceScatterAllGather:
         with ACTIVITY.doing(f"all-gather over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
         self._codec.decode(self._scheduler.buckets[flight.number], flight.outgoing, flight.tensors)
-        self._spare += [flight.outgoing, flight.incoming]
-
-    def _memory(self, part_bytes: int, like: Tensor) -> Tensor:
-        """A reused buffer, because fresh pages cost more than what is written to them."""
-        for index, spare in enumerate(self._spare):
-            if spare.untyped_storage().nbytes() >= self._world * part_bytes:
-                return self._spare.pop(index).as_strided((self._world, part_bytes), (part_bytes, 1))
-        return like.new_empty(self._world, part_bytes, dtype=torch.uint8)
+        self._pool.give_back(flight.outgoing, flight.incoming)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
@@ -18,9 +19,29 @@ COPIES_IN_FLIGHT = 4
 """Buckets on the wire at a time that are copies of their gradients."""
 
 
-class Reducer(Protocol):
+class StepState:
+    """What is carried from one step to the next: nothing, where a class overrides nothing."""
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's state between steps, such as residuals: `kind.position` of the gradient -> tensor, not copied."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state` returned; whatever is missing starts afresh."""
+
+    def drop_state(self) -> None:
+        """Drop all state and start afresh. All ranks must do so, or none."""
+        self.load_state({})
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last reduction for the metrics of the step: those of `REDUCER_METRICS` that it has."""
+        return {}
+
+
+class Reducer(StepState, ABC):
     """Sums gradients over the replicas of a stage."""
 
+    @abstractmethod
     def reduce(self, gradients: list[Tensor]) -> int:
         """Replace each tensor by its sum over the group. Collective over the group.
 
@@ -28,17 +49,24 @@ class Reducer(Protocol):
             Bytes this rank put on the wire.
         """
 
-    def state(self) -> dict[str, Tensor]:
-        """This rank's state between steps, such as residuals: `kind.position` of the gradient -> tensor, not copied."""
+    def overlap(self, parameters: list[nn.Parameter]) -> None:
+        """From the second step on, send a bucket as soon as the backward pass has finished its gradients. A reducer
+        that needs all gradients at once does nothing.
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh."""
+        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only if nothing
+        else is sent during the backward pass, and nothing changes gradients between it and `reduce`.
+        """
 
-    def drop_state(self) -> None:
-        """Drop all state and start afresh."""
+    def after_step(self, step: int) -> int:
+        """Combine the replicas' weights if that is due after this step of the optimizer, the first is 1. Collective.
 
-    def metrics(self) -> dict[str, float]:
-        """Figures of the last reduction for the metrics of the step: those of `REDUCER_METRICS` that it has."""
+        Returns:
+            Bytes this rank put on the wire.
+        """
+        return 0
+
+    def before_checkpoint(self) -> None:
+        """Make the replicas' weights equal. Collective."""
 
 
 REDUCER_METRICS = ("density", "residual_norm_ratio")
@@ -46,28 +74,13 @@ REDUCER_METRICS = ("density", "residual_norm_ratio")
 norm of the gradient."""
 
 
-def residual_ratio_metric(kept: float, gradient: float) -> dict[str, float]:
+def residual_ratio_metric(residual: float, gradient: float) -> dict[str, float]:
     """The entry `residual_norm_ratio` of `Reducer.metrics`, from the two norms; empty if the ratio is not finite."""
-    ratio = kept / gradient if gradient > 0 else math.nan
+    ratio = residual / gradient if gradient > 0 else math.nan
     return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
 
 
-class Stateless:
-    """Base of a reducer or codec that keeps no state between steps."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        del state
-
-    def drop_state(self) -> None: ...
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-class DenseReducer(Stateless):
+class DenseReducer(Reducer):
     """Exact sums in the gradients' own dtype, by ring all-reduce; after `overlap`, beside the backward pass."""
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -77,16 +90,13 @@ class DenseReducer(Stateless):
         self._scheduler = BucketScheduler(self._send, bucket_bytes)
         self._sent_bytes = 0
         self._in_flight: list[_BucketInFlight] = []
-        self._spare: list[Tensor] = []
+        self._pool = BufferPool()
         self._parameters: list[nn.Parameter] = []
         self._flat_gradients: dict[int, Tensor] = {}
         """Number of a bucket -> memory that holds its gradients, from the moment they are sent until the next step."""
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
-
-        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only if nothing
-        else is sent during the backward pass. Their `grad` moves into memory of the reducer, which the next step
+        """As the base class says. The parameters' `grad` moves into memory of the reducer, which the next step
         overwrites, so that sums need not be copied back.
         """
         if self._world > 1:
@@ -112,17 +122,20 @@ class DenseReducer(Stateless):
         return sent_bytes
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
-        kept = None
+        copy = None
         if len(tensors) == 1 and tensors[0].is_contiguous():
             flat = tensors[0]
         elif self._are_grads(number, tensors):
             flat = self._flatten_in_place(number, tensors)
         else:
-            kept = self._memory(tensors)
-            flat = kept[: sum(tensor.numel() for tensor in tensors)]
+            while sum(flight.copy is not None for flight in self._in_flight) >= COPIES_IN_FLIGHT:
+                self._finish_bucket()
+            like, numbers = tensors[0], sum(tensor.numel() for tensor in tensors)
+            copy = self._pool.take(max(numbers, self._bucket_bytes // like.element_size()), like, like.dtype)
+            flat = copy[:numbers]
             torch._foreach_copy_(unflatten_like(flat, tensors), tensors)
         work = dist.all_reduce(flat, group=self._group, async_op=True)
-        self._in_flight.append(_BucketInFlight(number, tensors, flat, kept, work))
+        self._in_flight.append(_BucketInFlight(number, tensors, flat, copy, work))
         self._sent_bytes += flat.numel() * flat.element_size()
 
     def _are_grads(self, number: int, tensors: list[Tensor]) -> bool:
@@ -150,18 +163,9 @@ class DenseReducer(Stateless):
         flight = self._in_flight.pop(0)
         with ACTIVITY.doing(f"all-reduce over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
-        if flight.kept is not None:
+        if flight.copy is not None:
             torch._foreach_copy_(flight.tensors, unflatten_like(flight.flat, flight.tensors))
-            self._spare.append(flight.kept)
-
-    def _memory(self, tensors: list[Tensor]) -> Tensor:
-        """A buffer for a bucket of several tensors, reused because fresh pages cost more than the copy."""
-        while sum(flight.kept is not None for flight in self._in_flight) >= COPIES_IN_FLIGHT:
-            self._finish_bucket()
-        for index, spare in enumerate(self._spare):
-            if spare.dtype == tensors[0].dtype:
-                return self._spare.pop(index)
-        return tensors[0].new_empty(self._bucket_bytes // tensors[0].element_size())
+            self._pool.give_back(flight.copy)
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,6 @@ class _BucketInFlight:
     number: int
     tensors: list[Tensor]
     flat: Tensor
-    kept: Tensor | None
+    copy: Tensor | None
     """Buffer to reuse; None if the gradients themselves are summed in place."""
     work: dist.Work

@@ -10,78 +10,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
-from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.collectives.sparse_exchange import balanced_borders, exchange, gather
-from hpctrain.compress.reducers.reducer import DenseReducer, residual_ratio_metric
-from hpctrain.compress.select.selectors import Selector, seed_of, select_with_values
-from hpctrain.compress.select.sparse_counts import SendCounts
-
-ExchangeRoute = Literal["auto", "owners", "all"]
-_STEP = "step"
+from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 
 
-@dataclass(frozen=True)
-class SparseSettings:
-    """How numbers are selected and sent."""
-
-    selector: Selector = "sampled"
-    values: ValueCode = ValueCode.BF16
-    exchange: ExchangeRoute = "auto"
-    """Who receives a rank's selection. owners: the ranks that sum a part each. all: every rank. auto: all if there are
-    two ranks, else owners."""
-    seed: int = 0
-    """Seed of samples and random positions; the same on all ranks."""
-
-
-class SparseReducer:
+class SparseReducer(Reducer):
     """The reducer of `topk`: approximate sums, the same bits on every rank. Exempt tensors are summed exactly.
 
     A step in which any rank's gradient is not finite is summed exactly; it changes neither residuals nor profiles.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        compressed: Sequence[int],
-        counts: SendCounts,
-        feedback: ErrorFeedback,
-        settings: SparseSettings,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, state: SparseState, settings: SparseSettings) -> None:
         """
         Args:
             group: the replicas.
-            compressed: indices of the tensors to compress, in the list that `reduce` gets, ascending.
-            counts: how many numbers of each tensor a step sends.
-            feedback: holds the residuals.
+            state: of the compressed tensors; their positions are those in the list that `reduce` gets, ascending.
             settings: how numbers are selected and sent.
         """
         self._group = group
         self._world = dist.get_world_size(group)
         self._rank = dist.get_rank(group)
-        self._compressed = list(compressed)
-        self._is_compressed = frozenset(compressed)
-        self._counts = counts
-        self._feedback = feedback
+        self._state = state
+        self._feedback = state.feedback
+        self._compressed = state.positions
+        self._is_compressed = frozenset(state.positions)
         self._settings = settings
-        self._uses_all_gather = settings.exchange == "all" or (settings.exchange == "auto" and self._world == 2)
         self._exempt = DenseReducer(group)
         self._whole = DenseReducer(group)
-        self._step = 0
-        self._agreed = False
-        self._metrics: dict[str, float] = {}
-        self._square = torch.tensor(math.nan)
-        """Squared norm of this rank's compressed gradients in the last step."""
-        self._sum = torch.empty(0)
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -90,111 +54,102 @@ class SparseReducer:
         exempt = [gradient for position, gradient in enumerate(gradients) if position not in self._is_compressed]
         if not tensors:
             return self._exempt.reduce(exempt)
-        if not self._agreed:
-            self._step = self._counts.agree(self._step, tensors[0].device)
-            self._agreed = True
+        device = tensors[0].device
+        step = self._state.begin(device)
         flat = [tensor.reshape(-1).float() for tensor in tensors]
         squares = torch.stack(torch._foreach_norm(flat)).float().square()
-        self._square = squares.sum()
+        square = squares.sum()
         # The sums of the squares show every rank whether all gradients are finite, without a message of their own.
         sent = self._exempt.reduce([*exempt, squares])
         energies: list[float] = squares.tolist()
+        counts, sizes = self._state.counts, self._state.sizes
+        numbers = sum(sizes)
         if not all(math.isfinite(energy) for energy in energies):
-            self._metrics = {"density": 1.0}
+            self._state.record_sent(numbers, numbers, float(square))
+            self._state.not_finite()
+            self._state.end_step(device)
             return sent + self._whole.reduce(tensors)
-        self._step += 1
-        sizes = [tensor.numel() for tensor in flat]
-        self._counts.observe(self._step, flat)
-        self._counts.close(self._step, sizes, flat[0].device)
-        wanted = self._counts.of(self._step, sizes)
+        counts.observe(step, flat)
+        counts.close(step, sizes, device)
+        wanted = counts.of(step, sizes)
+        selected = numbers
         if wanted is None:
             sent += self._whole.reduce(tensors)
-            self._metrics = {"density": 1.0}
-        elif self._feedback.is_flush_step(self._step):
+        elif self._feedback.is_flush_step(step):
             sent += self._flush(tensors, flat)
         else:
-            sent += self._send(tensors, flat, wanted, energies)
-        self._feedback.end_step(self._step)
+            selected, sent_bytes = self._send(step, tensors, flat, wanted, energies)
+            sent += sent_bytes
+        self._state.record_sent(selected, numbers, float(square))
+        self._state.count_step()
         return sent
 
     def metrics(self) -> dict[str, float]:
         """Figures of the last step: density, the share of the compressed tensors' numbers that this rank sent; and
         residual_norm_ratio, the norm of its residuals over that of its gradient, if that is finite."""
-        return self._metrics | residual_ratio_metric(self._feedback.norm(), math.sqrt(float(self._square)))
+        return residual_metrics([self._state])
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's state between steps, without a copy."""
-        return {
-            _STEP: torch.tensor(self._step),
-            **self._feedback.state(),
-            **self._counts.state(self._compressed),
-        }
+        return self._state.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh. If ranks loaded different steps, the next
-        `reduce` goes on from the smallest."""
-        self._step = int(state.get(_STEP, 0))
-        self._feedback.load_state(state)
-        self._counts.load_state(state, self._compressed)
-        self._agreed = False
-
-    def drop_state(self) -> None:
-        """Start afresh, warm-up steps included."""
-        self.load_state({})
+        self._state.load_state(state)
 
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
         """Sum the gradients and all residuals exactly; return the bytes sent."""
         for position, tensor, gradient in zip(self._compressed, tensors, flat, strict=True):
             tensor.copy_(self._feedback.take_all(str(position), gradient).view_as(tensor))
-        self._metrics = {"density": 1.0}
         return self._whole.reduce(tensors)
 
-    def _send(self, tensors: list[Tensor], flat: list[Tensor], wanted: list[int], energies: list[float]) -> int:
-        scales = message_scales(energies, [tensor.numel() for tensor in flat])
+    def _send(
+        self, step: int, tensors: list[Tensor], flat: list[Tensor], wanted: list[int], energies: list[float]
+    ) -> tuple[int, int]:
+        """Sum selected numbers; return how many this rank selected, and the bytes sent."""
+        sizes = self._state.sizes
+        scales = message_scales(energies, sizes)
         keys = [str(position) for position in self._compressed]
-        with_kept = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
-        found = [self._select(layer, a, k) for layer, (a, k) in enumerate(zip(with_kept, wanted, strict=True))]
-        chosen = [places for places, _ in found]
-        values = [numbers.div_(scale) for (_, numbers), scale in zip(found, scales, strict=True)]
-        offsets = [0, *accumulate(tensor.numel() for tensor in flat)]
-        positions = torch.cat([places + start for places, start in zip(chosen, offsets, strict=False)])
-        self._metrics = {"density": positions.numel() / offsets[-1]}
-        borders = [0, offsets[-1]]
-        if not self._uses_all_gather:
-            borders = balanced_borders(wanted, [tensor.numel() for tensor in flat], self._world)
+        corrected = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
+        selected = [
+            self._settings.select(a, k, step, layer) for layer, (a, k) in enumerate(zip(corrected, wanted, strict=True))
+        ]
+        values = [numbers.div_(scale) for (_, numbers), scale in zip(selected, scales, strict=True)]
+        offsets = [0, *accumulate(sizes)]
+        positions = torch.cat([places + start for (places, _), start in zip(selected, offsets, strict=False)])
+        to_all = self._world == 2
+        borders = [0, offsets[-1]] if to_all else balanced_borders(wanted, sizes, self._world)
         parts = _OwnerParts(positions, torch.cat(values), borders)
-        own = None if self._uses_all_gather else self._rank
+        own = None if to_all else self._rank
         # What the other ranks will decode. The part that this rank owns itself is not rounded.
         read = torch.cat([
             part if index == own else rounded(part, self._settings.values) for index, part in enumerate(parts.values)
         ])  # fmt: skip
-        lengths = [places.numel() for places in chosen]
-        for key, a, places, part, scale in zip(keys, with_kept, chosen, read.split(lengths), scales, strict=True):
+        read_parts = read.split([places.numel() for places, _ in selected])
+        for key, a, (places, _), part, scale in zip(keys, corrected, selected, read_parts, scales, strict=True):
             self._feedback.store_residual(key, a, places, part * scale)
-        if self._uses_all_gather:
+        if to_all:
             messages, sent = gather(self._message(parts, 0), self._group)
             sums = [decode(message, offsets[-1]) for message in messages]
         else:
-            sums, sent = self._reduce_scatter_all_gather(parts, wanted, offsets, scales)
+            sums, sent = self._reduce_scatter_all_gather(step, parts, wanted, offsets, scales)
         _write(tensors, sums, offsets, scales)
-        return sent
+        return positions.numel(), sent
 
     def _reduce_scatter_all_gather(
-        self, parts: _OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
+        self, step: int, parts: _OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Return the selected sums of each part, as positions over all tensors and values, and the bytes sent."""
         nothing = parts.positions[0].new_empty(0, dtype=torch.uint8)
         outgoing = [nothing if owner == self._rank else self._message(parts, owner) for owner in range(self._world)]
         incoming, sent = exchange(outgoing, self._group)
         start, end = parts.borders[self._rank : self._rank + 2]
-        total = self._zeros(end - start, parts.values[0])
+        total = self._state.scratch.take((end - start,), parts.values[0]).zero_()
         # In rank order: the sum must not depend on which message arrived first.
         for source, message in enumerate(incoming):
             if source == self._rank:
                 total.index_add_(0, parts.positions[source], parts.values[source])
             else:
                 total.index_add_(0, *decode(message, end - start))
-        positions, values = self._select_sums(total, parts, wanted, offsets)
+        positions, values = self._select_sums(step, total, parts, wanted, offsets)
         message = encode(positions, values, end - start, self._settings.values)
         total.index_add_(0, positions, rounded(values, self._settings.values), alpha=-1)
         self._add_sum_residual(total, start, offsets, scales)
@@ -206,7 +161,7 @@ class SparseReducer:
         return sums, sent + sent_again
 
     def _select_sums(
-        self, total: Tensor, parts: _OwnerParts, wanted: list[int], offsets: list[int]
+        self, step: int, total: Tensor, parts: _OwnerParts, wanted: list[int], offsets: list[int]
     ) -> tuple[Tensor, Tensor]:
         """Select among the sums of this rank's part, with the density of each tensor in it.
 
@@ -219,12 +174,12 @@ class SparseReducer:
         if self._settings.selector == "random" or not stretches:
             # With random, all ranks selected the same positions.
             return own, total.index_select(0, own)
-        found = []
+        selected = []
         for layer, low, high in stretches:
             k = -(-wanted[layer] * (high - low) // (offsets[layer + 1] - offsets[layer]))
-            places, values = self._select(layer, total[low - start : high - start], k)
-            found.append((places + (low - start), values))
-        return torch.cat([places for places, _ in found]), torch.cat([values for _, values in found])
+            places, values = self._settings.select(total[low - start : high - start], k, step, layer)
+            selected.append((places + (low - start), values))
+        return torch.cat([places for places, _ in selected]), torch.cat([values for _, values in selected])
 
     def _add_sum_residual(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
         """Add the unsent rest of the sums of this rank's part to the residuals."""
@@ -234,18 +189,9 @@ class SparseReducer:
                 key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer])
             )
 
-    def _select(self, layer: int, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return select_with_values(values, k, self._settings.selector, seed_of(self._settings.seed, self._step, layer))
-
     def _message(self, parts: _OwnerParts, index: int) -> Tensor:
         size = parts.borders[index + 1] - parts.borders[index]
         return encode(parts.positions[index], parts.values[index], size, self._settings.values)
-
-    def _zeros(self, size: int, like: Tensor) -> Tensor:
-        """Zeros in reused memory, because fresh pages cost more than what is written to them."""
-        if self._sum.numel() < size or self._sum.device != like.device:
-            self._sum = like.new_empty(size)
-        return self._sum[:size].zero_()
 
 
 class _OwnerParts:

@@ -18,23 +18,24 @@ from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import ALIGNMENT, decode, encode, rounded
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ShardedParameter
+from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_exchange import exchange
-from hpctrain.compress.collectives.sparse_scatter_state import SparseScatterState
-from hpctrain.compress.reducers.sparse import SparseSettings, message_scales
-from hpctrain.compress.select.selectors import seed_of, select_with_values
+from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
+from hpctrain.compress.reducers.sparse import message_scales
 
 _FULL_BYTES = 4
 
 
-class SparseReduceScatter:
+class SparseReduceScatter(ReduceScatter):
     """The reduce-scatter of one part of a stage; exempt parameters are summed exactly.
 
     If any rank's gradient is not finite, all owners get NaN, and no residual changes.
     """
 
+    residuals: SparseState
+
     def __init__(
-        self, pieces: Sequence[ShardedParameter], compressed: Sequence[int], first: int, steps: SparseScatterState,
+        self, pieces: Sequence[ShardedParameter], compressed: Sequence[int], first: int, state: SparseState,
         settings: SparseSettings,
     ) -> None:  # fmt: skip
         """
@@ -42,10 +43,10 @@ class SparseReduceScatter:
             pieces: the parameters, in the order of the flat gradient.
             compressed: indices of the parameters to compress, ascending; at least one.
             first: compressed parameters of the stage that come before those of this part.
-            steps: the state that all parts of the stage share.
-            settings: how numbers are selected and sent; `exchange` is ignored.
+            state: that of all parts of the stage.
+            settings: how numbers are selected and sent.
         """
-        self.steps = steps
+        self.residuals = state
         part = self._flat = FlatGradientLayout(pieces, compressed)
         self._part, self._compressed, self._exempt = part.numbers, part.compressed, part.exempt
         self._sizes = [math.prod(pieces[index].shape) for index in compressed]
@@ -57,17 +58,17 @@ class SparseReduceScatter:
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         rows = self._flat.rows(gradient, world)
-        step = self.steps.begin(gradient.device)
+        step = self.residuals.begin(gradient.device)
         stretches = [rows[:, start:end] for start, end in (*self._compressed, *self._exempt)]
         energies: list[float] = torch.stack(torch._foreach_norm(stretches)).double().square().tolist()
-        wanted = self.steps.wanted(step, self._first, len(self._compressed))
+        wanted = self.residuals.wanted(step, self._first, len(self._compressed))
         finite = all(math.isfinite(energy) for energy in energies)
         choice, whole = None, rows
         if finite and wanted is not None:
             choice = self._choose(rows, wanted, energies, step)
             messages = [self._message(choice, rows[owner], owner) for owner in range(world)]
         elif finite:
-            whole = self._with_kept(rows) if self.steps.feedback.is_flush_step(step) else rows
+            whole = self._corrected(rows) if self.residuals.feedback.is_flush_step(step) else rows
             messages = [_bytes(row) for row in whole]
         else:
             # Empty messages tell the owners that this gradient is not finite; others are never empty.
@@ -76,7 +77,7 @@ class SparseReduceScatter:
         arrived, sent = exchange(messages, group)
         arrived[rank] = own
         if any(message.numel() == 0 for message in arrived):
-            self.steps.not_finite()
+            self.residuals.not_finite()
             output.fill_(math.nan)
             return sent
         if choice is None:
@@ -87,15 +88,16 @@ class SparseReduceScatter:
             self._add(output, arrived, choice.of(rank), rank)
             self._keep(choice, rank)
             count = sum(positions.numel() for positions in choice.positions)
-        self.steps.record_sent(count, sum(self._sizes), sum(energies[: len(self._compressed)]))
-        if self.steps.counts.watches(step):
-            self.steps.counts.observe(step, self._copies(rows), self._first)
+        self.residuals.record_sent(count, sum(self._sizes), sum(energies[: len(self._compressed)]))
+        if self.residuals.counts.watches(step):
+            self.residuals.counts.observe(step, self._copies(rows), self._first)
         return sent
 
     def _copies(self, rows: Tensor) -> list[Tensor]:
         """Copies of the compressed parameters, each [world · owned], fp32, in memory that the next call overwrites."""
         world = rows.shape[0]
-        parts = self.steps.memory(world * sum(self._owned), rows).split([world * owned for owned in self._owned])
+        memory = self.residuals.scratch.take((world * sum(self._owned),), rows)
+        parts = memory.split([world * owned for owned in self._owned])
         for part, (start, end) in zip(parts, self._compressed, strict=True):
             part.view(world, -1).copy_(rows[:, start:end])
         return list(parts)
@@ -104,14 +106,14 @@ class SparseReduceScatter:
         return [str(self._first + index) for index in range(len(self._compressed))]
 
     def _choose(self, rows: Tensor, wanted: list[int], energies: list[float], step: int) -> _Choice:
-        add_to, settings = self.steps.feedback.add_to, self._settings
-        with_kept = [add_to(key, copy) for key, copy in zip(self._keys(), self._copies(rows), strict=True)]
-        found = [
-            select_with_values(a, k, settings.selector, seed_of(settings.seed, step, self._first + index))
-            for index, (a, k) in enumerate(zip(with_kept, wanted, strict=True))
+        add_to, settings = self.residuals.feedback.add_to, self._settings
+        corrected = [add_to(key, copy) for key, copy in zip(self._keys(), self._copies(rows), strict=True)]
+        selected = [
+            settings.select(a, k, step, self._first + index)
+            for index, (a, k) in enumerate(zip(corrected, wanted, strict=True))
         ]
         scales = message_scales(energies[: len(wanted)], self._sizes)
-        return _Choice(with_kept, found, scales, self._compressed, rows.shape[0], settings.values)
+        return _Choice(corrected, selected, scales, self._compressed, rows.shape[0], settings.values)
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
         """The message to an owner: exempt numbers, scales, selected numbers."""
@@ -136,21 +138,21 @@ class SparseReduceScatter:
 
     def _keep(self, choice: _Choice, rank: int) -> None:
         for key, a, positions, read in zip(
-            self._keys(), choice.with_kept, choice.positions, choice.read(rank), strict=True
+            self._keys(), choice.corrected, choice.positions, choice.read(rank), strict=True
         ):
-            self.steps.feedback.store_residual(key, a, positions, read)
+            self.residuals.feedback.store_residual(key, a, positions, read)
 
-    def _with_kept(self, rows: Tensor) -> Tensor:
+    def _corrected(self, rows: Tensor) -> Tensor:
         """The gradient with its residuals, as a new tensor."""
         whole = rows.clone()
         for key, copy, (start, end) in zip(self._keys(), self._copies(rows), self._compressed, strict=True):
-            whole[:, start:end] = self.steps.feedback.add_to(key, copy).view(rows.shape[0], -1)
+            whole[:, start:end] = self.residuals.feedback.add_to(key, copy).view(rows.shape[0], -1)
         return whole
 
     def _forget(self, step: int) -> None:
-        if self.steps.feedback.is_flush_step(step):
+        if self.residuals.feedback.is_flush_step(step):
             for key in self._keys():
-                self.steps.feedback.forget(key)
+                self.residuals.feedback.forget(key)
 
     @staticmethod
     def _add_whole(output: Tensor, messages: list[Tensor]) -> None:
@@ -163,27 +165,27 @@ class _Choice:
     """The numbers that this rank selected from the parameters of a part, by owner."""
 
     def __init__(
-        self, with_kept: list[Tensor], found: list[tuple[Tensor, Tensor]], scales: list[float],
+        self, corrected: list[Tensor], selected: list[tuple[Tensor, Tensor]], scales: list[float],
         stretches: list[tuple[int, int]], world: int, code: ValueCode,
     ) -> None:  # fmt: skip
         """
         Args:
-            with_kept: gradient plus residual of each parameter, [world · owned].
-            found: positions and values that are sent of each; the values are overwritten.
+            corrected: gradient plus residual of each parameter, [world · owned].
+            selected: positions and values that are sent of each; the values are overwritten.
             scales: of each parameter; values are divided by them on the wire.
             stretches: start and end of each parameter in an owner's part.
             world: number of owners.
             code: precision of the values on the wire.
         """
-        self.with_kept = with_kept
-        self.positions = [places for places, _ in found]
+        self.corrected = corrected
+        self.positions = [places for places, _ in selected]
         self.scales = scales
         self._code = code
         self._places: list[list[Tensor]] = []
         """Positions by parameter and owner, within the owner's part."""
         self._values: list[tuple[Tensor, ...]] = []
         """Values by parameter and owner, divided by the scale."""
-        for (places, values), scale, (start, end) in zip(found, scales, stretches, strict=True):
+        for (places, values), scale, (start, end) in zip(selected, scales, stretches, strict=True):
             size = end - start
             borders = torch.arange(world + 1, device=places.device) * size
             lengths = torch.searchsorted(places, borders).diff().tolist()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -23,29 +22,16 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.sketch import HASHES, fold, unfold
 from hpctrain.compress.collectives.feedback import ErrorFeedback
-from hpctrain.compress.reducers.reducer import DenseReducer, residual_ratio_metric
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, residual_ratio_metric
 from hpctrain.compress.reducers.tagc_index import union_of
 from hpctrain.compress.reducers.warm_up import WarmUp
+from hpctrain.records.plan.compression import Tagc
 
 SelectWithValues = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """Values [n] in fp32, k -> int64 positions, sorted, of about k numbers to send, and these numbers."""
 
 
-@dataclass(frozen=True)
-class TagcSettings:
-    """Settings of the codec `tagc`."""
-
-    density: float = 0.05
-    """Share of each tensor's numbers that a rank sends."""
-    ratio: float | Literal["auto"] = "auto"
-    """How many times smaller than the gradient the message is. A number: a count sketch of that size, as published
-    with 2, 4 and 10; numbers that cannot be decoded stay in the residual. auto: one cell per position of the index, the
-    smallest message from which everything is decoded."""
-    warmup_steps: int = 100
-    """Steps at the beginning of a run whose gradients are summed exactly."""
-
-
-class TagcReducer:
+class TagcReducer(Reducer):
     """The reducer of `tagc`: exact sums of the numbers that the ranks selected; the others stay in the residuals.
 
     Numbers travel as multiples of a quantum, in 32 bits that just hold the sum over the ranks. The quantum is a power
@@ -57,7 +43,7 @@ class TagcReducer:
         self,
         group: dist.ProcessGroup,
         chosen: Sequence[int],
-        settings: TagcSettings,
+        codec: Tagc,
         feedback: ErrorFeedback,
         select: SelectWithValues,
     ) -> None:
@@ -65,18 +51,18 @@ class TagcReducer:
         Args:
             group: the replicas.
             chosen: indices of the gradients that are compressed; the others are summed exactly.
-            settings: the same on every rank.
+            codec: the settings, the same on every rank.
             feedback: holds the residuals; used by this reducer alone.
             select: selects the numbers of a tensor that a rank sends.
         """
         self._group = group
         self._world = dist.get_world_size(group)
         self._chosen = tuple(chosen)
-        self._settings = settings
+        self._codec = codec
         self._feedback = feedback
         self._select = select
         self._rest, self._whole = DenseReducer(group), DenseReducer(group)
-        self._warm_up = WarmUp(group, settings.warmup_steps)
+        self._warm_up = WarmUp(group, codec.warmup_steps)
         self._metrics: dict[str, float] = {}
         self._norm = torch.tensor(math.nan)
         """Norm of this rank's compressed gradients in the last step."""
@@ -138,7 +124,7 @@ class TagcReducer:
         choices, start = [], 0
         for index, tensor in zip(self._chosen, tensors, strict=True):
             whole = self._feedback.add(str(index), _flat(tensor))
-            places, values = self._select(whole, math.ceil(self._settings.density * whole.numel()))
+            places, values = self._select(whole, math.ceil(self._codec.density * whole.numel()))
             choices.append(_Choice(str(index), tensor, start, whole, places, values))
             start += tensor.numel()
         peaks = torch.stack(
@@ -154,7 +140,7 @@ class TagcReducer:
 
     def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
         """Return the sums at all slots of the index, whether each could be decoded, and the number of cells sent."""
-        ratio = self._settings.ratio
+        ratio = self._codec.ratio
         if ratio == "auto":
             message = torch.zeros(count, dtype=torch.int32, device=numbers.device)
             message[slots] = numbers

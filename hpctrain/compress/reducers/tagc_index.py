@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.compress.codecs.indices import mask_of, pack_bits, positions_of, unpack_bits
 from hpctrain.compress.collectives.all_gather import all_gather
 
 
@@ -25,29 +25,12 @@ def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[T
     """
     world = dist.get_world_size(group)
     slice_bytes = -(-numel // (8 * world))
-    mine = pack(positions, slice_bytes * world)
-    slices = torch.empty_like(mine)
-    dist.all_to_all_single(slices, mine, group=group)
+    numbers = 8 * slice_bytes * world
+    bitmap = pack_bits(mask_of(positions, numbers))
+    slices = torch.empty_like(bitmap)
+    dist.all_to_all_single(slices, bitmap, group=group)
     combined, *others = slices.view(world, slice_bytes)
     for other in others:
         combined |= other
-    all_gather(mine, combined, group=group)
-    return unpack(mine), 2 * (world - 1) * slice_bytes
-
-
-def pack(positions: Tensor, length: int) -> Tensor:
-    """A bitmap of `length` bytes, least significant bit first, with the bits at these distinct positions set."""
-    bitmap = torch.zeros(length, dtype=torch.uint8, device=positions.device)
-    # No bit is added twice, so a sum of bits is their OR.
-    return bitmap.index_add_(0, positions >> 3, torch.bitwise_left_shift(1, positions & 7).to(torch.uint8))
-
-
-def unpack(bitmap: Tensor) -> Tensor:
-    """The positions of the bits that are set, sorted, as int64."""
-    if bitmap.device.type == "cpu":
-        # numpy's search is faster than torch's on one thread.
-        return torch.from_numpy(np.flatnonzero(np.unpackbits(bitmap.numpy(), bitorder="little")))
-    at = bitmap.nonzero().squeeze(1)
-    bits = torch.bitwise_right_shift(bitmap[at, None], torch.arange(8, dtype=torch.uint8, device=bitmap.device)) & 1
-    byte, bit = bits.nonzero(as_tuple=True)
-    return at[byte] * 8 + bit
+    all_gather(bitmap, combined, group=group)
+    return positions_of(unpack_bits(bitmap, numbers)), 2 * (world - 1) * slice_bytes

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
-VarianceForm = Literal["ours", "paper"]
-DensityMapping = Literal["linear", "log", "rank"]
+from hpctrain.records.plan.compression import DensityMapping, VarianceForm
 
 
 def sparsities(

@@ -7,15 +7,12 @@ exchange sends sizes first.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpctrain.compress.select import device_select
-
-Selector = Literal["exact", "sampled", "block", "random"]
+from hpctrain.records.plan.compression import Selector
 
 TOLERANCE = 0.1
 """Largest deviation of the count of `sampled` from k, as a share of k."""
@@ -65,9 +62,9 @@ def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: 
     return positions, values.index_select(0, positions) if numbers is None else numbers
 
 
-def seed_of(seed: int, step: int, layer: int) -> int:
+def seed_of(step: int, tensor: int) -> int:
     """A seed for `select`: different for each step and tensor, the same on all ranks."""
-    return ((seed * 1_000_003 + step) * 65_537 + layer) % 2**63
+    return (step * 65_537 + tensor) % 2**63
 
 
 def _choose(values: Tensor, k: int, how: Selector, seed: int) -> _Selected:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.compress.select.densities import DensityMapping, VarianceForm, counts, sparsities
+from hpctrain.compress.select.densities import counts, sparsities
 from hpctrain.compress.select.moments import Moments
+from hpctrain.records.plan.compression import Adaptive
 
 _SPARSITY = "sparsity."
 _UNKNOWN = -1.0
@@ -96,32 +96,18 @@ class FixedSendCounts:
         pass
 
 
-@dataclass(frozen=True)
-class AdaptiveSettings:
-    """Settings of the adaptive density of section 3.3 of the paper; see `densities.sparsities`."""
-
-    limits: tuple[float, float] = (0.7, 0.95)
-    """s_min and s_max."""
-    mapping: DensityMapping = "linear"
-    form: VarianceForm = "ours"
-    warmup_steps: int = 50
-    """Steps that a profile measures; those of the first profile send everything."""
-    reprofile_every: int | None = None
-    """Steps from the beginning of one profile to that of the next; None: there is only one."""
-
-
 class AdaptiveSendCounts:
     """A density for each tensor that follows the variance of its gradients over a number of steps."""
 
-    def __init__(self, group: dist.ProcessGroup, layers: int, settings: AdaptiveSettings) -> None:
+    def __init__(self, group: dist.ProcessGroup, layers: int, codec: Adaptive) -> None:
         """
         Args:
             group: the ranks.
             layers: number of compressed tensors.
-            settings: those of the codec.
+            codec: the settings.
         """
         self._group = group
-        self._settings = settings
+        self._codec = codec
         self._moments = Moments(layers)
         self._sparsity: list[float] | None = None
 
@@ -131,27 +117,25 @@ class AdaptiveSendCounts:
         return self._sparsity
 
     def watches(self, step: int) -> bool:
-        return self._passed(step) <= self._settings.warmup_steps
+        return self._passed(step) <= self._codec.warmup_steps
 
     def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
         if self.watches(step):
             self._moments.observe(gradients, first)
 
     def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
-        if self._passed(step) == self._settings.warmup_steps:
+        if self._passed(step) == self._codec.warmup_steps:
             variances = self._moments.variances(self._group, device)
-            self._sparsity = sparsities(
-                variances, sizes, self._settings.limits, self._settings.mapping, self._settings.form
-            )
+            self._sparsity = sparsities(variances, sizes, self._codec.limits, self._codec.mapping, self._codec.form)
             self._moments.restart()
 
     def _passed(self, step: int) -> int:
         """Steps since the last profile began, including this one."""
-        warmup, every = self._settings.warmup_steps, self._settings.reprofile_every
+        warmup, every = self._codec.warmup_steps, self._codec.reprofile_every
         return step if every is None else (step - 1) % max(every, warmup) + 1
 
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
-        if step <= self._settings.warmup_steps or self._sparsity is None:
+        if step <= self._codec.warmup_steps or self._sparsity is None:
             return None
         return counts(self._sparsity, sizes)
 
@@ -159,7 +143,7 @@ class AdaptiveSendCounts:
         known = self._sparsity or [_UNKNOWN] * self._moments.layers
         least, *sparsity = _least([float(step), *known], self._group, device)
         self._sparsity = None if min(sparsity) < 0 else sparsity
-        if self._sparsity is None and least >= self._settings.warmup_steps:
+        if self._sparsity is None and least >= self._codec.warmup_steps:
             # The profile is over, but some rank lacks its result: measure again.
             least = 0
         if least != step:

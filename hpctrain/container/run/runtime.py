@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import InputError
+from hpctrain.base.kernel_files import kernel_text
 
 Name = Literal["apptainer", "singularity"]
 NAMES: tuple[Name, ...] = ("apptainer", "singularity")
@@ -62,9 +63,6 @@ def find_runtime(asked: str, which: Which) -> Runtime:
 
 def this_host(status: Path = Path("/proc/self/status"), driver: Path = Path("/dev/nvidiactl")) -> Host:
     """Return the machine that this process runs on."""
-    try:
-        lines = status.read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = (kernel_text(status) or "").splitlines()
     held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     return Host(os.getuid() == 0, bool(held >> _CAP_SYS_RESOURCE & 1), driver.exists())

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import Passage, cut_record
-from hpctrain.corpus.input.read_columns import arrow_documents, parquet_documents
+from hpctrain.corpus.input.read_columns import column_documents
 from hpctrain.corpus.input.read_jsonl import jsonl_documents
 from hpctrain.corpus.input.read_text import text_passages
+from hpctrain.corpus.input.skipped import BadRecords
 from hpctrain.corpus.input.work_units import FileRange
 
 _DOCUMENTS: dict[str, Callable[[FileRange, str, BadRecords], Iterator[str]]] = {
     "jsonl": jsonl_documents,
-    "parquet": parquet_documents,
-    "arrow": arrow_documents,
+    "parquet": column_documents,
+    "arrow": column_documents,
 }
 
 

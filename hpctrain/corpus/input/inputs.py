@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -9,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.base.errors import FieldError, FileError, InputError
+from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.input.compressed_input import COMPRESSED_SUFFIXES, uncompressed_name
-from hpctrain.corpus.input.extras import require_library
 from hpctrain.corpus.input.work_units import Format, InputFile
 from hpctrain.records.format.document import read_json
-from hpctrain.records.format.file_name import plain_file_name
+from hpctrain.records.format.file_name import plain_name_in
 
 TEXT_SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")
 """Suffixes of text files taken from a folder, compressed or not; a file that is named is taken whatever its suffix."""
@@ -22,6 +22,8 @@ TEXT_SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")
 _RECORDS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """Formats of record files taken from a folder. `.json` counts only compressed, as in C4: plain ones hold settings."""
 _NAMED: dict[str, Format] = {**_RECORDS, ".json": "jsonl", ".arrow": "arrow"}
+
+_SAVE_AGAIN = "save the dataset again"
 
 _TRAIN = re.compile(r"(^|[-_./])train([-_./]|$)")
 _OTHER = re.compile(r"(^|[-_./])(valid|validation|dev|test|eval)([-_./]|$)")
@@ -51,23 +53,23 @@ def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFi
         InputError: one of them does not exist or is a pipe, a saved dataset has no training split, or reading it needs
         a library that is not installed.
     """
-    found: set[InputFile] = set()
+    chosen: set[InputFile] = set()
     others: set[Path] = set()
     beside: set[Path] = set()
     for path in named:
         if path.is_dir():
             inside = _of_folder(path, choice)
-            found.update(inside.files)
+            chosen.update(inside.files)
             others.update(inside.other_splits)
             beside.update(inside.beside_records)
         elif path.is_file():
-            found.add(InputFile(path, format_of(path) if choice == "auto" else choice))
+            chosen.add(InputFile(path, format_of(path) if choice == "auto" else choice))
         elif path.exists():
             # Text is read twice, and a pipe can be read only once.
             raise InputError(f"IN: {path}: found a pipe or device, allowed: files and folders; save the text to a file")
         else:
             raise InputError(f"IN: {path}: no such file or folder")
-    files = sorted(found, key=lambda file: file.path)
+    files = sorted(chosen, key=lambda file: file.path)
     _need_libraries(files)
     taken = {file.path for file in files}  # a left-out file that was also named by itself is taken
     return InputFiles(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
@@ -84,18 +86,18 @@ def expand(patterns: Sequence[str], base: Path) -> list[Path]:
     Raises:
         InputError: a pattern with * ? or [] matches nothing. A plain path is not checked.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for pattern in patterns:
         if not re.search(r"[*?\[]", pattern):
-            found.append(base / pattern)
+            paths.append(base / pattern)
             continue
         path = Path(pattern)
         root, relative = (Path(path.anchor), path.relative_to(path.anchor)) if path.is_absolute() else (base, path)
         matches = sorted(root.glob(str(relative)))
         if not matches:
             raise InputError(f"{pattern}: found no such file below {base}; patterns start at the recipe's folder")
-        found.extend(matches)
-    return found
+        paths.extend(matches)
+    return paths
 
 
 def _of_folder(folder: Path, choice: FormatChoice) -> InputFiles:
@@ -136,7 +138,7 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
     """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
     splits = _json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
-        names = [_name(name, folder / "dataset_dict.json", "splits") for name in splits]
+        names = [plain_name_in(folder / "dataset_dict.json", "splits", name, _SAVE_AGAIN) for name in splits]
         if "train" not in names and len(names) != 1:
             raise InputError(
                 f"IN: {folder}: found the splits {', '.join(names[:8]) or 'none'} and none called train; "
@@ -147,26 +149,11 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
     if not isinstance(entries, list):
         return []
     named = [entry["filename"] for entry in entries if isinstance(entry, dict) and "filename" in entry]
-    names = [_name(name, folder / "state.json", "_data_files") for name in named]
+    names = [plain_name_in(folder / "state.json", "_data_files", name, _SAVE_AGAIN) for name in named]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise InputError(f"IN: {folder}: {missing[0]} is missing, which its state.json names; save the dataset again")
     return [InputFile(folder / name, "arrow") for name in names]
-
-
-def _name(name: object, file: Path, field: str) -> str:
-    """Check that a name refers to something within the folder of the file that contains it, and return it.
-
-    Raises:
-        FileError: the name leads out of the folder, or is not a name.
-    """
-    try:
-        if isinstance(name, str):
-            return plain_file_name(name)
-        text = "a file's plain name is expected"
-    except ValueError as error:
-        text = str(error)
-    raise FileError(file, [FieldError(field, f"found {name!r:.80}; {text}; save the dataset again")])
 
 
 def _json_object(path: Path) -> dict[str, object]:
@@ -193,3 +180,13 @@ def _need_libraries(files: Sequence[InputFile]) -> None:
     ):
         if needed:
             require_library(module, f"IN: {needed[0]}")
+
+
+def require_library(module: str, purpose: str) -> None:
+    """Check before any work that an optional library is installed.
+
+    Raises:
+        InputError: it is missing; the message says how to install it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise InputError(f"{purpose}: needs {module}, which is not installed; run `pip install 'hpctrain[data]'`")

@@ -4,70 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.compressed_input import open_plain
-from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
+from hpctrain.corpus.input.skipped import RECORD_BYTES, BadRecords
 from hpctrain.corpus.input.work_units import FileRange
 
 BATCH_ROWS = 128
 """Rows converted to Python text at once."""
 
 
-def parquet_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The documents in the text column of the row groups, read one batch at a time.
+def column_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
+    """The documents in the text column of a part of a Parquet or Arrow file, read one batch at a time.
 
     Raises:
-        InputError: the file is not Parquet, has no such column, or a row without text may not be skipped.
+        InputError: the file has another format, has no such column, or a row without text may not be skipped.
         OSError: the file cannot be read.
     """
     import pyarrow as pa
+
+    batches = _parquet_batches if piece.format == "parquet" else _arrow_batches
+    count = 0
+    try:
+        with open_plain(piece.path) as raw:
+            for text in _texts(batches(raw, piece, field), piece.path, bad):
+                count += 1
+                yield text
+    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
+        _damaged(piece, error, count, bad)
+
+
+def _parquet_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tuple[int, Any]]:
+    """The first row and the column of each batch of the row groups."""
     import pyarrow.parquet as pq
 
-    count = 0
-    try:
-        with open_plain(piece.path) as raw, pq.ParquetFile(raw, pre_buffer=False) as file:
-            _check_column(piece.path, file.schema_arrow, field)
-            stop = file.num_row_groups if piece.stop is None else piece.stop
-            groups = range(piece.start, stop)
-            row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
-            batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[field], use_threads=False)
-            for text in _texts(batches, piece.path, row, bad):
-                count += 1
-                yield text
-    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
-        _damaged(piece.path, "Parquet", error, count, bad)
+    with pq.ParquetFile(raw, pre_buffer=False) as file:
+        _check_column(piece.path, file.schema_arrow, field)
+        stop = file.num_row_groups if piece.stop is None else piece.stop
+        row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
+        groups = range(piece.start, stop)
+        for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[field], use_threads=False):
+            yield row, batch.column(0)
+            row += batch.num_rows
 
 
-def arrow_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The documents in the text column of an Arrow file, in stream format (`datasets`) or file format (Feather).
-
-    Raises:
-        InputError: the file is not Arrow, has no such column, or a row without text may not be skipped.
-        OSError: the file cannot be read.
-    """
+def _arrow_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tuple[int, Any]]:
+    """The first row and the column of each batch, in stream format (`datasets`) or file format (Feather)."""
     import pyarrow as pa
 
-    count = 0
-    try:
-        with open_plain(piece.path) as raw, pa.PythonFile(raw, "r") as file:
-            of_file_format = file.read(6) == b"ARROW1"
-            file.seek(0)
-            reader = pa.ipc.open_file(file) if of_file_format else pa.ipc.open_stream(file)
-            _check_column(piece.path, reader.schema, field)
-            numbers = range(reader.num_record_batches) if of_file_format else ()
-            batches = (reader.get_batch(number) for number in numbers) if of_file_format else iter(reader)
-            slices = (
-                batch.select([field]).slice(first, BATCH_ROWS)
-                for batch in batches
-                for first in range(0, batch.num_rows, BATCH_ROWS)
-            )
-            for text in _texts(slices, piece.path, 0, bad):
-                count += 1
-                yield text
-    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
-        _damaged(piece.path, "Arrow", error, count, bad)
+    row = 0
+    with pa.PythonFile(raw, "r") as file:
+        of_file_format = file.read(6) == b"ARROW1"
+        file.seek(0)
+        reader = pa.ipc.open_file(file) if of_file_format else pa.ipc.open_stream(file)
+        _check_column(piece.path, reader.schema, field)
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if of_file_format else reader
+        for batch in batches:
+            for first in range(0, batch.num_rows, BATCH_ROWS):
+                part = batch.select([field]).slice(first, BATCH_ROWS)
+                yield row, part.column(0)
+                row += part.num_rows
 
 
 def row_groups(path: Path) -> list[int]:
@@ -82,12 +79,10 @@ def row_groups(path: Path) -> list[int]:
         return []
 
 
-def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Iterator[str]:
-    for batch in batches:
-        column = batch.column(0)
+def _texts(batches: Iterator[tuple[int, Any]], path: Path, bad: BadRecords) -> Iterator[str]:
+    for first, column in batches:
         column.validate(full=True)  # a damaged file may have offsets far outside of its text, which would crash
-        for text in column.to_pylist():
-            row += 1
+        for row, text in enumerate(column.to_pylist(), first + 1):
             if text is None:
                 bad.add_bad(path, "found no text", "row", row)
             elif len(text) > RECORD_BYTES:
@@ -108,9 +103,9 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
         raise InputError(f"{path}: the column {field!r} holds {kind}, expected text; name another with --text-field")
 
 
-def _damaged(path: Path, kind: str, error: Exception, count: int, bad: BadRecords) -> None:
+def _damaged(piece: FileRange, error: Exception, count: int, bad: BadRecords) -> None:
     """Count a file as damaged from a row on."""
     line = str(error).strip().partition("\n")[0][:200]
-    said = "".join(character for character in line if character.isprintable())
+    shown = "".join(character for character in line if character.isprintable())
     lost = f"; {count:,} rows come before it, what follows is lost" if count else ""
-    bad.add_damage(path, f"damaged, or no {kind} file: {said}{lost}")
+    bad.add_damage(piece.path, f"damaged, or no {piece.format.capitalize()} file: {shown}{lost}")

@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 from hpctrain.base.units import format_si
 from hpctrain.corpus.input.compressed_input import open_decompressed
-from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
-from hpctrain.corpus.input.text_lines import part_of
+from hpctrain.corpus.input.read_text import part_of
+from hpctrain.corpus.input.skipped import RECORD_BYTES, BadRecords
 from hpctrain.corpus.input.work_units import FileRange
 
 LINE_BYTES = RECORD_BYTES
@@ -78,8 +78,8 @@ def _text(line: bytes, field: str) -> str:
         # Numbers stay text: only the text field matters, and Python itself writes NaN and numbers of any length.
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError) as error:
-        said = error.msg if isinstance(error, json.JSONDecodeError) else "no text in UTF-8, or nested too deep"
-        raise _UnusableError(f"not valid JSON: {said}") from None
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else "no text in UTF-8, or nested too deep"
+        raise _UnusableError(f"not valid JSON: {problem}") from None
     if not isinstance(value, dict):
         raise _UnusableError(f"found {type(value).__name__}, expected a JSON object a line")
     text = value.get(field)

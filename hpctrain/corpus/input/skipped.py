@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import InputError
 
 SKIPPED_NAME = "skipped.jsonl"
 """Name of the list within a corpus folder."""
@@ -93,3 +94,49 @@ def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]]
 def _entry(value: dict[str, Any]) -> SkippedInput:
     unit = next((unit for unit in UNITS if unit in value), "")
     return SkippedInput(value["file"], value["reason"], unit, value.get(unit, 0))
+
+
+RECORD_BYTES = 64 * 1024 * 1024
+"""Largest record. A longer one is a mistake (a file without line ends), and would take all the memory."""
+
+
+class BadRecords:
+    """Counts and lists what is skipped; raises at the first bad record where nothing may be skipped."""
+
+    def __init__(self, skip: bool) -> None:
+        self._skip = skip
+        self.count = 0
+        """Number of skipped records, plus one for each damaged file."""
+        self.damaged: list[SkippedInput] = []
+        """Damaged files, whose content after the damage is lost."""
+        self._listed: list[SkippedInput] = []
+
+    @property
+    def listed(self) -> list[SkippedInput]:
+        """The first skipped inputs; damaged files come first."""
+        return [*self.damaged, *self._listed][:LISTED_IN_UNIT]
+
+    def add_bad(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
+        """Count a bad record of a file: its line, row or document of that number.
+
+        Raises:
+            InputError: nothing may be skipped.
+        """
+        entry = self._left_out(path, reason, unit, number)
+        if len(self._listed) < LISTED_IN_UNIT:
+            self._listed.append(entry)
+
+    def add_damage(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
+        """Count a file that is damaged from that line or row on.
+
+        Raises:
+            InputError: nothing may be skipped.
+        """
+        self.damaged.append(self._left_out(path, reason, unit, number))
+
+    def _left_out(self, path: Path, reason: str, unit: str, number: int) -> SkippedInput:
+        entry = SkippedInput(str(path), reason, unit, number)
+        if not self._skip:
+            raise InputError(f"{entry}; mend it, or leave such records out with --skip-bad")
+        self.count += 1
+        return entry

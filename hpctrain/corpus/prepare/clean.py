@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.input.extras import require_library
+from hpctrain.corpus.input.inputs import require_library
 from hpctrain.corpus.input.passages import Passage
 from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
 

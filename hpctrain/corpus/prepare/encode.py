@@ -15,8 +15,8 @@ import numpy as np
 from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
-from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of
+from hpctrain.corpus.input.skipped import BadRecords
 from hpctrain.corpus.input.work_units import WorkUnit
 from hpctrain.corpus.prepare.check import file_sha256
 from hpctrain.corpus.prepare.clean import Cleaner
@@ -24,8 +24,7 @@ from hpctrain.corpus.prepare.scan import UnitScan
 from hpctrain.corpus.prepare.shards import ShardWriter
 from hpctrain.corpus.prepare.tokenizer import Tokenizer, load_tokenizer
 from hpctrain.records.corpus.cleaning import Cleaning
-from hpctrain.records.corpus.index import Shard
-from hpctrain.records.corpus.part import PART_NAME, CorpusPart
+from hpctrain.records.corpus.index import PART_NAME, CorpusPart, Shard
 
 BATCH_BYTES = 1024 * 1024
 """Bytes of text that are cleaned and encoded at once; the library's results take many times that size."""
@@ -142,10 +141,10 @@ class EncodeTask:
                 for passage in read_file_range(piece, self.reading, bad):
                     if count == self.scan.passages:
                         break
-                    own = digest_of(passage.text)
-                    digest.update(own)
+                    passage_digest = digest_of(passage.text)
+                    digest.update(passage_digest)
                     count += 1
-                    yield passage, bucket_of(own) in self.valid_buckets
+                    yield passage, bucket_of(passage_digest) in self.valid_buckets
             except (NotTextError, OSError):
                 raise _changed(piece.path) from None
         if digest.hexdigest() != self.scan.text_sha256:

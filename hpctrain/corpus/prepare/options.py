@@ -1,4 +1,4 @@
-"""Options and sources of `hpctrain data prepare`."""
+"""Options and sources of `hpctrain data prepare`, from its command line or from a recipe."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.corpus.input.inputs import FormatChoice
+from hpctrain.corpus.input.inputs import FormatChoice, expand
 from hpctrain.corpus.prepare.shards import SHARD_TOKENS
 from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
+from hpctrain.records.corpus.recipe import Recipe, RecipeSource
 
 SAMPLE_BYTES = 4 * 1024 * 1024
 """Default size of the text that a tokenizer is trained on: a second of work."""
@@ -62,3 +63,41 @@ class CorpusSource:
 
 def no_progress(phase: str, done: int, total: int) -> None:
     """Report no progress."""
+
+
+def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
+    """The sources of a recipe; its paths are relative to the folder `base`.
+
+    Raises:
+        InputError: a pattern matches no file.
+    """
+    return [
+        CorpusSource(source.name, tuple(expand(source.path, base)), _options(recipe, source))
+        for source in recipe.sources
+    ]
+
+
+def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
+    """The options that all sources of a recipe share."""
+    choice = recipe.tokenizer
+    if choice != "bytes" and not choice.startswith("train:"):
+        choice = str(base / choice)
+    return PrepareOptions(choice, force=force, workers=workers, sample_bytes=recipe.sample_bytes or SAMPLE_BYTES)
+
+
+def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
+    """The lines of a run file that draw from the recipe's corpora by their weights."""
+    entries = [f"    - {{path: {folder / source.name}, weight: {source.weight:g}}}" for source in recipe.sources]
+    return ["data:", "  train:", *entries]
+
+
+def _options(recipe: Recipe, source: RecipeSource) -> PrepareOptions:
+    fraction = recipe.valid_fraction if source.valid_fraction is None else source.valid_fraction
+    return PrepareOptions(
+        valid_fraction=fraction,
+        limit_bytes=source.limit_bytes,
+        format=source.format,
+        text_field=source.text_field,
+        skip_bad=recipe.skip_bad,
+        clean=source.clean or recipe.clean,
+    )

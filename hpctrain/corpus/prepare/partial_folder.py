@@ -82,8 +82,8 @@ def files_fingerprint(files: Sequence[InputFile]) -> str:
     digest = hashlib.sha256()
     for file in files:
         try:
-            found = file.path.stat()
-            text = f"{file.path.resolve()}\0{file.format}\0{found.st_size}\0{found.st_mtime_ns}\n"
+            status = file.path.stat()
+            text = f"{file.path.resolve()}\0{file.format}\0{status.st_size}\0{status.st_mtime_ns}\n"
         except OSError:
             text = f"{file.path.resolve()}\0{file.format}\n"
         digest.update(os.fsencode(text))
@@ -116,12 +116,12 @@ def _difference(partial: Path, command: Mapping[str, Any]) -> str | None:
             raise InputError(f"{partial}: found {foreign[0]} and no {WORK_NAME}; move it away, or name another -o")
         return ""
     try:
-        found = read_json(partial / WORK_NAME)
+        earlier = read_json(partial / WORK_NAME)
     except FileError:
         return WORK_NAME
-    if not isinstance(found, dict):
+    if not isinstance(earlier, dict):
         return WORK_NAME
-    keys = [key for key in {**command, **found} if command.get(key) != found.get(key)]
+    keys = [key for key in {**command, **earlier} if command.get(key) != earlier.get(key)]
     return ", ".join(keys) if keys else None
 
 

@@ -1,21 +1,20 @@
 """A pool of worker processes that gives results in the order of the tasks, with few of them in memory.
 
-`concurrent.futures` is not enough: its workers outlive a parent that is killed, end only with their task on an
-interrupt, and cannot report progress.
+`concurrent.futures` runs the tasks. What it lacks is added: workers end with a parent that is killed, and in the middle
+of a task when the work is stopped, and they report progress.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,9 +23,12 @@ from hpctrain.base.module_argv import outside_current_folder
 
 AHEAD = 2
 """Tasks per worker that may be started before the first one's result is taken."""
-_END_S = 5.0
+_POLL_S = 0.1
+_advanced: Any = None
+"""In a worker process: how far the tasks of all workers are, a number in shared memory."""
 
 R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
 
 
 class Task(Protocol[R_co]):
@@ -41,7 +43,7 @@ class WorkerPool:
 
     def __init__(self, workers: int) -> None:
         self._count = workers
-        self._workers: list[_Worker] = []
+        self._executor: _Executor | None = None
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -49,7 +51,7 @@ class WorkerPool:
     def __exit__(self, *error: object) -> None:
         self._stop()
 
-    def run(self, tasks: Iterable[Task[R_co]], report: Callable[[int], None]) -> Generator[R_co, None, None]:
+    def run(self, tasks: Iterable[Task[R]], report: Callable[[int], None]) -> Generator[R, None, None]:
         """The results, in the order of the tasks.
 
         Raises:
@@ -59,87 +61,73 @@ class WorkerPool:
             for task in tasks:
                 yield task.run(report)
             return
-        if not self._workers:
-            self._workers = [_start() for _ in range(self._count)]
+        self._executor = executor = self._executor or _Executor(self._count)
+        started: deque[Future[R]] = deque()
         done = False
         try:
-            yield from self._in_order(iter(tasks), report)
+            for task in tasks:
+                started.append(executor.submit(task))
+                if len(started) == AHEAD * self._count:
+                    yield executor.result(started.popleft(), report)
+            while started:
+                yield executor.result(started.popleft(), report)
             done = True
+        except BrokenProcessPool:
+            raise executor.loss() from None
         finally:
             if not done:
                 self._stop()
 
-    def _in_order(self, tasks: Iterator[Task[R_co]], report: Callable[[int], None]) -> Iterator[R_co]:
-        idle = list(self._workers)
-        busy: dict[Connection, tuple[_Worker, int]] = {}
-        results: dict[int, Any] = {}
-        sent = taken = 0
-        more = True
-        while more or busy:
-            while more and idle and sent - taken < AHEAD * self._count:
-                task = next(tasks, None)
-                if task is None:
-                    more = False
-                    break
-                worker = idle.pop()
-                worker.send(task)
-                busy[worker.connection] = (worker, sent)
-                sent += 1
-            if not busy:
-                return  # the last results came together, before it was known that no task follows
-            for connection in wait(list(busy)):
-                assert isinstance(connection, Connection)
-                worker, number = busy[connection]
-                kind, value = worker.receive()
-                if kind == "advanced":
-                    report(value)
-                    continue
-                if kind == "failed":
-                    raise value
-                results[number] = value
-                idle.append(worker)
-                del busy[connection]
-            while taken in results:
-                yield results.pop(taken)
-                taken += 1
-
     def _stop(self) -> None:
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join(_END_S)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.connection.close()
-        self._workers = []
+        if self._executor is not None:
+            self._executor.stop()
+        self._executor = None
 
 
-@dataclass(frozen=True)
-class _Worker:
-    process: BaseProcess
-    connection: Connection
+class _Executor:
+    """The processes of a pool, which can be stopped in the middle of their tasks."""
 
-    def send(self, task: Any) -> None:
-        try:
-            self.connection.send(task)
-        except OSError:
-            raise self._lost() from None
+    def __init__(self, workers: int) -> None:
+        # Not by fork: libraries here have threads, and a fork could copy a lock that is held.
+        context = multiprocessing.get_context("spawn")
+        self._others = set(multiprocessing.active_children())
+        self._processes: set[Any] = set()
+        with outside_current_folder() as here:  # multiprocessing's resource tracker is started
+            self._advanced = context.Value("q")
+            self._pool = ProcessPoolExecutor(workers, context, _begin, (here, self._advanced))
+        self._reported = 0
 
-    def receive(self) -> tuple[str, Any]:
-        try:
-            answer: tuple[str, Any] = self.connection.recv()
-        except (EOFError, OSError):
-            raise self._lost() from None
-        return answer
+    def submit(self, task: Task[R]) -> Future[R]:
+        with outside_current_folder():  # a process may be started now
+            future = self._pool.submit(_run, task)
+        self._processes.update(set(multiprocessing.active_children()) - self._others)
+        return future
 
-    def _lost(self) -> HpctrainError:
-        self.process.join(_END_S)
-        code = self.process.exitcode
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+    def result(self, future: Future[R], report: Callable[[int], None]) -> R:
+        """The result, once it is there; until then, what all tasks report is passed on."""
+        done = False
+        while not done:
+            done = bool(wait([future], _POLL_S).done)
+            advanced = self._advanced.get_obj().value  # without the lock, which a killed worker may hold
+            if advanced > self._reported:
+                report(advanced - self._reported)
+                self._reported = advanced
+        return future.result()
+
+    def loss(self) -> HpctrainError:
+        """What is said of a process that ended by itself; the others were ended by SIGTERM."""
+        self.stop()
+        codes = {process.exitcode for process in self._processes} - {0, None}
+        code = min(codes - {-signal.SIGTERM} or codes, default=0)
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return HpctrainError(
             f"a worker process ended {how}; where memory is short, use fewer --workers (signal 9 often means that)"
         )
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        self._pool.shutdown(cancel_futures=True)
 
 
 def usable_cpus() -> int:
@@ -147,42 +135,31 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _start() -> _Worker:
-    # Not by fork: libraries here have threads, and a fork could copy a lock that is held.
-    context = multiprocessing.get_context("spawn")
-    own, theirs = context.Pipe()
-    with outside_current_folder() as here:
-        process = context.Process(target=_serve, args=(theirs, here), daemon=True)
-        process.start()
-    theirs.close()
-    return _Worker(process, own)
-
-
-def _serve(connection: Connection, folder: Path) -> None:
-    """Run tasks one after the other in that folder, until the parent is gone."""
+def _begin(folder: Path, advanced: Any) -> None:
+    """Prepare a worker process to run tasks in that folder, until the parent is gone."""
+    global _advanced
+    _advanced = advanced
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends us
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other workers use the cores
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            connection.send(_answer(connection.recv(), lambda count: connection.send(("advanced", count))))
 
 
-def _answer(task: Task[Any], report: Callable[[int], None]) -> tuple[str, Any]:
+def _run(task: Task[R]) -> R:
     try:
-        return "done", task.run(report)
-    except FileError as error:
-        return "failed", InputError(str(error))
-    except HpctrainError as error:
-        return "failed", error
-    except Exception:
-        return "failed", RuntimeError(traceback.format_exc())
+        return task.run(_advance)
+    except FileError as error:  # it cannot be sent to another process
+        raise InputError(str(error)) from None
+
+
+def _advance(count: int) -> None:
+    with _advanced.get_lock():
+        _advanced.value += count
 
 
 def _end_with_parent() -> None:
     """End with the parent: otherwise, workers of a killed parent would go on writing beside the next command."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        connection.wait([parent.sentinel])
         os._exit(1)

@@ -15,11 +15,10 @@ from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.prepare.check import file_sha256
 from hpctrain.corpus.prepare.clean import check_cleaning
-from hpctrain.corpus.prepare.finish import write_corpus
 from hpctrain.corpus.prepare.options import DEFAULTS, CorpusSource, PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.partial_folder import files_fingerprint, new_corpus, publish, work_folder
 from hpctrain.corpus.prepare.pool import WorkerPool, usable_cpus
-from hpctrain.corpus.prepare.shards import check_target
+from hpctrain.corpus.prepare.shards import check_target, write_corpus
 from hpctrain.corpus.prepare.source_work import SourceWork, clean_sample, encode_all, scan_all
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer, train_tokenizer, trained_size
 from hpctrain.records.corpus.index import CorpusIndex
@@ -85,12 +84,12 @@ def prepare_sources(
 
 
 def _check(sources: Sequence[CorpusSource], options: PrepareOptions) -> None:
-    for own in (source.options for source in sources):
-        if not 0 <= own.valid_fraction < 1:
-            raise InputError(f"--valid-fraction: found {own.valid_fraction:g}, allowed: from 0 to below 1")
-        if own.limit_bytes is not None and own.limit_bytes < 1:
-            raise InputError(f"--limit-bytes: found {own.limit_bytes}, allowed: 1 or more")
-        check_cleaning(own.clean)
+    for source_options in (source.options for source in sources):
+        if not 0 <= source_options.valid_fraction < 1:
+            raise InputError(f"--valid-fraction: found {source_options.valid_fraction:g}, allowed: from 0 to below 1")
+        if source_options.limit_bytes is not None and source_options.limit_bytes < 1:
+            raise InputError(f"--limit-bytes: found {source_options.limit_bytes}, allowed: 1 or more")
+        check_cleaning(source_options.clean)
     for name, value in (("--workers", options.workers), ("--sample-bytes", options.sample_bytes)):
         if value is not None and value < 1:
             raise InputError(f"{name}: found {value}, allowed: 1 or more")
@@ -106,7 +105,7 @@ def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recip
         "tokenizer file": file_sha256(Path(options.tokenizer)) if Path(options.tokenizer).is_file() else None,
         "sample_bytes": options.sample_bytes,
         "sources": [work.source.name for work in works],
-        "input files": [files_fingerprint(work.found.files) for work in works],
+        "input files": [files_fingerprint(work.input_files.files) for work in works],
         **{
             key: [getattr(work.source.options, key) for work in works]
             for key in ("valid_fraction", "limit_bytes", "shard_tokens", "text_field", "skip_bad", "unit_bytes")

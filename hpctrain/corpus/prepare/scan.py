@@ -20,17 +20,20 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_si
 from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
-from hpctrain.corpus.input.input_records import BadRecords
-from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of, rank_of
-from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, SkippedInput
+from hpctrain.corpus.input.passages import BUCKETS, NotTextError, Passage, bucket_of, digest_of, rank_of
+from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, BadRecords, SkippedInput
 from hpctrain.corpus.input.work_units import FileRange, WorkUnit
-from hpctrain.corpus.prepare.split import no_bytes
 
 _HELD_PASSAGES = 2**16
 """Passages whose bucket and size are buffered before they are summed."""
 
 TextSample = list[tuple[int, str]]
 """Texts with their sampling ranks."""
+
+
+def no_bytes() -> NDArray[np.int64]:
+    """Zero bytes in each bucket, [BUCKETS]."""
+    return np.zeros(BUCKETS, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,6 @@ class UnitScan:
     unreadable: int = 0
     bad: int = 0
     """Number of skipped records."""
-    full: bool = False
-    """Whether a limit ended the scan."""
     damaged_files: int = 0
     """Files whose content after a damage is lost; a damaged compressed text file is not used at all."""
     skipped: tuple[SkippedInput, ...] = ()
@@ -75,30 +76,25 @@ class ScanTask:
             InputError: a record cannot be used and may not be skipped.
             StorageError: the result cannot be stored.
         """
-        kept = read_scan(self.scan_file, self.limit_bytes)
-        if kept is not None:
+        earlier = read_scan(self.scan_file, self.limit_bytes)
+        if earlier is not None:
             report(sum(piece.size_bytes for piece in self.unit))
-            return kept[0]
+            return earlier[0]
         tally = _Tally(self.limit_bytes, self.sample_bytes)
         used: list[int] = []
-        files: list[_UnusableFile] = []
         bad = BadRecords(self.reading.skip_bad)
         for number, piece in enumerate(self.unit):
             before = tally.passages
-            unusable = _scan_file_range(piece, self.reading, tally, bad)
-            if unusable is not None:
-                files.append(unusable)
-            elif tally.passages > before:
+            _scan_file_range(piece, self.reading, tally, bad)
+            if tally.passages > before:
                 used.append(number)
             report(piece.size_bytes)
             if tally.full:
                 break
-        not_text = sum(file.not_text for file in files)
         scan = UnitScan(
             tuple(used), tally.passages, tally.documents, tally.text_bytes, tally.digest.hexdigest(),
-            not_text, len(files) - not_text, bad.count, tally.full,
-            len(bad.damaged) + sum(file.damaged for file in files),
-            tuple([*(file.entry for file in files), *bad.listed][:LISTED_IN_UNIT]),
+            tally.not_text, len(tally.unusable) - tally.not_text, bad.count, len(bad.damaged) + tally.damaged,
+            tuple([*tally.unusable, *bad.listed][:LISTED_IN_UNIT]),
         )  # fmt: skip
         _keep(self.scan_file, scan, self.limit_bytes, tally)
         return scan
@@ -111,13 +107,7 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
             head = json.loads(bytes(file["head"]))
             if head.pop("limit_bytes") != limit_bytes:
                 return None
-            texts = bytes(file["texts"])
-            stops = np.cumsum(file["lengths"])
-            starts = stops - file["lengths"]
-            sample = [
-                (int(rank), texts[start:stop].decode())
-                for rank, start, stop in zip(file["ranks"], starts, stops, strict=True)
-            ]
+            sample = [(int(rank), str(text)) for rank, text in head.pop("sample")]
             buckets = no_bytes()
             buckets[file["filled"]] = file["bytes"]
             skipped = tuple(SkippedInput(**entry) for entry in head["skipped"])
@@ -125,6 +115,27 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
             return scan, buckets, sample
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
+
+
+def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> range:
+    """The buckets whose passages are for validation: as many whole buckets as fit into `fraction` of the bytes, from
+    the first on; if none fits, the one with the least text.
+
+    The order of the files does not matter, and equal passages are in the same split. With a fraction above 0 there is
+    at least one bucket, unless all the text is in one bucket. The bucket with the least text holds at most half of it.
+
+    Args:
+        bytes_in_bucket: bytes of all passages in each bucket, [BUCKETS].
+    """
+    filled = np.flatnonzero(bytes_in_bucket)
+    if fraction <= 0 or len(filled) < 2:
+        return range(0)
+    sums = np.cumsum(bytes_in_bucket)
+    limit = int(np.searchsorted(sums, fraction * sums[-1], side="right"))
+    if limit > filled[0]:
+        return range(min(limit, int(filled[-1])))
+    least = int(filled[np.argmin(bytes_in_bucket[filled])])
+    return range(least, least + 1)
 
 
 def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
@@ -158,7 +169,7 @@ class _Sample:
 
 @dataclass
 class _Tally:
-    """Sums over passages."""
+    """Sums over passages, and the text files that are not used at all."""
 
     limit_bytes: int | None
     sample_bytes: int
@@ -166,6 +177,9 @@ class _Tally:
     documents: int = 0
     text_bytes: int = 0
     full: bool = False
+    unusable: list[SkippedInput] = field(default_factory=list)
+    not_text: int = 0
+    damaged: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
     buckets: NDArray[np.int64] = field(default_factory=no_bytes)
     sample: _Sample = field(init=False)
@@ -200,23 +214,15 @@ class _Tally:
         del self._bucket[:], self._size[:]
 
 
-@dataclass(frozen=True)
-class _UnusableFile:
-    """A text file that is not used at all."""
-
-    entry: SkippedInput
-    not_text: bool = False
-    damaged: bool = False
-
-
-def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
-    """Add a part of a file to the tally; return the file if nothing of it can be used.
+def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> None:
+    """Add a part of a file to the tally.
 
     Raises:
         InputError: a part of a large file turns out not to be text when other parts may be in use already.
     """
     if piece.format == "text" and piece.stop is None and not piece.start:
-        return _scan_whole_text(piece, reading, tally, bad)
+        _scan_whole_text(piece, reading, tally, bad)
+        return
     try:
         _add_all(read_file_range(piece, reading, bad), tally)
     except NotTextError:
@@ -225,26 +231,27 @@ def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
         ) from None
     except OSError as error:
         raise InputError(f"{piece.path}: cannot read: {error.strerror or error}; leave it out, or mend it") from None
-    return None
 
 
-def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
+def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> None:
     """Scan a text file twice, because a file that turns out not to be text must not be used in part."""
     size = 0
     try:
         for passage in read_file_range(piece, reading, bad):
             size += passage.size_bytes
     except NotTextError:
+        tally.not_text += 1
         after = f" after {format_si(size, 'B')}" if size else ""
         reason = f"binary, or not UTF-8{after}; nothing of it is used"
-        return _UnusableFile(SkippedInput(str(piece.path), reason), not_text=True)
     except OSError as error:
-        if error.errno is not None:
-            return _UnusableFile(SkippedInput(str(piece.path), f"cannot read: {error.strerror}"))
-        reason = f"{error}; {format_si(size, 'B')} of text come before it, nothing of it is used"
-        return _UnusableFile(SkippedInput(str(piece.path), reason), damaged=True)
-    _add_all(read_file_range(piece, reading, bad), tally)
-    return None
+        reason = f"cannot read: {error.strerror}"
+        if error.errno is None:
+            tally.damaged += 1
+            reason = f"{error}; {format_si(size, 'B')} of text come before it, nothing of it is used"
+    else:
+        _add_all(read_file_range(piece, reading, bad), tally)
+        return
+    tally.unusable.append(SkippedInput(str(piece.path), reason))
 
 
 def _add_all(passages: Iterator[Passage], tally: _Tally) -> None:
@@ -256,20 +263,11 @@ def _add_all(passages: Iterator[Passage], tally: _Tally) -> None:
 def _keep(path: Path, scan: UnitScan, limit_bytes: int | None, tally: _Tally) -> None:
     """Store the scan atomically. Checksums detect damage after a power cut; the scan is then repeated."""
     tally.flush()
-    head = json.dumps({**dataclasses.asdict(scan), "limit_bytes": limit_bytes}).encode()
-    sample = tally.sample.texts()
-    texts = [text.encode() for _, text in sample]
+    values = {**dataclasses.asdict(scan), "limit_bytes": limit_bytes, "sample": tally.sample.texts()}
+    head = json.dumps(values).encode()
     filled = np.flatnonzero(tally.buckets)
     temporary = path.with_suffix(".tmp")
     with storage_errors(path):
         with temporary.open("wb") as file:
-            np.savez(
-                file,
-                head=np.frombuffer(head, dtype=np.uint8),
-                filled=filled,
-                bytes=tally.buckets[filled],
-                ranks=np.array([rank for rank, _ in sample], dtype=np.int64),
-                lengths=np.array([len(text) for text in texts], dtype=np.int64),
-                texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
-            )
+            np.savez(file, head=np.frombuffer(head, dtype=np.uint8), filled=filled, bytes=tally.buckets[filled])
         temporary.replace(path)

@@ -18,11 +18,18 @@ from hpctrain.corpus.input.read_columns import row_groups
 from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
 from hpctrain.corpus.input.work_units import WorkUnit, plan_work_units, unit_bytes
 from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask
-from hpctrain.corpus.prepare.finish import Part, dtype_of
 from hpctrain.corpus.prepare.options import CorpusSource, Progress
 from hpctrain.corpus.prepare.pool import WorkerPool
-from hpctrain.corpus.prepare.scan import ScanTask, TextSample, UnitScan, read_scan, smallest
-from hpctrain.corpus.prepare.split import no_bytes, validation_buckets
+from hpctrain.corpus.prepare.scan import (
+    ScanTask,
+    TextSample,
+    UnitScan,
+    no_bytes,
+    read_scan,
+    smallest,
+    validation_buckets,
+)
+from hpctrain.corpus.prepare.shards import Part, dtype_of
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
 from hpctrain.records.corpus.index import Sources, TokenizerInfo
 
@@ -40,7 +47,7 @@ class SourceWork:
     name: str
     """Name of its folder within the work folder."""
     source: CorpusSource
-    found: InputFiles
+    input_files: InputFiles
     units: list[WorkUnit]
     total_bytes: int
     """Size of its files on disk."""
@@ -57,13 +64,13 @@ class SourceWork:
         Raises:
             InputError: an input does not exist, or needs a library that is not installed.
         """
-        found = find_inputs(source.inputs, source.options.format)
-        sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in found.files]
+        input_files = find_inputs(source.inputs, source.options.format)
+        sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in input_files.files]
         size = source.options.unit_bytes or unit_bytes(sum(sizes))
-        units = plan_work_units(list(zip(found.files, sizes, strict=True)), size, row_groups)
-        work = cls(name, source, found, units, sum(sizes))
-        work.skipped.add(SkippedInput(str(path), "text file beside records") for path in found.beside_records)
-        work.skipped.add(SkippedInput(str(path), "validation or test by its name") for path in found.other_splits)
+        units = plan_work_units(list(zip(input_files.files, sizes, strict=True)), size, row_groups)
+        work = cls(name, source, input_files, units, sum(sizes))
+        work.skipped.add(SkippedInput(str(path), "text file beside records") for path in input_files.beside_records)
+        work.skipped.add(SkippedInput(str(path), "validation or test by its name") for path in input_files.other_splits)
         return work
 
     @property
@@ -95,8 +102,8 @@ class SourceWork:
             skipped_unreadable=sum(scan.unreadable for scan in self.scans),
             skipped_bad=sum(scan.bad for scan in self.scans),
             damaged_files=sum(scan.damaged_files for scan in self.scans),
-            beside_records=len(self.found.beside_records),
-            other_splits=len(self.found.other_splits),
+            beside_records=len(self.input_files.beside_records),
+            other_splits=len(self.input_files.other_splits),
             clean=self.source.options.clean,
         )
 
@@ -109,16 +116,16 @@ class SourceWork:
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
         """Buckets and sample of each scanned unit."""
         for task in self.scan_tasks:
-            kept = read_scan(task.scan_file, task.limit_bytes)
-            if kept is None:
+            scan = read_scan(task.scan_file, task.limit_bytes)
+            if scan is None:
                 raise InputError(f"{task.scan_file}: was removed while the command ran; run it again")
-            yield kept[1], kept[2]
+            yield scan[1], scan[2]
 
     def valid_buckets(self) -> range:
         """Buckets of the validation passages."""
         buckets = no_bytes()
-        for own, _ in self.read_scans():
-            buckets += own
+        for unit_buckets, _ in self.read_scans():
+            buckets += unit_buckets
         return validation_buckets(buckets, self.source.options.valid_fraction)
 
 
@@ -150,7 +157,7 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
     whole = sum(work.text_bytes for work in works)
     for work in works:
         share = max(1, sample_bytes * work.text_bytes // whole)
-        sample = smallest((own for _, own in work.read_scans()), share)
+        sample = smallest((unit_sample for _, unit_sample in work.read_scans()), share)
         tasks = (CleanTask(texts, work.source.options.clean) for texts in _grouped(sample))
         for texts in pool.run(tasks, lambda count: None):
             yield from texts

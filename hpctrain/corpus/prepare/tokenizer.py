@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import tokenizers
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hpctrain.base.atomic import write_text
-from hpctrain.base.errors import InputError
-from hpctrain.corpus.prepare.tokenizer_file import library_errors, read_tokenizer
+from hpctrain.base.errors import FileError, InputError
 from hpctrain.records.corpus.index import TokenizerInfo
+from hpctrain.records.format.bounds import TOKENIZER_BYTES, VOCAB_MAX
+from hpctrain.records.format.input_file import read_input_text
 
 TOKENIZER_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -56,9 +58,9 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer of the `tokenizers` library, stored with the corpus as tokenizer.json."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: str, end_of_text: int) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: Literal["trained", "given"], end_of_text: int) -> None:
         self._tokenizer = tokenizer
-        self._kind = kind
+        self._kind: Literal["trained", "given"] = kind
         self.end_of_text = end_of_text
         self._end: str = tokenizer.id_to_token(end_of_text) or END_OF_TEXT
         # Ids may have gaps, so the size is the largest id plus one.
@@ -66,11 +68,11 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         pieces = [self._pieces(text) for text in texts]
-        flat = [piece for own in pieces for piece in own]
+        flat = [piece for text_pieces in pieces for piece in text_pieces]
         with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
             encoded = self._tokenizer.encode_batch_fast(flat, add_special_tokens=False)
         ids = (np.array(item.ids, dtype=np.int64) for item in encoded)
-        return [np.concatenate([next(ids) for _ in own]) for own in pieces]
+        return [np.concatenate([next(ids) for _ in text_pieces]) for text_pieces in pieces]
 
     def _pieces(self, text: str) -> list[str]:
         """The text, cut within each name of the end-of-document token: the name in a text is not that token."""
@@ -84,8 +86,7 @@ class FileTokenizer:
         text = self._tokenizer.to_str(pretty=True)
         write_text(folder / TOKENIZER_NAME, text)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        kind = "trained" if self._kind == "trained" else "given"
-        return TokenizerInfo(kind=kind, end_of_text=self.end_of_text, file=TOKENIZER_NAME, sha256=digest)
+        return TokenizerInfo(kind=self._kind, end_of_text=self.end_of_text, file=TOKENIZER_NAME, sha256=digest)
 
 
 def trained_size(choice: str) -> int | None:
@@ -142,3 +143,37 @@ def load_tokenizer(choice: str) -> Tokenizer:
     if not ends:
         raise InputError(f"--tokenizer {choice}: has no token that ends a document; looked for {', '.join(KNOWN_ENDS)}")
     return FileTokenizer(tokenizer, "given", ends[0])
+
+
+def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
+    """Read the tokenizer in a file; `field` names the file's place in errors ('--tokenizer', 'model.hf').
+
+    Raises:
+        InputError: it is not a regular file, not a tokenizer, or has ids beyond any vocabulary.
+    """
+    try:
+        text = read_input_text(path, TOKENIZER_BYTES)
+    except FileError as error:
+        raise InputError(f"{field}: {path}: {error.mistakes[0].text}") from None
+    with library_errors(f"{field}: {path}: not a tokenizer.json of the tokenizers library"):
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest >= VOCAB_MAX:
+        raise InputError(f"{field}: {path}: found a token with the id {largest}, allowed: below {VOCAB_MAX}")
+    return tokenizer
+
+
+@contextlib.contextmanager
+def library_errors(words: str) -> Iterator[None]:
+    """Turn errors of the library into one line that begins with `words`.
+
+    A panic of its Rust code is a BaseException, which `except Exception` would miss.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        text = " ".join(str(error).split())[:300]
+        shown = "".join(c if c.isprintable() else "?" for c in text)
+        raise InputError(f"{words}: {shown or type(error).__name__}; give another file") from None

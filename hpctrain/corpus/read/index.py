@@ -50,7 +50,7 @@ def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> li
     return indexes
 
 
-def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field: str = "data.tokenizer") -> None:
+def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path) -> None:
     """Check that the folders hold tokens of that tokenizer.json.
 
     Raises:
@@ -60,11 +60,11 @@ def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field:
     try:
         digest = hashlib.sha256(read_input(Path(tokenizer), TOKENIZER_BYTES)).hexdigest()
     except FileError as error:
-        raise InputError(f"{field}: {tokenizer}: {error.mistakes[0].text}") from None
+        raise InputError(f"data.tokenizer: {tokenizer}: {error.mistakes[0].text}") from None
     if digest != index.tokenizer.sha256:
         raise InputError(
-            f"{field}: {tokenizer}: the data was made with another tokenizer ({describe_tokenizer(index)}); leave the "
-            f"key out, or prepare the data again with --tokenizer {tokenizer}"
+            f"data.tokenizer: {tokenizer}: the data was made with another tokenizer ({describe_tokenizer(index)}); "
+            f"leave the key out, or prepare the data again with --tokenizer {tokenizer}"
         )
 
 

@@ -112,8 +112,8 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
         return tuple(number // common for number in whole)
     room, total = PERIOD - len(whole), sum(whole)
     counts = [1 + room * number // total for number in whole]
-    left = sorted(range(len(whole)), key=lambda i: (-(room * whole[i] % total), i))
-    for index in left[: PERIOD - sum(counts)]:
+    by_remainder = sorted(range(len(whole)), key=lambda i: (-(room * whole[i] % total), i))
+    for index in by_remainder[: PERIOD - sum(counts)]:
         counts[index] += 1
     return tuple(counts)
 
@@ -125,14 +125,14 @@ def order_of(counts: tuple[int, ...]) -> SourceOrder:
     done = np.zeros(len(counts), dtype=np.int64)
     before = np.zeros((period + 1, len(counts)), dtype=np.int64)
     source = np.empty(period, dtype=np.int64)
-    free, own = (len(counts) - 1) * 2, 2 * len(counts) - 3
+    free, offset = (len(counts) - 1) * 2, 2 * len(counts) - 3
     for at in range(period):
         source[at] = 0
         if len(counts) > 1:
             # Sample `done` of a source may come once its share is ahead by 1/(2k-2), and is due when it would be behind
             # by 1 - 1/(2k-2); everything is multiplied by that denominator to stay with integers.
             ready = free * share * (at + 1) >= free * done * period + period
-            due = -(-(free * done + own) * period // (free * share))
+            due = -(-(free * done + offset) * period // (free * share))
             source[at] = np.argmin(np.where(ready, due, np.iinfo(np.int64).max))
         done[source[at]] += 1
         before[at + 1] = done

@@ -59,24 +59,24 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
         partial copy is left.
     """
     index = read_index(source)
-    own = _own_folder(base)
+    user_folder = _own_folder(base)
     name = f"corpus-{hashlib.sha256(read_input(source / INDEX_NAME)).hexdigest()[:32]}"
-    with storage_errors(own / name):
-        descriptor = os.open(_lock_of(own, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with storage_errors(user_folder / name):
+        descriptor = os.open(_lock_of(user_folder, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            if _ready(descriptor, own / name, index, clock, give_up):
-                return CachedCorpus(own / name, 0, descriptor)
-            _make_room(own, name, size_bytes(index))
-            _copy(source, own / name, index, give_up)
+            if _ready(descriptor, user_folder / name, index, clock, give_up):
+                return CachedCorpus(user_folder / name, 0, descriptor)
+            _make_room(user_folder, name, size_bytes(index))
+            _copy(source, user_folder / name, index, give_up)
             # Other processes may use it now too. Changing a lock is not atomic, so another process may have locked it
             # in between.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if not is_whole(own / name, index):
-                raise StorageError(f"{own / name}: was removed by another run, which needed the room")
+            if not is_whole(user_folder / name, index):
+                raise StorageError(f"{user_folder / name}: was removed by another run, which needed the room")
         except BaseException:
             os.close(descriptor)
             raise
-    return CachedCorpus(own / name, size_bytes(index), descriptor)
+    return CachedCorpus(user_folder / name, size_bytes(index), descriptor)
 
 
 def size_bytes(index: CorpusIndex) -> int:
@@ -96,11 +96,11 @@ def is_whole(path: Path, index: CorpusIndex) -> bool:
 def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """The folders to read: complete copies where they exist, else the folders themselves."""
     copies: dict[str, str] = json.loads(environ.get(VARIABLE, "{}"))
-    found = []
+    paths = []
     for folder in folders:
         copy = copies.get(folder)
-        found.append(copy if copy is not None and is_whole(Path(copy), read_index(folder)) else folder)
-    return found
+        paths.append(copy if copy is not None and is_whole(Path(copy), read_index(folder)) else folder)
+    return paths
 
 
 def _own_folder(base: Path) -> Path:
@@ -144,33 +144,33 @@ def _taken(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _lock_of(own: Path, name: str) -> Path:
-    return own / f".{name}.lock"
+def _lock_of(user_folder: Path, name: str) -> Path:
+    return user_folder / f".{name}.lock"
 
 
-def _make_room(own: Path, name: str, size: int) -> None:
+def _make_room(user_folder: Path, name: str, size: int) -> None:
     """Remove partial copies of this corpus, then unused copies of others while there is too little space.
 
     Raises:
         StorageError: there is too little space even so.
     """
-    for path in (*own.glob(f".{name}.*.tmp"), own / name):
+    for path in (*user_folder.glob(f".{name}.*.tmp"), user_folder / name):
         shutil.rmtree(path, ignore_errors=True)
-    others = [path for path in own.glob("corpus-*") if path.name != name]
+    others = [path for path in user_folder.glob("corpus-*") if path.name != name]
     for path in sorted(others, key=lambda path: path.stat().st_mtime):
-        if free_bytes(own) >= size:
+        if free_bytes(user_folder) >= size:
             break
-        _remove_unused(own, path.name)
-    check_disk_space(own, size, "a copy of the data")
+        _remove_unused(user_folder, path.name)
+    check_disk_space(user_folder, size, "a copy of the data")
 
 
-def _remove_unused(own: Path, name: str) -> None:
-    descriptor = os.open(_lock_of(own, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _remove_unused(user_folder: Path, name: str) -> None:
+    descriptor = os.open(_lock_of(user_folder, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if _taken(descriptor, fcntl.LOCK_EX):
             # The lock file stays: another process may have opened it already.
-            shutil.rmtree(own / name, ignore_errors=True)
-            for path in own.glob(f".{name}.*.tmp"):
+            shutil.rmtree(user_folder / name, ignore_errors=True)
+            for path in user_folder.glob(f".{name}.*.tmp"):
                 shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(descriptor)
@@ -201,9 +201,9 @@ def _copy_file(source: Path, target: Path, give_up: Callable[[], str | None]) ->
         while count := reader.readinto(buffer):
             _check(give_up)
             digest.update(buffer[:count])
-            left = buffer[:count]
-            while left:
-                left = left[writer.write(left) :]
+            unwritten = buffer[:count]
+            while unwritten:
+                unwritten = unwritten[writer.write(unwritten) :]
         os.fsync(writer.fileno())
     return digest.hexdigest()
 

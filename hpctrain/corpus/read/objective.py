@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from hpctrain.corpus.read.sampler import splitmix64
 from hpctrain.corpus.read.special_tokens import SpecialTokens
-from hpctrain.records.run.objective import AnyObjective, Lengths, Masked, NextToken, SpanCorruption, lengths
+from hpctrain.records.model.span_corruption import Lengths
+from hpctrain.records.run.objective import AnyObjective, Masked, NextToken, SpanCorruption, lengths
 
 NO_TARGET = -100
 """Target of a position that the loss leaves out, as in torch."""
@@ -66,23 +67,23 @@ def _masked(
     where = np.argpartition(_hashes(seed, _CHOICE, samples, count), chosen - 1, axis=1)[:, :chosen]
     line = np.arange(len(rows))[:, None]
     assert special.mask is not None, "an objective comes with its own special tokens"
-    kept = rows[line, where]
+    originals = rows[line, where]
     kind = _hashes(seed, _KIND, samples, count)[line, where] / 2.0**64
     other = _hashes(seed, _TOKEN, samples, count)[line, where] % np.uint64(special.data_vocabulary)
-    shown = np.where(kind < objective.mask_fraction + objective.random_fraction, other.astype(np.int64), kept)
+    shown = np.where(kind < objective.mask_fraction + objective.random_fraction, other.astype(np.int64), originals)
     inputs, targets = rows.copy(), np.full_like(rows, NO_TARGET)
     inputs[line, where] = np.where(kind < objective.mask_fraction, special.mask, shown)
-    targets[line, where] = kept
+    targets[line, where] = originals
     return Examples(inputs, targets)
 
 
 def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Tokens, rows: Tokens) -> Examples:
     n, raw = rows.shape
     noise = sizes.outputs - 1 - sizes.spans
-    kept = _segments(_hashes(seed, _UNCORRUPTED, samples, raw - noise - 1), sizes.spans, raw - noise)
+    uncorrupted = _segments(_hashes(seed, _UNCORRUPTED, samples, raw - noise - 1), sizes.spans, raw - noise)
     taken = _segments(_hashes(seed, _NOISE, samples, noise - 1), sizes.spans, noise)
     # A sequence begins with a kept segment; after that, taken and kept segments alternate.
-    bounds = np.stack([kept, taken], axis=2).reshape(n, 2 * sizes.spans).cumsum(axis=1)
+    bounds = np.stack([uncorrupted, taken], axis=2).reshape(n, 2 * sizes.spans).cumsum(axis=1)
     begins = np.zeros((n, raw), dtype=np.int64)
     np.put_along_axis(begins, bounds[:, :-1], 1, axis=1)
     stretch = begins.cumsum(axis=1)  # number of the segment that a position is in; the odd ones are taken out

@@ -39,16 +39,14 @@ class SpecialTokens:
     """Sentinels in the order in which a sample uses them."""
 
 
-def special_tokens(
-    folders: Sequence[str | Path], objective: AnyObjective, seq_len: int, field: str = "data.train"
-) -> SpecialTokens:
+def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_len: int) -> SpecialTokens:
     """The special tokens that an objective needs on the data of these folders.
 
     Raises:
         InputError: a folder is missing, or their tokenizers differ.
         FileError: the folder's tokenizer.json is missing or damaged.
     """
-    index = read_indexes(folders, field)[0]
+    index = read_indexes(folders)[0]
     match objective:
         case Masked():
             known = _known(Path(folders[0]), index)
@@ -66,16 +64,16 @@ def special_tokens(
 def _for_spans(index: CorpusIndex, known: Mapping[str, int], spans: int) -> SpecialTokens:
     """The start token and sentinels; those that the tokenizer lacks get descending ids at the end, as in T5."""
     start = _first(known, PADS)
-    own = [known.get(f"<extra_id_{number}>") for number in range(spans)]
+    sentinels = [known.get(f"<extra_id_{number}>") for number in range(spans)]
     first_new = index.vocab_size + (start is None)
-    grown = first_new + own.count(None)
+    grown = first_new + sentinels.count(None)
     new = iter(range(grown - 1, first_new - 1, -1))
     return SpecialTokens(
         index.vocab_size,
         grown,
         index.tokenizer.end_of_text,
         start=index.vocab_size if start is None else start,
-        sentinels=tuple(next(new) if token is None else token for token in own),
+        sentinels=tuple(next(new) if token is None else token for token in sentinels),
     )
 
 

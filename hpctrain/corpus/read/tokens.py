@@ -50,10 +50,10 @@ class Corpus:
             if split in (shard.split, "all") and shard.tokens > seq_len
         ]
         if not maps:
-            found = sum(s.tokens for index in indexes for s in index.shards if split in (s.split, "all"))
+            available = sum(s.tokens for index in indexes for s in index.shards if split in (s.split, "all"))
             raise InputError(
-                f"{field}: {', '.join(map(str, folders))}: found {found} tokens in the {split} split, which is not one "
-                f"sequence of {seq_len} tokens and its target; prepare more text or lower data.seq_len"
+                f"{field}: {', '.join(map(str, folders))}: found {available} tokens in the {split} split, which is not "
+                f"one sequence of {seq_len} tokens and its target; prepare more text or lower data.seq_len"
             )
         windows = [(len(tokens) - 1) // seq_len for tokens in maps]
         first = np.concatenate([[0], np.cumsum(windows)]).astype(np.int64)
@@ -100,11 +100,7 @@ def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], se
     """
     indexes = read_indexes(train)
     if valid:
-        if not same_tokens(read_indexes(valid, "data.valid")[0], indexes[0]):
-            raise InputError(
-                f"data.valid[0]: {valid[0]}: its tokenizer is not that of data.train[0]; prepare it again with "
-                f"{tokenizer_option(train[0], indexes[0])}"
-            )
+        _check_same_tokens("data.valid[0]", valid[0], read_indexes(valid, "data.valid")[0], train[0], indexes[0])
         return Corpus.open(valid, "all", seq_len, "data.valid")
     enough = any(shard.split == "valid" and shard.tokens > seq_len for index in indexes for shard in index.shards)
     return Corpus.open(train, "valid", seq_len) if enough else None
@@ -118,12 +114,19 @@ def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: i
     """
     index = read_indexes(train)[0]
     for name, folder in named.items():
-        if not same_tokens(read_index(folder, f"data.valid.{name}"), index):
-            raise InputError(
-                f"data.valid.{name}: {folder}: its tokenizer is not that of data.train[0]; prepare it again with "
-                f"{tokenizer_option(train[0], index)}"
-            )
+        field = f"data.valid.{name}"
+        _check_same_tokens(field, folder, read_index(folder, field), train[0], index)
     return {name: Corpus.open([folder], "all", seq_len, f"data.valid.{name}") for name, folder in named.items()}
+
+
+def _check_same_tokens(
+    field: str, folder: str | Path, index: CorpusIndex, train: str | Path, train_index: CorpusIndex
+) -> None:
+    if not same_tokens(index, train_index):
+        raise InputError(
+            f"{field}: {folder}: its tokenizer is not that of data.train[0]; prepare it again with "
+            f"{tokenizer_option(train, train_index)}"
+        )
 
 
 def _map_shard(folder: Path, number: int, index: CorpusIndex) -> NDArray[np.unsignedinteger]:

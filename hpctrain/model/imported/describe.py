@@ -105,29 +105,29 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
 
     for module in modules:
         module.train()
-    kept, _ = _kept_bytes(forward, weights_of(modules))
+    saved, _ = _kept_bytes(forward, weights_of(modules))
     # torch's counter does not know the CPU's fused attention, but it knows the operations of the MATH backend.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         forward()
     for module in modules:
         module.eval()
-    return PartSizes(parameters=parameters, flops=counter.get_total_flops(), activation_bytes=kept)
+    return PartSizes(parameters=parameters, flops=counter.get_total_flops(), activation_bytes=saved)
 
 
 def _kept_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> tuple[int, Tensor]:
     """Run `forward`; return the bytes that autograd keeps for its backward pass, each storage once, and its output."""
     left_out = {weight.untyped_storage().data_ptr() for weight in weights}
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in left_out:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
-    return sum(kept.values()), output
+    return sum(saved.values()), output
 
 
 def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tuple[list[int], int, int]:
@@ -143,10 +143,10 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
     for tp in range(2, MAX_TENSOR_PARALLEL + 1):
         if any(width % tp for width in widths):
             continue
-        kept, difference, text = _try_split(block, x, plan, tp, expected)
+        saved, difference, text = _try_split(block, x, plan, tp, expected)
         if text is None and difference < TOLERANCE:
             degrees.append(tp)
-            split_bytes = split_bytes or max(0, (whole - kept) * tp // (tp - 1))
+            split_bytes = split_bytes or max(0, (whole - saved) * tp // (tp - 1))
         else:
             wrong = f"split in {tp} it computes something else (largest relative difference {difference:.2g})"
             reasons.append(text or wrong)
@@ -167,8 +167,8 @@ def _try_split(
     seen: list[int] = []
 
     def first(share: nn.Module) -> Tensor:
-        kept, output = _kept_bytes(lambda: share(x), list(share.parameters()))
-        seen.append(kept)
+        saved, output = _kept_bytes(lambda: share(x), list(share.parameters()))
+        seen.append(saved)
         return output
 
     try:

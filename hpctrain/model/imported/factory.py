@@ -50,11 +50,11 @@ def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
     here = model
     done: list[str] = []
     for part in path.split("."):
-        found = dict(here.named_children())
-        if part not in found:
+        children = dict(here.named_children())
+        if part not in children:
             where = f"{'.'.join(done)} has" if done else "the model has"
-            raise InputError(f"{field}: no module {path!r}; {where} {', '.join(found) or 'none'}")
-        here = found[part]
+            raise InputError(f"{field}: no module {path!r}; {where} {', '.join(children) or 'none'}")
+        here = children[part]
         done.append(part)
     return here
 
@@ -65,11 +65,11 @@ def find_blocks(model: nn.Module) -> str:
     Raises:
         InputError: there is none, or more than one.
     """
-    found = list(_containers(model, ""))
-    if len(found) != 1:
-        names = ", ".join(f"{path} ({count})" for path, count in found) or "none"
+    containers = list(_containers(model, ""))
+    if len(containers) != 1:
+        names = ", ".join(f"{path} ({count})" for path, count in containers) or "none"
         raise InputError(f"model.blocks: give the container of the repeated blocks; found: {names}")
-    return found[0][0]
+    return containers[0][0]
 
 
 def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
@@ -91,7 +91,7 @@ def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
 def _find(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise InputError(
@@ -102,15 +102,15 @@ def _find(name: str) -> Any:
     except Exception as error:
         raise InputError(f"model.import: importing {module_name} raised {describe_user_error(error)}") from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            callables = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+        if not hasattr(target, part):
+            callables = [key for key, value in vars(target).items() if callable(value) and not key.startswith("_")]
             raise InputError(
                 f"model.import: {module_name} has no {attribute!r}; it has {', '.join(callables) or 'no callables'}"
             )
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"model.import: {name} is of type {type(found).__name__}; allowed: a function or class")
-    return found
+        target = getattr(target, part)
+    if not callable(target):
+        raise InputError(f"model.import: {name} is of type {type(target).__name__}; allowed: a function or class")
+    return target
 
 
 def _searched() -> str:

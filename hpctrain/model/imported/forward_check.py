@@ -36,10 +36,10 @@ def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
     """
     if getattr(model.forward, "__func__", None) is nn.Module.forward:
         return  # it has none
-    _own_logits(model.train(), tokens, logits, " in training")
-    own = _own_logits(model.eval(), tokens, logits, "")
+    _forward_logits(model.train(), tokens, logits, " in training")
+    output = _forward_logits(model.eval(), tokens, logits, "")
     # Many models return only the last position, for generation.
-    difference = largest_difference(own, logits[:, -own.shape[1] :])
+    difference = largest_difference(output, logits[:, -output.shape[1] :])
     if not difference < TOLERANCE:
         raise InputError(
             f"model.import: the model's own forward pass gives other logits than its pieces applied in turn (largest "
@@ -47,7 +47,7 @@ def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
         )
 
 
-def _own_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> Tensor:
+def _forward_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> Tensor:
     """The output of the model's own forward, checked to be the logits of all positions or of the last one."""
     batch, seq, width = logits.shape
     try:
@@ -58,13 +58,13 @@ def _own_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> 
             f"model.import: the model's own forward, called with tokens [{batch}, {seq}] alone{when}, raised "
             f"{describe_user_error(error)}; {_REMEDY}"
         ) from error
-    own = _alone(output)
-    if own is None or own.shape not in (logits.shape, (batch, 1, width)):
+    checked = _alone(output)
+    if checked is None or checked.shape not in (logits.shape, (batch, 1, width)):
         raise InputError(
             f"model.import: the model's own forward gives {_described(output)}{when}; expected a Tensor "
             f"[{batch}, {seq}, {width}]; {_REMEDY}"
         )
-    return own
+    return checked
 
 
 def _alone(output: object) -> Tensor | None:

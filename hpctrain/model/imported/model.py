@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from hpctrain.base.errors import InputError
 from hpctrain.model.imported.factory import call_factory, submodule
+from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
 
 
@@ -46,7 +47,7 @@ def numbered_blocks(part: ImportedPart) -> dict[int, nn.Module]:
     return {index: part.get_submodule(path) for index, path in part._stage_blocks.items()}
 
 
-def build_imported(spec: ImportedSpec, start: int, stop: int, *, first: bool, last: bool, seed: int) -> nn.Module:
+def build_imported(spec: ImportedSpec, blocks: StageBlocks, seed: int) -> nn.Module:
     """Build a stage of the model that the factory returns after `torch.manual_seed(seed)`.
 
     The whole model is built, so that the weights do not depend on the cut; the rest of it is freed at once.
@@ -62,15 +63,15 @@ def build_imported(spec: ImportedSpec, start: int, stop: int, *, first: bool, la
             f"model.import: {spec.factory} gave {len(names)} blocks, it gave {spec.layers} when it was measured; a "
             "factory must give the same model each time"
         )
-    if spec.tied and not (first and last):
+    if spec.tied and not (blocks.first and blocks.last):
         raise InputError("model.import: front and back share a weight, which cannot lie in two stages; use one stage")
     for path in [*spec.front, *spec.back]:
         submodule(model, path, "model.import")
     part = ImportedPart(
         model,
-        spec.front if first else [],
-        {index: names[index] for index in range(start, stop)},
-        spec.back if last else [],
+        spec.front if blocks.first else [],
+        {index: names[index] for index in range(blocks.start, blocks.stop)},
+        spec.back if blocks.last else [],
     )
     return part.train()
 
@@ -83,8 +84,8 @@ def block_names(model: nn.Module, container: str) -> list[str]:
 
 def _place(root: nn.Module, path: str, module: nn.Module) -> None:
     """Add a module at a dotted path, with plain modules as its parents."""
-    *way, name = path.split(".")
-    for part in way:
+    *parents, name = path.split(".")
+    for part in parents:
         if part not in dict(root.named_children()):
             root.add_module(part, nn.Module())
         root = root.get_submodule(part)

@@ -66,9 +66,9 @@ def check_weights(pieces: Pieces) -> None:
     """
     model, paths = pieces.model, pieces.block_paths
     shapes = [shapes_of(block) for block in pieces.modules(paths)]
-    for path, found in zip(paths, shapes, strict=True):
-        if found != shapes[0]:
-            other = sorted(set(found.items()) ^ set(shapes[0].items()))[0]
+    for path, block_shapes in zip(paths, shapes, strict=True):
+        if block_shapes != shapes[0]:
+            other = sorted(set(block_shapes.items()) ^ set(shapes[0].items()))[0]
             raise InputError(
                 f"model.blocks: {path} is not like {paths[0]}: they differ in {other[0]} {list(other[1])}; all blocks "
                 "need the same weights"
@@ -94,8 +94,8 @@ def check_weights(pieces: Pieces) -> None:
 
 def weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     """The weights of the modules, each once."""
-    found = {id(weight): weight for module in modules for weight in module.parameters()}
-    return list(found.values())
+    weights = {id(weight): weight for module in modules for weight in module.parameters()}
+    return list(weights.values())
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -14,9 +14,9 @@ from hpctrain.planner.bounds.pipeline_passes import PipelinePasses
 from hpctrain.planner.bounds.unit_counts import UnitCounts, counts_all_reduce
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.overlap import overlapped_share
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.schedule.placement import stage_ranks
 
 
@@ -108,7 +108,7 @@ class ClosedFormBound:
 
     def _tail(self, option: Option) -> tuple[float, float]:
         """Lower bound of what follows a rank's last action: (seconds, seconds per parameter of a device)."""
-        work, dp, memory_options = self.cost.work, option.dp, self.cost.work.memory_options
+        work, dp, memory_options = self.cost.work, option.dims.dp, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1
         units = [unit for unit, _ in self.unit_counts.kinds]
         update = min(self.cost.constants[unit.kind].optimizer_bytes / unit.bytes_per_s for unit in units) / shards
@@ -117,7 +117,7 @@ class ClosedFormBound:
         alpha, beta = self.unit_counts.ring(dp, 1)
         gradient_bytes = work.framework.gradient_bytes
         sent = work.gathered_bytes + gradient_bytes if memory_options.zero else 2 * gradient_bytes
-        late = 1 - overlapped_share(work, option.stages, option.tp)
+        late = 1 - overlapped_share(work, option.stages, option.dims.tp)
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _late_share(self, option: Option) -> tuple[float, float]:
@@ -136,17 +136,17 @@ class ClosedFormBound:
 
     def _largest_rank(self, option: Option) -> float:
         """The least seconds that the slowest rank of any cut takes for one micro-batch; blocks are not divided."""
-        key = (option.pp, option.schedule_spec)
+        key = (option.dims.pp, option.schedule_spec)
         if key not in self._largest_rank_s:
-            layers, ranks = self.cost.work.spec.layers, range(option.pp)
-            owner = stage_ranks(option.schedule_spec.name, option.pp, option.stages)
+            layers, ranks = self.cost.work.spec.layers, range(option.dims.pp)
+            owner = stage_ranks(option.schedule_spec.name, option.dims.pp, option.stages)
             embedding, head = self.ends_s
             fixed = [embedding * (rank == owner[0]) + head * (rank == owner[-1]) for rank in ranks]
 
             def seconds(rank: int, blocks: int) -> float:
                 return fixed[rank] + blocks * self.block_s
 
-            counts = split_evenly(layers, seconds, [0] * option.pp, [layers] * option.pp)
+            counts = split_evenly(layers, seconds, [0] * option.dims.pp, [layers] * option.dims.pp)
             assert counts is not None, "every rank may hold all blocks"
             self._largest_rank_s[key] = max(map(seconds, ranks, counts))
         return self._largest_rank_s[key]

@@ -15,7 +15,7 @@ from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.degrees import ParallelDims
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 INFEASIBLE_BLOCKS = 1e9
 """Blocks that count as missing if a device cannot even hold a rank without blocks."""
@@ -50,9 +50,9 @@ class MemoryFeasibility:
 
     def _holds(self, unit_counts: UnitCounts, option: Option, shards: int) -> bool:
         # Some replica has at least this many micro-batches; with exactly as many it keeps the fewest activations.
-        count = max(1, -(-(self.cost.work.sequences // option.micro_batch) // option.dp))
+        count = max(1, -(-(self.cost.work.sequences // option.micro_batch) // option.dims.dp))
         kind = unit_counts.kinds[0][0].kind
-        roles = [option.role(kind, rank, shards, count) for rank in range(option.pp)]
+        roles = [option.role(kind, rank, shards, count) for rank in range(option.dims.pp)]
         return self._max_blocks_held(unit_counts, roles) >= self.cost.work.spec.layers
 
     def _max_blocks_held(self, unit_counts: UnitCounts, roles: Sequence[RankRole]) -> float:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from hpctrain.planner.cost.memory import RankRole
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 
@@ -25,25 +25,13 @@ class Option(NamedTuple):
         return cls(layout.dims, layout.schedule_spec, layout.micro_batch)
 
     @property
-    def pp(self) -> int:
-        return self.dims[0]
-
-    @property
-    def dp(self) -> int:
-        return self.dims[1]
-
-    @property
-    def tp(self) -> int:
-        return self.dims[2]
-
-    @property
     def virtual_stages(self) -> int:
         return self.schedule_spec.virtual_stages
 
     @property
     def stages(self) -> int:
         """Stages of a pipeline."""
-        return self.dims[0] * self.schedule_spec.virtual_stages
+        return self.dims.pp * self.schedule_spec.virtual_stages
 
     @property
     def splits_backward(self) -> bool:

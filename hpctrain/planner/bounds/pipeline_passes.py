@@ -21,11 +21,11 @@ class PipelinePasses:
     def __init__(self, cost: CostModel, unit_counts: UnitCounts, option: Option) -> None:
         self.unit_counts, self.option = unit_counts, option
         self._any_s, self._between_s = _hops_s(cost, unit_counts, option.micro_batch)
-        one_way = self.hops_s(option.pp)
+        one_way = self.hops_s(option.dims.pp)
         if option.virtual_stages > 1:
             # A V goes back from the last rank; other schedules wrap from the last rank to the first. A circle through n
             # nodes crosses between them n times.
-            wrap = self._between_s if unit_counts.least_nodes(option.pp) > 1 else self._any_s
+            wrap = self._between_s if unit_counts.least_nodes(option.dims.pp) > 1 else self._any_s
             if option.schedule_spec.name in V_SHAPED_SCHEDULES:
                 wrap = 0.0
             one_way = option.virtual_stages * one_way + (option.virtual_stages - 1) * wrap
@@ -47,7 +47,7 @@ class PipelinePasses:
 
         With 1f1b the first rank holds at most `pp` of them, so it starts another only when an earlier one is back.
         """
-        trips = -(-micro_batches // self.option.pp) if self.option.schedule_spec.name == "1f1b" else 1
+        trips = -(-micro_batches // self.option.dims.pp) if self.option.schedule_spec.name == "1f1b" else 1
         return trips * self.both_s
 
 
@@ -56,7 +56,7 @@ def warmup_forwards(option: Option) -> FloatArray:
 
     Forwards of all its stages count. With gpipe it is the pass of the last micro-batch.
     """
-    pp, name = option.pp, option.schedule_spec.name
+    pp, name = option.dims.pp, option.schedule_spec.name
     ranks = np.arange(pp, dtype=np.float64)
     if name == "gpipe":
         return np.ones(pp)

@@ -20,7 +20,6 @@ from hpctrain.planner.cost.model import CostModel, UnitKind
 from hpctrain.planner.cost.workload import STAGE_ENDS, ModelPart, Workload
 from hpctrain.planner.devices.constants import ForwardBackward
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
-from hpctrain.records.plan.compression import NoCompression
 
 
 class UnitCounts:
@@ -61,7 +60,7 @@ class UnitCounts:
 def counts_all_reduce(work: Workload, dp: int) -> bool:
     """Whether bounds count the all-reduce: not with a codec, which may send less, nor with sharding within nodes."""
     sharded_in_nodes = work.memory_options.zero and work.memory_options.shard == "node"
-    return dp > 1 and isinstance(work.codec, NoCompression) and not sharded_in_nodes
+    return dp > 1 and work.codec.exact and not sharded_in_nodes
 
 
 class UnitClass(NamedTuple):
@@ -108,8 +107,7 @@ def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shard
 def _class(cost: CostModel, unit: TensorParallelGroup, number: int, micro_batch: int, shards: int) -> UnitClass:
     parts, constants = cost.module_times(unit, micro_batch), cost.constants[unit.kind]
     without_blocks, with_block = (
-        [cost.optimizer_s(unit, ModelPart(blocks, *ends), micro_batch, shards) for ends in STAGE_ENDS]
-        for blocks in (0, 1)
+        [cost.optimizer_s(unit, ModelPart(blocks, *ends), shards) for ends in STAGE_ENDS] for blocks in (0, 1)
     )
     return UnitClass(
         frozenset([cost.kind(unit)]),

@@ -11,18 +11,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.placement_links import RingGroup
-from hpctrain.records.plan.codec import wire_bytes
-from hpctrain.records.plan.compression import (
-    Adaptive,
-    Bf16,
-    Codec,
-    LocalSteps,
-    NoCompression,
-    PowerSgd,
-    Quantized,
-    Tagc,
-    TopK,
-)
+from hpctrain.records.plan.compression import Codec
 from hpctrain.records.topology.topology import CodecSeconds
 
 
@@ -43,35 +32,46 @@ class AllReduceTime(NamedTuple):
 NO_ALL_REDUCE = AllReduceTime(0.0, 0.0, 0.0)
 
 
+class StageGradients(NamedTuple):
+    """The gradients of one stage on a device, and what a device takes for each of their numbers."""
+
+    numbers: float
+    number_bytes: float
+    """Bytes of a number, uncompressed."""
+    width: float
+    """Side of a square matrix that low rank compresses as well as the model's matrices."""
+    copy_s: float
+    """Seconds to copy a number into a flat bucket and, if needed, its sum back."""
+    codec_s: CodecSeconds | None
+    """Seconds for a number by codec, on the slowest device; None for exact sums."""
+
+
 def all_reduce_time(
-    codec: Codec, rings: RingGroup, size_bytes: float, numbers: float, width: float, chunks: int, copy_s: float,
-    each: CodecSeconds | None, bucket_bytes: float,
-) -> AllReduceTime:  # fmt: skip
-    """Return the time to all-reduce gradients of `size_bytes` (uncompressed).
+    codec: Codec, rings: RingGroup, gradients: StageGradients, chunks: int, bucket_bytes: float
+) -> AllReduceTime:
+    """Return the time to all-reduce the gradients of a stage.
 
     Args:
-        rings: the rings that are at work at the same time; for codecs with `uses_all_to_all`, with their slowest pairs.
-        numbers: how many numbers of a gradient a device sums.
-        width: side of a square matrix that low rank compresses as well as the model's matrices.
+        rings: the rings that are at work at the same time; for codecs with `all_to_all`, with their slowest pairs.
         chunks: stages that each device sums at the same time.
-        copy_s: seconds to copy one number of a gradient into a flat bucket and, if needed, its sum back.
-        each: seconds for each number by codec, on the slowest device; None for exact sums.
         bucket_bytes: largest bucket.
     """
     n = rings.size
     if n == 1:
         return NO_ALL_REDUCE
-    if each is None:
+    size_bytes = float(gradients.number_bytes * gradients.numbers)
+    buckets = max(1, math.ceil(size_bytes / bucket_bytes))
+    if gradients.codec_s is None:
         # The search needs exact sums most often, so they take this short path.
-        buckets = bucket_count(size_bytes, bucket_bytes)
         wire_s = buckets * rings.all_reduce_s(size_bytes / buckets, chunks)
-        return AllReduceTime(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
-    sent_bytes = wire_bytes(codec, size_bytes, n, width) / n
+        return AllReduceTime(2 * (n - 1) * size_bytes / n, wire_s, gradients.numbers * gradients.copy_s)
+    sent_bytes = codec.wire_bytes(size_bytes, n, gradients.width) / n
     # The size of a ring all-reduce that sends as many bytes.
     alike_bytes = sent_bytes * n / (2 * (n - 1))
-    rounds = _rounds(codec, size_bytes, n, bucket_bytes)
+    rounds = codec.rounds(buckets, n)
     wire_s = rounds * rings.all_reduce_s(alike_bytes / rounds, chunks)
-    return AllReduceTime(sent_bytes, wire_s, numbers * _codec_s(codec, n, copy_s, each))
+    number_s = gradients.copy_s if codec.measured_as is None else getattr(gradients.codec_s, codec.measured_as)
+    return AllReduceTime(sent_bytes, wire_s, gradients.numbers * (number_s * codec.passes(n)))
 
 
 def overlaps_backward(work: Workload, stages: int, tp: int) -> bool:
@@ -88,12 +88,7 @@ def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
 
     Exact sums that overlap the backward pass are not copied back, so half of it.
     """
-    return 0.5 if isinstance(work.codec, NoCompression) and overlaps_backward(work, stages, tp) else 1.0
-
-
-def uses_all_to_all(codec: Codec) -> bool:
-    """Whether the codec sends messages from every rank to every other, instead of around a ring."""
-    return isinstance(codec, Bf16 | Quantized | TopK | Adaptive)
+    return 0.5 if work.codec.exact and overlaps_backward(work, stages, tp) else 1.0
 
 
 def low_rank_width(dim: int, tp: int) -> float:
@@ -102,39 +97,3 @@ def low_rank_width(dim: int, tp: int) -> float:
     From r·(1 + tp)/dim = 2·r/width, with rank r.
     """
     return 2 * dim / (1 + tp)
-
-
-def bucket_count(size_bytes: float, bucket_bytes: float) -> int:
-    """Number of buckets that a rank's gradients are summed in."""
-    return max(1, math.ceil(size_bytes / bucket_bytes))
-
-
-def _rounds(codec: Codec, size_bytes: float, n: int, bucket_bytes: float) -> float:
-    match codec:
-        case Bf16() | Quantized():
-            return bucket_count(size_bytes, bucket_bytes)
-        case LocalSteps(every=every):
-            return bucket_count(size_bytes, bucket_bytes) / every
-        case PowerSgd():
-            return 2  # the factors, one after the other; what is exempt travels with the first
-        case Tagc():
-            return 3  # exempt numbers, the index, the values
-    return 2 if n == 2 else 3  # exempt numbers; sizes and values, to all at once or to owners and back
-
-
-def _codec_s(codec: Codec, n: int, copy_s: float, each: CodecSeconds) -> float:
-    match codec:
-        case Bf16():
-            return each.bf16
-        case Quantized():
-            return each.quantized
-        case PowerSgd():
-            return each.power_sgd
-        case TopK() | Adaptive():
-            # From three ranks on, owners choose again from the sums of their part.
-            return each.topk * (1 + 1 / n if n > 2 else 1)
-        case Tagc():
-            return each.topk  # folding and unfolding a sketch was not measured
-        case LocalSteps(every=every):
-            return copy_s / every
-    return copy_s

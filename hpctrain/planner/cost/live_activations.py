@@ -40,8 +40,8 @@ def _counts_of_table(schedule: str, pp: int, stages: int, micro_batches: int) ->
     # From 2 · pp micro-batches on, the pattern repeats itself.
     table = make_schedule(schedule, pp, stages, min(micro_batches, 2 * pp))
     return tuple(
-        _counts_of_rank([(own.index(action.stage), action.kind) for action in row], len(own))
-        for row, own in zip(table.ranks, stages_by_rank(schedule, pp, stages), strict=True)
+        _counts_of_rank([(stages_of_rank.index(action.stage), action.kind) for action in row], len(stages_of_rank))
+        for row, stages_of_rank in zip(table.ranks, stages_by_rank(schedule, pp, stages), strict=True)
     )
 
 
@@ -61,15 +61,15 @@ def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tupl
     forwards = np.zeros((chunks, len(order) + 1), dtype=np.int64)
     forwards[:, 1:] = (order == np.arange(chunks)[:, None]).cumsum(axis=1)
     backwards = forwards[::-1]
-    found = []
+    counts = []
     for rank in range(pp):
-        warmup = warmup_count(rank, pp, chunks, micro_batches, spacing=1 if splits else 2)
+        warmup = warmup_count(rank, pp, chunks, micro_batches, splits)
         turns = np.arange(len(order) - warmup)
         # Just after the forward of each turn; W lags behind by the rank's number.
         freed = np.maximum(turns - (rank if splits else 0), 0)
         live = forwards[:, warmup + turns + 1] - backwards[:, freed] if len(turns) else forwards[:, -1:]
-        found.append(_maximal_counts(_columns(live)))
-    return tuple(found)
+        counts.append(_maximal_counts(_columns(live)))
+    return tuple(counts)
 
 
 def _columns(values: NDArray[np.int64]) -> set[tuple[int, ...]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.live_activations import LiveCounts, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, Workload
-from hpctrain.records.plan.codec import BUCKET_BYTES, kept_bytes
+from hpctrain.records.plan.codec import BUCKET_BYTES
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stages_by_rank
 
@@ -88,7 +89,7 @@ class _ActivationSizes(NamedTuple):
 
     block: float
     """Bytes of a block while it computes."""
-    kept: float
+    saved: float
     """Bytes that a block keeps from its forward to its backward pass."""
     boundary: float
     logits: float
@@ -112,29 +113,29 @@ class MemoryModel:
     def max_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable share of the memory; -1 if not even a rank without blocks fits."""
         cache = self._cache_of(role)
-        found = cache.most.get(memory_bytes)
-        if found is None:
-            found = cache.most[memory_bytes] = self._find_most(cache, self.work.usable * memory_bytes)
-        return found
+        most = cache.most.get(memory_bytes)
+        if most is None:
+            most = cache.most[memory_bytes] = self._find_most(cache, self.work.usable * memory_bytes)
+        return most
 
     def _cache_of(self, role: RankRole) -> _RoleCache:
-        found = self._by_role.get(role)
-        if found is None:
+        cache = self._by_role.get(role)
+        if cache is None:
             memory_role = _memory_role(role)
-            found = self._by_role[role] = self._caches.setdefault(memory_role, _RoleCache(memory_role))
-        return found
+            cache = self._by_role[role] = self._caches.setdefault(memory_role, _RoleCache(memory_role))
+        return cache
 
     def _need(self, cache: _RoleCache, blocks: tuple[int, ...]) -> float:
-        found = cache.needs.get(blocks)
-        if found is None:
-            found = cache.needs[blocks] = self._compute(cache.memory_role, blocks)
-        return found
+        need = cache.needs.get(blocks)
+        if need is None:
+            need = cache.needs[blocks] = self._compute(cache.memory_role, blocks)
+        return need
 
     def _find_most(self, cache: _RoleCache, usable_bytes: float) -> int:
         low, high, chunks = -1, self.work.spec.layers, len(cache.memory_role.ends)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self._need(cache, blocks_by_virtual_stage(middle, chunks)) <= usable_bytes
+            fits = self._need(cache, even_parts(middle, chunks)) <= usable_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -163,22 +164,22 @@ class MemoryModel:
         if (micro_batch, tp) not in self._sizes:
             work = self.work
             boundary = work.hidden_bytes(micro_batch, tp)
-            kept = work.saved_activation_bytes(micro_batch, tp)
+            saved = work.saved_activation_bytes(micro_batch, tp)
             if tp > 1:
-                kept += work.framework.split_streams * boundary
+                saved += work.framework.split_streams * boundary
             logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
-            self._sizes[micro_batch, tp] = _ActivationSizes(work.block_bytes(micro_batch, tp), kept, boundary, logits)
+            self._sizes[micro_batch, tp] = _ActivationSizes(work.block_bytes(micro_batch, tp), saved, boundary, logits)
         return self._sizes[micro_batch, tp]
 
     def _activations(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
-        block, kept, boundary, logits = self._sizes_of(memory_role.micro_batch, memory_role.tp)
+        block, saved, boundary, logits = self._sizes_of(memory_role.micro_batch, memory_role.tp)
         # A stage also keeps its input and its output.
-        each = [
-            self._mean_blocks(share) * kept + 2 * boundary + logits * share.last + self._kept_casts(memory_role, share)
+        sizes = [
+            self._mean_blocks(share) * saved + 2 * boundary + logits * share.last + self._kept_casts(memory_role, share)
             for share in shares
         ]
-        most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in memory_role.moments)
+        most = max(sum(live * size for live, size in zip(moment, sizes, strict=True)) for moment in memory_role.moments)
         # The block that computes also holds gradients and, with recomputation, the activations it did not keep.
         if work.memory_options.recompute == "none":
             return most + block
@@ -206,16 +207,16 @@ class MemoryModel:
         total = float(work.framework.bytes_per_parameter * parameters)
         if memory_role.dp > 1:
             # Buckets of gradients; a large embedding is a bucket of its own.
-            each = work.framework.gradient_bytes
-            table = float(each * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
-            total += min(each * parameters, max(IN_FLIGHT_BYTES, table)) + self._kept_bytes * parameters
+            gradient_bytes = work.framework.gradient_bytes
+            table = float(gradient_bytes * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
+            total += min(gradient_bytes * parameters, max(IN_FLIGHT_BYTES, table)) + self._codec_bytes * parameters
         return total
 
     @property
-    def _kept_bytes(self) -> float:
+    def _codec_bytes(self) -> float:
         """Bytes that the codec keeps for each number, with the copy that a checkpoint takes."""
         copies = 2 if self.work.framework.checkpoint_bytes else 1
-        return copies * kept_bytes(self.work.codec, self.work.spec.dim)
+        return copies * self.work.codec.state_bytes(self.work.spec.dim)
 
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Bytes of weights, gradients and optimizer with ZeRO: the sharded parts, and what is whole for a while.
@@ -236,11 +237,6 @@ class MemoryModel:
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between shard groups a rank sums its part only; within one it has a residual of the whole gradient.
-        kept = self._kept_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
+        residuals = self._codec_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
-        return parts + weights + gradients + gradient_bytes * piece + kept + freed
-
-
-def blocks_by_virtual_stage(count: int, chunks: int) -> tuple[int, ...]:
-    """A rank's blocks by stage: equal numbers, with the remainder on the earlier stages."""
-    return tuple(count // chunks + (chunk < count % chunks) for chunk in range(chunks))
+        return parts + weights + gradients + gradient_bytes * piece + residuals + freed

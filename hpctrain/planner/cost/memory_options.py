@@ -30,10 +30,10 @@ class MemoryOptions:
 
     def __str__(self) -> str:
         """'zero 1, recompute full'; 'nothing' for the default."""
-        said = [f"zero {self.zero}"] if self.zero else []
-        said += ["sequence parallel"] if self.sequence_parallel else []
-        said += [f"recompute {self.recompute}"] if self.recompute != "none" else []
-        return ", ".join(said) or "nothing"
+        parts = [f"zero {self.zero}"] if self.zero else []
+        parts += ["sequence parallel"] if self.sequence_parallel else []
+        parts += [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        return ", ".join(parts) or "nothing"
 
 
 DEFAULT_MEMORY_OPTIONS = MemoryOptions()

@@ -8,33 +8,28 @@ from dataclasses import dataclass
 from hpctrain.planner.cost.all_reduce import (
     NO_ALL_REDUCE,
     AllReduceTime,
+    StageGradients,
     all_reduce_time,
     flat_copy_share,
     low_rank_width,
-    uses_all_to_all,
 )
-from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.cost.memory import MemoryModel
-from hpctrain.planner.cost.roofline import ModuleTimes, measured_module_times, roofline
+from hpctrain.planner.cost.roofline import ModuleTimes, roofline
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.constants import COST_CONSTANTS, DEFAULT_CODEC_S, CostConstants
 from hpctrain.planner.devices.links import (
     Links,
     message_alpha_beta,
-    node_of,
     ring_all_reduce_s,
     ring_hops,
     scalar_all_reduce_s,
 )
 from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.tensor_parallel_group import GroupSpec, Placement, TensorParallelGroup
-from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
+from hpctrain.records.plan.stage_messages import MESSAGES, Messages
 from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
-REDUCE_SCATTER_SHARE = 0.6
-"""Share of an integer all-reduce's processor time that its reduce-scatter takes: 0.62 with 8 bits and 0.61 with 4,
-measured on four ranks' parts of 4 M numbers (torch 2.13)."""
 UnitKind = tuple[GroupSpec, float, float]
 """The spec of a tensor-parallel group, and the slowest alpha and beta between its own devices."""
 
@@ -61,38 +56,30 @@ class CostModel:
 
     Args:
         constants: kind of device -> constants.
-        profile: measured times of the model's layers, used where it has those of a device and micro-batch.
     """
 
-    def __init__(
-        self,
-        work: Workload,
-        links: Links,
-        constants: Mapping[str, CostConstants] = COST_CONSTANTS,
-        profile: LayerProfile | None = None,
-    ) -> None:
+    def __init__(self, work: Workload, links: Links, constants: Mapping[str, CostConstants] = COST_CONSTANTS) -> None:
         self.work = work
         self.links = links
         self.constants = constants
-        self.profile = profile
         self.memory = MemoryModel(work)
         self._kinds: dict[TensorParallelGroup, UnitKind] = {}
         self._placement_links: dict[int, PlacementLinks] = {}
         self._messages: dict[tuple[TensorParallelGroup, TensorParallelGroup], tuple[float, float]] = {}
         self._parts: dict[tuple[UnitKind, int], ModuleTimes] = {}
         self._stages: dict[tuple[UnitKind, int, ModelPart], StageTime] = {}
-        self._updates: dict[tuple[UnitKind, ModelPart, int, int], float] = {}
+        self._updates: dict[tuple[UnitKind, ModelPart, int], float] = {}
 
     def placement_links(self, placement: Placement) -> PlacementLinks:
         """The links of a placement, cached by the identity of the object."""
-        found = self._placement_links.get(id(placement))
-        if found is None:
-            found = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
-        return found
+        links = self._placement_links.get(id(placement))
+        if links is None:
+            links = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
+        return links
 
     def with_work(self, work: Workload) -> CostModel:
         """A cost model with the same devices and links for another workload."""
-        other = CostModel(work, self.links, self.constants, self.profile)
+        other = CostModel(work, self.links, self.constants)
         other._kinds, other._placement_links, other._messages = self._kinds, self._placement_links, self._messages
         return other
 
@@ -111,9 +98,7 @@ class CostModel:
         """Times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch` sequences."""
         key = (self.kind(unit), micro_batch)
         if key not in self._parts:
-            parts = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
-            times = self._measured(unit, micro_batch)
-            self._parts[key] = parts if times is None else measured_module_times(times, parts)
+            self._parts[key] = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
         return self._parts[key]
 
     def stage(self, unit: TensorParallelGroup, micro_batch: int, share: ModelPart) -> StageTime:
@@ -141,30 +126,26 @@ class CostModel:
 
     def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
         """The codec of messages between a stage on `a` and the next one on `b`."""
-        way = self.work.messages_behind(stage)
-        return way if way == "none" or crosses_nodes(a, b) else "none"
+        codec = self.work.messages_behind(stage)
+        return codec if codec == "none" or crosses_nodes(a, b) else "none"
 
     def message_cast_s(self, unit: TensorParallelGroup, micro_batch: int, messages: Messages) -> float:
         """Seconds to encode or to decode a stage message.
 
         A number takes a quarter of its time in an all-reduce, where it is encoded, summed, encoded again and decoded.
         """
-        if messages == "none":
+        rate = MESSAGES[messages].measured_as
+        if rate is None:
             return 0.0
-        each = codec_seconds(unit)
-        number_s = each.bf16 if messages == "bf16" else each.quantized
+        number_s: float = getattr(codec_seconds(unit), rate)
         numbers = self.work.hidden_bytes(micro_batch, len(unit.devices)) / self.work.framework.residual_stream_bytes
         return numbers * number_s / 4
 
-    def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, micro_batch: int, shards: int = 1) -> float:
+    def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
         """Seconds to update a stage's parameters, or this replica's shard of them."""
-        key = (self.kind(unit), share, micro_batch, shards)
+        key = (self.kind(unit), share, shards)
         if key not in self._updates:
-            constants, times = self.constants[unit.kind], self._measured(unit, micro_batch)
-            if times is not None:
-                # The ends were measured together with the blocks, each about as long.
-                self._updates[key] = times.update * (share.blocks + share.first + share.last) / shards
-                return self._updates[key]
+            constants = self.constants[unit.kind]
             parameters = self.work.parameters(share, len(unit.devices)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
             if len(unit.devices) > 1:
@@ -195,32 +176,27 @@ class CostModel:
         if len(placement) == shards:
             return [NO_ALL_REDUCE] * len(shares)
         codec, tp = self.work.codec, len(placement[0][0].devices)
-        exact = isinstance(codec, NoCompression)
-        bucket_bytes = self.work.framework.bucket_bytes
-        rings, chunks = (
-            self.placement_links(placement).replicate_ring_groups(shards, uses_all_to_all(codec)),
-            len(shares) // len(placement[0]),
-        )
+        framework, width = self.work.framework, low_rank_width(self.work.spec.dim, tp)
+        rings = self.placement_links(placement).replicate_ring_groups(shards, codec.all_to_all)
+        chunks = len(shares) // len(placement[0])
         copied = flat_copy_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):
             numbers = self.work.parameters(share, tp) / shards
             units = [placement[replica][rank] for replica in placement.representatives]
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
-            size = float(self.work.framework.gradient_bytes * numbers)
-            width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
-            sums.append(all_reduce_time(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
+            codec_s = None if codec.exact else slowest_codec(units)
+            gradients = StageGradients(numbers, framework.gradient_bytes, width, copy_s, codec_s)
+            sums.append(all_reduce_time(codec, rings[rank], gradients, chunks, framework.bucket_bytes))
         return sums
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
         """Processor seconds of a reduce-scatter for each number of a gradient, on a pipeline rank's slowest device."""
-        each = slowest_codec([placement[replica][rank] for replica in placement.representatives])
-        match self.work.codec:
-            case Bf16():
-                return each.bf16
-            case Quantized():
-                return REDUCE_SCATTER_SHARE * each.quantized
-        return 0.0
+        codec = self.work.codec
+        if codec.measured_as is None:
+            return 0.0
+        slowest = slowest_codec([placement[replica][rank] for replica in placement.representatives])
+        return codec.reduce_scatter_share * float(getattr(slowest, codec.measured_as))
 
     def tied_all_reduce_s(self, first: TensorParallelGroup, last: TensorParallelGroup) -> float:
         """Seconds to sum the two gradients of a tied embedding; 0 if both lie on the same devices."""
@@ -237,19 +213,14 @@ class CostModel:
         devices = len(placement) * len(placement[0]) * len(placement[0][0].devices)
         return scalar_all_reduce_s(self.placement_links(placement).slowest_alpha, devices) if devices > 1 else 0.0
 
-    def _measured(self, unit: TensorParallelGroup, micro_batch: int) -> LayerTimes | None:
-        if self.profile is None:
-            return None
-        return self.profile.at(unit.devices[0].type, len(unit.devices), micro_batch)
-
 
 def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:
     """Times of a stage whose blocks take as long as `blocks` blocks of mean size."""
     action_s = constants.action_ops * launch_s
-    times = [action_s + blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+    times = [action_s + blocks * (parts.block[side] + parts.block_tp[side]) for side in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
         if present:
-            times = [times[way] + part[way] for way in (0, 1)]
+            times = [times[side] + part[side] for side in (0, 1)]
     forward, backward = times
     inputs, weights = 0.0, backward
     if not share.first:
@@ -260,7 +231,7 @@ def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostC
 
 def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
     """Whether any message between two tensor-parallel groups leaves a node."""
-    return any(node_of(x) != node_of(y) for x, y in zip(a.device_ids, b.device_ids, strict=True))
+    return any(x.node != y.node for x, y in zip(a.device_ids, b.device_ids, strict=True))
 
 
 def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:

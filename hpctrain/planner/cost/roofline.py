@@ -1,11 +1,10 @@
-"""Seconds of a stage's parts for one micro-batch: a roofline with measured speeds, or measured layer times."""
+"""Seconds of a stage's parts for one micro-batch: a roofline with measured speeds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from hpctrain.planner.cost.layer_profile import LayerTimes
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.constants import CostConstants, ForwardBackward
 from hpctrain.planner.devices.links import Links, ring_all_reduce_s
@@ -67,13 +66,13 @@ def roofline(
     block_bytes = work.block_bytes(micro_batch, tp)
 
     def end(
-        flops: float, kept: float, kept_passes: ForwardBackward, table_passes: ForwardBackward, ops: ForwardBackward
+        flops: float, saved: float, saved_passes: ForwardBackward, table_passes: ForwardBackward, ops: ForwardBackward
     ) -> ForwardBackward:
         forward, backward = (
             _pass_time(
-                constants, unit, (1 + way) * flops, kept * kept_passes[way] + table * table_passes[way], ops[way]
+                constants, unit, (1 + side) * flops, saved * saved_passes[side] + table * table_passes[side], ops[side]
             ).seconds(constants)
-            for way in (0, 1)
+            for side in (0, 1)
         )
         return forward, backward
 
@@ -87,11 +86,6 @@ def roofline(
         head=end(head_flops / head_tp, logits, constants.logits_passes, constants.weight_passes, constants.head_ops),
         block_split=constants.split_passes * block_bytes / unit.bytes_per_s + constants.split_ops * unit.launch_s,
     )
-
-
-def measured_module_times(times: LayerTimes, estimate: ModuleTimes) -> ModuleTimes:
-    """The parts' times from measured layers; what was not measured separately stays the roofline's estimate."""
-    return ModuleTimes(times.block, (0.0, 0.0), times.embedding, times.head, estimate.block_split)
 
 
 def _pass_time(
@@ -109,17 +103,17 @@ def _block(
     spec, seq_len, tp, memory_options = work.spec, work.seq_len, len(unit.devices), work.memory_options
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
-    flops, kept = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
+    flops, saved = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
     weights = work.framework.weight_bytes * spec.block_parameters() / tp
     forward, backward = (
         _pass_time(
             constants,
             unit,
-            (1 + way) * flops,
-            kept * constants.activation_passes[way] + weights * constants.weight_passes[way],
-            constants.block_ops[way],
+            (1 + side) * flops,
+            saved * constants.activation_passes[side] + weights * constants.weight_passes[side],
+            constants.block_ops[side],
         )
-        for way in (0, 1)
+        for side in (0, 1)
     )
     if memory_options.zero:
         forward += PassTime(host_s=constants.shard_ops[0] * unit.launch_s)
@@ -128,7 +122,7 @@ def _block(
         forward += PassTime(host_s=constants.recompute_ops[0] * unit.launch_s)
         backward += PassTime(host_s=(constants.recompute_ops[1] + constants.block_ops[0]) * unit.launch_s)
         if memory_options.recompute == "full":
-            touched = kept * constants.activation_passes[0] + weights * constants.weight_passes[0]
+            touched = saved * constants.activation_passes[0] + weights * constants.weight_passes[0]
         else:
             flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
             touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]

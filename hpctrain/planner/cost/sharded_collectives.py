@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
-from hpctrain.records.plan.codec import FULL_BYTES, dense_bytes
+from hpctrain.records.plan.stage_messages import FULL_BYTES
 
 COPY_PASSES = 2
 """Passes over memory of the copy from or to flat buffers: one read and one write."""
@@ -51,25 +51,25 @@ def shard_collective_times(
     placement = placement_links.placement
     groups, across = placement_links.shard_ring_groups(shards)
     chunks, tp = len(shares) // len(placement[0]), len(placement[0][0].devices)
-    found = []
+    times = []
     for share, rank in zip(shares, owner, strict=True):
         parameters = work.parameters(share, tp)
         pieces = share.blocks + (share.first or share.last)
         bytes_per_s = min(placement[replica][rank].bytes_per_s for replica in placement.representatives)
 
         def seconds(
-            size: float, pieces: int = pieces, own: RingGroup = groups[rank], speed: float = bytes_per_s
+            size: float, pieces: int = pieces, rings: RingGroup = groups[rank], speed: float = bytes_per_s
         ) -> float:
-            return pieces * own.all_reduce_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
+            return pieces * rings.all_reduce_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
         # Gradients are sent compressed within the backward pass only without copies of the state; see decision 45.
-        width = dense_bytes(work.codec) / FULL_BYTES if shards == len(placement) else 1.0
+        width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
         part = work.framework.gradient_bytes * parameters / shards
-        found.append(
+        times.append(
             ShardCollectiveTimes(
                 gather=seconds(work.gathered_bytes * parameters),
                 scatter=seconds(work.framework.gradient_bytes * parameters * width),
                 copies=pieces * across[rank].all_reduce_s(part / pieces, chunks),
             )
         )
-    return found
+    return times

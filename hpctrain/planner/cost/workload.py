@@ -10,8 +10,8 @@ from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, memory_options_of_run
 from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import FULL_BYTES, has_state, message_bytes_per_element
-from hpctrain.records.plan.compression import AutoCompression, Codec, Messages, NoCompression, Quantized
+from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
+from hpctrain.records.plan.stage_messages import FULL_BYTES, MESSAGES, Messages
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
@@ -96,10 +96,10 @@ class Workload:
     def may_shard_gradients(self) -> bool:
         """Whether a search may shard over all replicas.
 
-        Gradients are then reduce-scattered in the backward pass. That works with codecs without state, and with
-        integers if there is no loss scale.
+        Gradients are then reduce-scattered in the backward pass. That works with codecs that send every number, and
+        with state only if there is no loss scale.
         """
-        return not has_state(self.codec) or (isinstance(self.codec, Quantized) and self.precision != "fp16")
+        return self.codec.sharded_sums == "all" and not (self.codec.has_state and self.precision == "fp16")
 
     def casts_weights(self, sharded: bool) -> bool:
         """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it is gathered already cast."""
@@ -131,10 +131,10 @@ class Workload:
         """Bytes that a block keeps from its forward to its backward pass; recomputation saves some of `block_bytes`."""
         if self.memory_options.recompute == "none":
             return self.block_bytes(micro_batch, tp)
-        kept = self.hidden_bytes(micro_batch, tp)
+        saved = self.hidden_bytes(micro_batch, tp)
         if self.memory_options.recompute == "selective":
-            kept += self.spec.matmul_output_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
-        return kept
+            saved += self.spec.matmul_output_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
+        return saved
 
     def stage_boundary_bytes(self, micro_batch: int) -> int:
         """Bytes of the residual stream [sequences, seq_len, dim] between two stages; ours is always in fp32."""
@@ -146,7 +146,7 @@ class Workload:
 
     def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
         """Bytes that one of `tp` devices sends to the next stage, or back."""
-        size = self.hidden_bytes(micro_batch, tp) * message_bytes_per_element(messages) / FULL_BYTES
+        size = self.hidden_bytes(micro_batch, tp) * MESSAGES[messages].number_bytes / FULL_BYTES
         return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
     def messages_behind(self, stage: int) -> Messages:
@@ -175,12 +175,12 @@ class Workload:
     def least_blocks(self) -> float:
         """The least number of blocks of mean size that takes as long as the model with any cut; ends may be smaller."""
         layers = self.spec.layers
-        return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in each) for each in self._ends)
+        return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in ends) for ends in self._ends)
 
     @cached_property
     def least_share(self) -> float:
         """The least time of a block in any stage, in blocks of mean size."""
-        return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for each in self._ends for share in each[1:]))
+        return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for ends in self._ends for share in ends[1:]))
 
     @cached_property
     def _ends(self) -> tuple[list[ModelPart], list[ModelPart]]:
@@ -226,7 +226,7 @@ class Workload:
 
 @lru_cache(maxsize=64)
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(each for each in range(1, number + 1) if number % each == 0)
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:

@@ -110,9 +110,9 @@ CPU_CONSTANTS = CostConstants(
 """Measured with torch 2.13 on CPU."""
 
 CUDA_CONSTANTS = CostConstants(
-    # `hpctrain bench plan` fits the values marked * to published runs of Megatron on A100s (vTrain, MICRO 2024), and
-    # reports their error elsewhere. The others are assumptions that were not measured: the CPU's values, with a kernel
-    # launch counted as 6 to 7 tiny CPU operations.
+    # `python -m tools.published_runs` fits the values marked * to published runs of Megatron on A100s (vTrain, MICRO
+    # 2024), and reports their error elsewhere. The others are assumptions that were not measured: the CPU's values,
+    # with a kernel launch counted as 6 to 7 tiny CPU operations.
     overlap_power=3.82,  # *
     efficiency=0.81,  # * of a data sheet's peak; of a measured rate it is nearer to 1
     half_width=22.5,  # *

@@ -23,8 +23,6 @@ class Framework:
     """Largest bucket of gradients that is summed at once between replicas."""
     residual_stream_bytes: int = 4
     """Bytes per value of the residual stream, which is also the stage message."""
-    casts: bool = True
-    """Whether fp32 weights are cast for matrix products in bf16 and fp16 (autocast)."""
     blocking_sends: bool = False
     """Whether a rank waits while it sends between stages; else sends overlap its computation."""
     split_sends: bool = False

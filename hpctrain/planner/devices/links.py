@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hpctrain.base.errors import InputError
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.link_cost import LinkCost
 
 
@@ -16,10 +17,10 @@ class Links:
     def __init__(self, costs: LinkCost, factor: float = 1.0) -> None:
         self._costs = costs
         self._factor = factor
-        self._known: dict[tuple[str, str], tuple[float, float]] = {}
+        self._known: dict[tuple[DeviceId, DeviceId], tuple[float, float]] = {}
 
-    def between(self, source: str, target: str) -> tuple[float, float]:
-        """(alpha in seconds, beta in seconds per byte) between two 'node:device'.
+    def between(self, source: DeviceId, target: DeviceId) -> tuple[float, float]:
+        """(alpha in seconds, beta in seconds per byte) between two devices.
 
         Raises:
             InputError: the topology says nothing about the pair.
@@ -27,9 +28,9 @@ class Links:
         cost = self._known.get((source, target))
         if cost is None:
             try:
-                cost = self._costs.between(source, target)
+                cost = self._costs.between(source.node, target.node)
             except KeyError:
-                pair = " and ".join(sorted({node_of(source), node_of(target)}))
+                pair = " and ".join(sorted({source.node, target.node}))
                 raise InputError(
                     f"topology: fabric.links: no alpha_s and beta_s_per_byte between {pair}; run `hpctrain probe` again"
                 ) from None
@@ -43,31 +44,31 @@ class Links:
         return alpha * self._factor, beta * self._factor
 
 
-def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:
+def message_s(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId], size_bytes: float) -> float:
     """Seconds until every source has sent `size_bytes` to its target; messages that leave a node together share its
     bandwidth."""
     alpha, beta = message_alpha_beta(links, sources, targets)
     return alpha + beta * size_bytes
 
 
-def message_alpha_beta(links: Links, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
+def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> tuple[float, float]:
     """Alpha and beta of simultaneous messages from every source to its target, as in `message_s`."""
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
     pairs = list(zip(sources, targets, strict=True))
-    if len(ends := {(node_of(source), node_of(target)) for source, target in pairs}) == 1:
+    if len(ends := {(source.node, target.node) for source, target in pairs}) == 1:
         # The usual case: all sources on one node, all targets on one node.
         ((one, other),) = ends
         alpha, beta = links.between(sources[0], targets[0])
         return alpha, beta * (len(pairs) if one != other else 1)
-    leaving = [node_of(source) for source, target in pairs if node_of(source) != node_of(target)]
+    leaving = [source.node for source, target in pairs if source.node != target.node]
     sharing = max((leaving.count(node) for node in leaving), default=1)
     costs = [links.between(source, target) for source, target in pairs]
     return max(alpha for alpha, _ in costs), max(beta for _, beta in costs) * sharing
 
 
 def ring_all_reduce_s(
-    links: Links, device_ids: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
+    links: Links, device_ids: Sequence[DeviceId], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
 ) -> float:
     """Seconds of a ring all-reduce: 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
 
@@ -83,14 +84,14 @@ def ring_all_reduce_s(
     for source, target in ring_hops(device_ids):
         a, b = links.between(source, target)
         alpha, beta = max(alpha, a), max(beta, b)
-        if node_of(source) == node_of(target):
+        if source.node == target.node:
             alpha_within, beta_within = max(alpha_within, a), max(beta_within, b)
     ring = 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
-    counts = Counter(map(node_of, device_ids))
+    counts = Counter(device_id.node for device_id in device_ids)
     if not by_node or len(set(counts.values())) > 1 or len(counts) in (1, n):
         return ring
-    nodes, own = len(counts), n // len(counts)
-    inside = 2 * (own - 1) * (alpha_within + hop_s + beta_within * size_bytes / own)
+    nodes, per_node = len(counts), n // len(counts)
+    inside = 2 * (per_node - 1) * (alpha_within + hop_s + beta_within * size_bytes / per_node)
     # A node's cards together are as fast as its link is to another node, however many of its devices send.
     outside = 2 * (nodes - 1) * (alpha + hop_s + beta * size_bytes / nodes)
     return min(ring, inside + outside)
@@ -101,20 +102,15 @@ def scalar_all_reduce_s(alpha: float, devices: int) -> float:
     return 2 * math.ceil(math.log2(devices)) * alpha
 
 
-def rings_crossing_nodes(rings: Sequence[Sequence[str]]) -> dict[str, int]:
+def rings_crossing_nodes(rings: Sequence[Sequence[DeviceId]]) -> dict[str, int]:
     """Node -> number of rings that cross its network card."""
     count: dict[str, int] = {}
     for ring in rings:
-        for node in {node_of(a) for a, b in ring_hops(ring) if node_of(a) != node_of(b)}:
+        for node in {a.node for a, b in ring_hops(ring) if a.node != b.node}:
             count[node] = count.get(node, 0) + 1
     return count
 
 
-def ring_hops(device_ids: Sequence[str]) -> list[tuple[str, str]]:
+def ring_hops(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
     """The (source, target) pairs of a ring."""
     return list(zip(device_ids, [*device_ids[1:], *device_ids[:1]], strict=True))
-
-
-def node_of(device_id: str) -> str:
-    """'node:device' -> 'node'."""
-    return device_id.partition(":")[0]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations
 
-from hpctrain.planner.devices.links import Links, message_alpha_beta, node_of, ring_hops, rings_crossing_nodes
-from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.planner.devices.links import Links, message_alpha_beta, ring_hops, rings_crossing_nodes
+from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numbers, first_of_each
+from hpctrain.records.format.device_id import DeviceId
 
 MAX_PAIRED_NODES = 64
 """Up to this many nodes in a group, all pairs of nodes are compared."""
@@ -47,28 +48,22 @@ class PlacementLinks:
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
         """[replica] -> number of its link pattern; replicas with the same pattern have equal devices and links."""
-        numbers: dict[tuple[int, tuple[HopCost, ...]], int] = {}
-        return tuple(
-            numbers.setdefault((alike, self._hops(replica)), len(numbers))
-            for replica, alike in enumerate(self.placement.replica_classes)
-        )
+        classes = self.placement.replica_classes
+        return class_numbers((number, self._hops(replica)) for replica, number in enumerate(classes))
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
         """[link pattern] -> the first replica that has it."""
-        found: dict[int, int] = {}
-        for replica, pattern in enumerate(self.link_patterns):
-            found.setdefault(pattern, replica)
-        return tuple(found.values())
+        return first_of_each(self.link_patterns)
 
     def shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
         """[pipeline rank] -> rings within groups of `shards` replicas, and [pipeline rank] -> rings across them."""
         if shards not in self._shard_rings:
-            own = [
+            rings = [
                 [device_ids[at : at + shards] for device_ids in column for at in range(0, len(device_ids), shards)]
                 for column in self._columns
             ]
-            self._shard_rings[shards] = _ring_groups(self.links, own), self.replicate_ring_groups(shards)
+            self._shard_rings[shards] = _ring_groups(self.links, rings), self.replicate_ring_groups(shards)
         return self._shard_rings[shards]
 
     def replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
@@ -92,7 +87,7 @@ class PlacementLinks:
         return max((self.links.between(a, b)[0] for a, b in ring_hops(device_ids)), default=0.0)
 
     @cached_property
-    def _columns(self) -> list[list[tuple[str, ...]]]:
+    def _columns(self) -> list[list[tuple[DeviceId, ...]]]:
         return [
             list(zip(*(unit.device_ids for unit in column), strict=True))
             for column in zip(*self.placement, strict=True)
@@ -112,38 +107,38 @@ class PlacementLinks:
         )
 
 
-def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[str]]], pairs: bool = False) -> list[RingGroup]:
+def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], pairs: bool = False) -> list[RingGroup]:
     every = [ring for rank in by_rank for ring in rank]
     leaving: Mapping[str, float] = _pairs_leaving(every) if pairs else rings_crossing_nodes(every)
-    found = []
+    groups = []
     for rings in by_rank:
         costs = set()
         # Rings through the same nodes have the same costs.
-        for device_ids in {tuple(map(node_of, device_ids)): device_ids for device_ids in rings}.values():
+        for device_ids in {tuple(device_id.node for device_id in ring): ring for ring in rings}.values():
             alpha = within = between = 0.0
             for source, target in _crossed(device_ids) if pairs else ring_hops(device_ids):
                 a, b = links.between(source, target)
                 alpha = max(alpha, a)
-                node = node_of(source)
-                if node == node_of(target):
+                node = source.node
+                if node == target.node:
                     within = max(within, b)
                 else:
                     between = max(between, b * leaving.get(node, 1))
             costs.add((alpha, within, between))
-        found.append(RingGroup(len(rings[0]), tuple(sorted(costs))))
-    return found
+        groups.append(RingGroup(len(rings[0]), tuple(sorted(costs))))
+    return groups
 
 
-def _crossed(device_ids: Sequence[str]) -> list[tuple[str, str]]:
+def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
     """The links that an all-to-all crosses; for large groups those of a ring."""
-    by_node = {node_of(device_id): device_id for device_id in device_ids}
+    by_node = {device_id.node: device_id for device_id in device_ids}
     if len(by_node) > MAX_PAIRED_NODES:
         return ring_hops(device_ids)
-    within = [(a, b) for a, b in ring_hops(device_ids) if node_of(a) == node_of(b)]
+    within = [(a, b) for a, b in ring_hops(device_ids) if a.node == b.node]
     return [*within, *permutations(by_node.values(), 2)]
 
 
-def _pairs_leaving(groups: Sequence[Sequence[str]]) -> dict[str, float]:
+def _pairs_leaving(groups: Sequence[Sequence[DeviceId]]) -> dict[str, float]:
     """Node -> bytes that leave it in an all-to-all, as a multiple of those of a ring.
 
     With k of n ranks on a node, k·(n−k)/n of a message's bytes leave it; in a ring (n−1)/n do.
@@ -151,7 +146,7 @@ def _pairs_leaving(groups: Sequence[Sequence[str]]) -> dict[str, float]:
     count: dict[str, float] = {}
     for device_ids in groups:
         n = len(device_ids)
-        for node, own in Counter(map(node_of, device_ids)).items():
-            if own < n:
-                count[node] = count.get(node, 0.0) + own * (n - own) / (n - 1)
+        for node, ranks_here in Counter(device_id.node for device_id in device_ids).items():
+            if ranks_here < n:
+                count[node] = count.get(node, 0.0) + ranks_here * (n - ranks_here) / (n - 1)
     return count

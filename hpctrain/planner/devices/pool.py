@@ -10,7 +10,8 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.net.vertex_cover import vertex_cover
 from hpctrain.planner.devices.constants import COST_CONSTANTS, CostConstants
 from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
-from hpctrain.planner.devices.links import Links, node_of
+from hpctrain.planner.devices.links import Links
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link_cost import LinkCost
@@ -26,8 +27,7 @@ DEFAULT_BYTES_PER_S = {"cpu": 1e10, "cuda": 5e11}
 class DeviceSpec:
     """A device with the measured figures that the cost model needs."""
 
-    device_id: str
-    """'node:device'."""
+    device_id: DeviceId
     kind: str
     type: str
     flops: float
@@ -41,7 +41,7 @@ class DeviceSpec:
 
     @property
     def node(self) -> str:
-        return node_of(self.device_id)
+        return self.device_id.node
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class DevicePool:
         update = profile.update or 1.0
         return {
             kind: replace(
-                each,
-                tensor_parallel_ops=(shared * each.tensor_parallel_ops[0], shared * each.tensor_parallel_ops[1]),
-                optimizer_bytes=update * each.optimizer_bytes,
-                optimizer_ops=update * each.optimizer_ops,
-                sharded_optimizer_bytes=update * each.sharded_optimizer_bytes,
-                sharded_optimizer_ops=update * each.sharded_optimizer_ops,
-                split_optimizer_bytes=update * each.split_optimizer_bytes,
-                split_optimizer_ops=update * each.split_optimizer_ops,
-                step_ops=update * each.step_ops,
+                base,
+                tensor_parallel_ops=(shared * base.tensor_parallel_ops[0], shared * base.tensor_parallel_ops[1]),
+                optimizer_bytes=update * base.optimizer_bytes,
+                optimizer_ops=update * base.optimizer_ops,
+                sharded_optimizer_bytes=update * base.sharded_optimizer_bytes,
+                sharded_optimizer_ops=update * base.sharded_optimizer_ops,
+                split_optimizer_bytes=update * base.split_optimizer_bytes,
+                split_optimizer_ops=update * base.split_optimizer_ops,
+                step_ops=update * base.step_ops,
             )
-            for kind, each in COST_CONSTANTS.items()
+            for kind, base in COST_CONSTANTS.items()
         }
 
     @cached_property
@@ -151,7 +151,7 @@ def _devices(run: Run, topology: Topology, node: Node, kind: str) -> Sequence[De
 
 
 def _device_spec(precision: str, topology: Topology, node: Node, device: Device, notes: list[str]) -> DeviceSpec:
-    device_id, kind = f"{node.id}:{device.id}", topology.device_types[device.type].kind
+    device_id, kind = DeviceId.of(node.id, device.id), topology.device_types[device.type].kind
     flops = device.flops.get(precision)
     if flops is None and precision != "fp32" and "fp32" in device.flops:
         flops = device.flops["fp32"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hpctrain.planner.devices.links import Links, message_s
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.topology import CodecSeconds
 
+Item = TypeVar("Item")
 SPEED_TOLERANCE = 0.15
 """Devices and links whose figures differ by at most this share count as equal when orders are enumerated."""
 
@@ -51,7 +54,7 @@ class TensorParallelGroup:
     def codec_s(self) -> CodecSeconds | None:
         """Seconds per number of each codec on the slowest device; None if a device was not measured."""
         known = [device.codec_s for device in self.devices]
-        return max((each for each in known if each), key=lambda each: each.power_sgd) if all(known) else None
+        return max((rate for rate in known if rate), key=lambda rate: rate.power_sgd) if all(known) else None
 
     @cached_property
     def memory_bytes(self) -> float:
@@ -60,7 +63,7 @@ class TensorParallelGroup:
         return min(known, default=float("inf"))
 
     @cached_property
-    def device_ids(self) -> tuple[str, ...]:
+    def device_ids(self) -> tuple[DeviceId, ...]:
         return tuple(device.device_id for device in self.devices)
 
     @cached_property
@@ -76,22 +79,51 @@ class TensorParallelGroup:
         return self.devices[0].kind
 
 
+def class_numbers(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    """A number for each key; equal keys have the same, and numbers count up in the order of their first keys."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+
+def nearest_chain(items: Iterable[Item], distance: Callable[[Item, Item], float]) -> list[Item]:
+    """The items from the first one on, each time the remaining one that is nearest to the last."""
+    first, *remaining = items
+    chain = [first]
+    while remaining:
+        nearest = min(remaining, key=lambda item: distance(chain[-1], item))
+        remaining.remove(nearest)
+        chain.append(nearest)
+    return chain
+
+
+def first_of_each(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    """The index of the first of equal keys, for each distinct key in order."""
+    first: dict[Hashable, int] = {}
+    for index, key in enumerate(keys):
+        first.setdefault(key, index)
+    return tuple(first.values())
+
+
 class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
     """placement[replica][pipeline rank]."""
 
     @cached_property
     def replica_classes(self) -> tuple[int, ...]:
         """[replica] -> class; replicas of one class have equal devices rank by rank, on any nodes."""
-        numbers: dict[tuple[GroupSpec, ...], int] = {}
-        return tuple(numbers.setdefault(tuple(unit.group_spec for unit in row), len(numbers)) for row in self)
+        return class_numbers(tuple(unit.group_spec for unit in row) for row in self)
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
         """[class of `replica_classes`] -> its first replica."""
-        found: dict[int, int] = {}
-        for replica, number in enumerate(self.replica_classes):
-            found.setdefault(number, replica)
-        return tuple(found.values())
+        return first_of_each(self.replica_classes)
+
+
+def distinct_placements(placements: Iterable[Placement]) -> list[Placement]:
+    """The placements, each once: the first of those with the same groups in the same places."""
+    by_units: dict[tuple[int, ...], Placement] = {}
+    for placement in placements:
+        by_units.setdefault(tuple(unit.index for row in placement for unit in row), placement)
+    return list(by_units.values())
 
 
 def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParallelGroup]:
@@ -134,22 +166,16 @@ def interchangeable_classes(
 
 
 def _groups(devices: list[DeviceSpec], tp: int) -> list[tuple[DeviceSpec, ...]]:
-    found = []
+    groups = []
     for kind in dict.fromkeys(device.type for device in devices):
         same = [device for device in devices if device.type == kind]
-        found += [tuple(same[start : start + tp]) for start in range(0, len(same) - tp + 1, tp)]
-    return found
+        groups += [tuple(same[start : start + tp]) for start in range(0, len(same) - tp + 1, tp)]
+    return groups
 
 
 def _nearest_device_chain(pool: DevicePool) -> list[DeviceSpec]:
     """The devices as a chain; each is followed by the remaining one with the highest bandwidth from it."""
-    left = list(pool.devices)
-    chain = [left.pop(0)]
-    while left:
-        nearest = min(left, key=lambda device: pool.links.between(chain[-1].device_id, device.device_id)[1])
-        left.remove(nearest)
-        chain.append(nearest)
-    return chain
+    return nearest_chain(pool.devices, lambda a, b: pool.links.between(a.device_id, b.device_id)[1])
 
 
 def _same_device(a: TensorParallelGroup, b: TensorParallelGroup, tolerance: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, distinct_placements
 
 
 def placements_of_mixtures(
@@ -22,12 +22,11 @@ def placements_of_mixtures(
     pp, dp = len(mixtures), sum(mixtures[0])
     kinds = [[kind for kind, number in enumerate(mixture) for _ in range(number)] for mixture in mixtures]
     by_column = [(replica, rank) for rank in range(pp) for replica in range(dp)]
-    found: dict[tuple[int, ...], Placement] = {}
-    for way in (by_column, sorted(by_column)):
-        left = [iter(units) for units in classes]
+    placements = []
+    for order in (by_column, sorted(by_column)):
+        waiting = [iter(units) for units in classes]
         rows: list[dict[int, TensorParallelGroup]] = [{} for _ in range(dp)]
-        for replica, rank in way:
-            rows[replica][rank] = next(left[kinds[rank][replica]])
-        placement = Placement(tuple(row[rank] for rank in range(pp)) for row in rows)
-        found.setdefault(tuple(unit.index for row in placement for unit in row), placement)
-    return list(found.values())
+        for replica, rank in order:
+            rows[replica][rank] = next(waiting[kinds[rank][replica]])
+        placements.append(Placement(tuple(row[rank] for rank in range(pp)) for row in rows))
+    return distinct_placements(placements)

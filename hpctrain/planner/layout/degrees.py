@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
-ParallelDims = tuple[int, int, int]
-"""(pp, dp, tp)."""
 EXHAUSTIVE_DEVICES = 64
 """Up to this many devices, a plan may use any number of them; beyond, only degrees that leave few or none idle."""
 IDLE_DIVISOR = 8
@@ -18,8 +17,8 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
     """The (pp, dp, tp) to try, with a product of at most `devices`."""
     if devices <= FEW_DEVICES:
         whole = range(1, devices + 1)
-        return [(pp, dp, tp) for pp in whole for dp in whole for tp in whole if pp * dp * tp <= devices]
-    found = []
+        return [ParallelDims(pp, dp, tp) for pp in whole for dp in whole for tp in whole if pp * dp * tp <= devices]
+    dims = []
     splits = [tp for tp in range(1, devices + 1) if spec.tensor_parallel_error(tp) is None]
     for pp in range(1, min(devices, spec.layers) + 1):
         if devices > EXHAUSTIVE_DEVICES and spec.layers % pp and pp & (pp - 1):
@@ -27,15 +26,15 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
         for tp in splits:
             most = min(devices // (pp * tp), sequences)
             if devices <= EXHAUSTIVE_DEVICES:
-                found += [(pp, dp, tp) for dp in range(1, most + 1)]
+                dims += [ParallelDims(pp, dp, tp) for dp in range(1, most + 1)]
                 continue
             least = -(-min_devices_used(devices) // (pp * tp))
             if most < least and most < sequences:
                 continue
             # The largest number of replicas, and the largest that divides the batch evenly.
             even = next((dp for dp in range(most, max(least, 1) - 1, -1) if sequences % dp == 0), most)
-            found += [(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
-    return found if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*found, (1, 1, 1)]))
+            dims += [ParallelDims(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
+    return dims if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*dims, ParallelDims(1, 1, 1)]))
 
 
 def min_devices_used(devices: int) -> int:

@@ -11,6 +11,7 @@ from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import DeviceSpec, make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Recovery, Run
@@ -90,8 +91,8 @@ def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
     return None
 
 
-def _layout(plan: Plan, devices: dict[str, DeviceSpec], memory_options: MemoryOptions) -> Layout:
-    units: dict[tuple[str, ...], TensorParallelGroup] = {}
+def _layout(plan: Plan, devices: dict[DeviceId, DeviceSpec], memory_options: MemoryOptions) -> Layout:
+    units: dict[tuple[DeviceId, ...], TensorParallelGroup] = {}
     for replica in plan.replicas:
         for device_ids in map(tuple, replica.devices):
             units.setdefault(

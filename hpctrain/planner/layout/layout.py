@@ -9,7 +9,9 @@ from functools import cached_property
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, shard_group_size
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, first_of_each
+from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.schedule.placement import stage_ranks, stages_by_rank
 
 
@@ -39,8 +41,8 @@ class Layout:
         return len(self.placement[0][0].devices)
 
     @property
-    def dims(self) -> tuple[int, int, int]:
-        return self.pp, self.dp, self.tp
+    def dims(self) -> ParallelDims:
+        return ParallelDims(self.pp, self.dp, self.tp)
 
     @property
     def schedule_spec(self) -> ScheduleSpec:
@@ -87,7 +89,7 @@ class Layout:
             micro_batches=self.micro_batches[replica],
         )
 
-    def memory(self, model: MemoryModel) -> dict[str, float]:
+    def memory(self, model: MemoryModel) -> dict[DeviceId, float]:
         """Peak bytes of each device."""
         peaks = {}
         for replica, row in enumerate(self.placement):
@@ -106,18 +108,15 @@ class Layout:
                 for device in unit.devices:
                     if device.memory_bytes is None:
                         continue
-                    found = MemoryShortage(device.device_id, need, device.memory_bytes, usable)
-                    if worst is None or found.ratio > worst.ratio:
-                        worst = found
+                    shortage = MemoryShortage(device.device_id, need, device.memory_bytes, usable)
+                    if worst is None or shortage.ratio > worst.ratio:
+                        worst = shortage
         return worst
 
     @cached_property
     def distinct_replicas(self) -> tuple[int, ...]:
         """One replica for each combination of devices and number of micro-batches."""
-        first: dict[tuple[int, int], int] = {}
-        for replica, key in enumerate(zip(self.placement.replica_classes, self.micro_batches, strict=True)):
-            first.setdefault(key, replica)
-        return tuple(first.values())
+        return first_of_each(zip(self.placement.replica_classes, self.micro_batches, strict=True))
 
     def _need(self, model: MemoryModel, replica: int, rank: int) -> float:
         blocks = tuple(self.blocks[stage] for stage in self.stages_by_rank[rank])
@@ -128,7 +127,7 @@ class Layout:
 class MemoryShortage:
     """A device whose memory is too small for its part of a layout."""
 
-    device_id: str
+    device_id: DeviceId
     need_bytes: float
     memory_bytes: float
     usable: float

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hpctrain.planner.cost.memory import blocks_by_virtual_stage
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
@@ -33,7 +33,7 @@ def why_no_layout(cost: CostModel, pp: int, dp: int, schedule_spec: ScheduleSpec
             f"{memory_options.zero} needs, which sums gradients after each"
         )
     if memory_options.shard == "all" and reduces_each_micro_batch(
-        cost.work.codec.mode, memory_options.zero, -(-total // dp)
+        cost.work.codec, memory_options.zero, -(-total // dp)
     ):
         return (
             f"{-(-total // dp)} micro-batches with compression {cost.work.codec.mode} and zero {memory_options.zero}: "
@@ -64,7 +64,7 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
         if dp == 1 or memory_options.equal_micro_batches:
             return layout
         slowest = _slowest_by_replica(cost, layout)
-        reached = max(count * each for count, each in zip(counts, slowest, strict=True))
+        reached = max(count * seconds for count, seconds in zip(counts, slowest, strict=True))
         if reached >= fastest:
             break
         best, fastest = layout, reached
@@ -83,7 +83,7 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
     """Micro-batches of each replica, from the seconds that its slowest rank takes for one."""
     replicas = len(seconds)
     if min(seconds) == max(seconds):
-        return [total // replicas + (replica < total % replicas) for replica in range(replicas)]
+        return list(even_parts(total, replicas))
     counts = split_evenly(total, lambda i, n: n * seconds[i], [1] * replicas, [total] * replicas)
     assert counts is not None, "the caller gives at least one micro-batch for each replica"
     return counts
@@ -103,21 +103,21 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
     most = [_blocks_that_fit(cost, layout, rank) for rank in range(pp)]
     counts = split_evenly(layers, seconds, least, most) or split_evenly(layers, seconds, least, [layers] * pp)
     assert counts is not None, "the caller gives at least one block for each stage"
-    shared = [iter(blocks_by_virtual_stage(count, chunks)) for count in counts]
+    shared = [iter(even_parts(count, chunks)) for count in counts]
     return replace(layout, blocks=tuple(next(shared[rank]) for rank in layout.rank_of_stage))
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
     """(fixed, per block) seconds of a step on a pipeline rank, for each replica."""
-    found = []
+    seconds = []
     for replica in layout.distinct_replicas:
         count = layout.micro_batches[replica]
         parts = cost.module_times(layout.placement[replica][rank], layout.micro_batch)
         fixed = sum(parts.embedding) * (rank == layout.rank_of_stage[0]) + sum(parts.head) * (
             rank == layout.rank_of_stage[-1]
         )
-        found.append((count * fixed, count * (sum(parts.block) + sum(parts.block_tp))))
-    return list(dict.fromkeys(found))
+        seconds.append((count * fixed, count * (sum(parts.block) + sum(parts.block_tp))))
+    return list(dict.fromkeys(seconds))
 
 
 def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 from math import factorial, inf, perm
 
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.devices.tensor_parallel_group import (
+    Placement,
+    TensorParallelGroup,
+    distinct_placements,
+    nearest_chain,
+)
 
 MAX_ORDERS = 360
 """The most orders that are all tried; if there are more, only the likely ones are."""
@@ -40,22 +45,15 @@ def placements(
     """
     most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
     if _sequences(classes, pp * dp) <= most * min(factorial(dp), MAX_SEQUENCES_PER_ORDER):
-        found = list(islice(_every_order(units, classes, pp, dp), most + 1))
-        if len(found) <= most:
-            return found, True
+        every = list(islice(all_placements(units, classes, pp, dp), most + 1))
+        if len(every) <= most:
+            return every, True
     return _likely_orders(units, pp, dp, message), False
-
-
-def all_placements(
-    units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
-) -> Iterator[Placement]:
-    """Yield all distinct placements of pp × dp units."""
-    return _every_order(units, classes, pp, dp)
 
 
 def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
     """The placement of the first units in the topology's order, replica by replica."""
-    return _by_replica(list(units)[: pp * dp], pp)
+    return _in_tiles(list(units)[: pp * dp], pp)
 
 
 def rank_permutations(placement: Placement) -> Iterator[Placement]:
@@ -82,15 +80,18 @@ def _sequences(classes: Sequence[int], size: int) -> float:
         return float(perm(unlike, min(size, MAX_DISTINCT_UNITS)))
     if size > MAX_COUNTED_SEQUENCE:
         return inf
-    ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
+    terms = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
     for members in Counter(classes).values():
-        ways = [
-            sum(ways[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
+        terms = [
+            sum(terms[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
         ]
-    return ways[size] * factorial(size)
+    return terms[size] * factorial(size)
 
 
-def _every_order(units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int) -> Iterator[Placement]:
+def all_placements(
+    units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
+) -> Iterator[Placement]:
+    """Yield all distinct placements of pp × dp units."""
     members: dict[int, list[TensorParallelGroup]] = {}
     for unit, number in zip(units, classes, strict=True):
         members.setdefault(number, []).append(unit)
@@ -124,7 +125,7 @@ def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
 def _with_members(chosen: Sequence[int], members: dict[int, list[TensorParallelGroup]], pp: int) -> Placement:
     """The placement with units in place of their classes, in file order within a class."""
     waiting = {number: iter(group) for number, group in members.items()}
-    return _by_replica([next(waiting[number]) for number in chosen], pp)
+    return _in_tiles([next(waiting[number]) for number in chosen], pp)
 
 
 def _likely_orders(
@@ -146,12 +147,9 @@ def _likely_orders(
         in_file_order = sorted(some, key=lambda unit: unit.index)
         for order in (some, in_file_order, _chain(in_file_order, times), _chain(some, times)):
             orders.setdefault(tuple(unit.index for unit in order), order)
-    found: dict[tuple[int, ...], Placement] = {}
-    for width in _widths(units, pp, dp):
-        for order in orders.values():
-            placement = _in_tiles(order, pp, width)
-            found.setdefault(tuple(unit.index for row in placement for unit in row), placement)
-    return list(found.values())
+    return distinct_placements(
+        _in_tiles(order, pp, width) for width in _widths(units, pp, dp) for order in orders.values()
+    )
 
 
 def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
@@ -176,10 +174,8 @@ def _between_nodes(
         first.setdefault(_node(unit), unit)
     if len(first) > MAX_ORDERED_NODES:
         return {}
-    times = {
-        a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()
-    }  # fmt: skip
-    return times if len({each for row in times.values() for each in row.values()}) > 1 else {}
+    times = {a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()}
+    return times if len({seconds for row in times.values() for seconds in row.values()}) > 1 else {}
 
 
 def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, float]]) -> list[TensorParallelGroup]:
@@ -189,24 +185,15 @@ def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, floa
     members: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
         members.setdefault(_node(unit), []).append(unit)
-    left = list(members)
-    chain = [left.pop(0)]
-    while left:
-        nearest = min(left, key=times[chain[-1]].__getitem__)
-        left.remove(nearest)
-        chain.append(nearest)
-    return [unit for node in chain for unit in members[node]]
+    nodes = nearest_chain(members, lambda a, b: times[a][b])
+    return [unit for node in nodes for unit in members[node]]
 
 
 def _node(unit: TensorParallelGroup) -> str:
     return unit.devices[0].node
 
 
-def _by_replica(order: Sequence[TensorParallelGroup], pp: int) -> Placement:
-    return _in_tiles(order, pp, 1)
-
-
-def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int) -> Placement:
+def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> Placement:
     """The placement with replicas in groups of `width`: each stage of a group is a run of `width` units of the order.
 
     Width 1 makes each pipeline a run, width dp each stage.

@@ -175,7 +175,7 @@ def _with_rest(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
 
     terms = prediction().terms
     parts = {"communication": terms["pipeline_send"] + terms["data_parallel"], "update": terms["optimizer"]}
-    if fit.plan.dp > 1 and not fit.plan.compression[0].exact:
+    if fit.plan.dp > 1 and not fit.plan.codec.exact:
         return _remarked(profile, communication="sums were compressed", update="sums were compressed")
     names = [name for name, seconds in parts.items() if seconds > MIN_TERM_SHARE * sum(parts.values())]
     for name in parts.keys() - set(names):

@@ -120,7 +120,7 @@ def _slowed(topology: Topology, node: Node, factor: float) -> Node:
 def _with_link(topology: Topology, fabric: Fabric, a: str, b: str, factor: float) -> Fabric:
     costs = LinkCost(topology)
     try:
-        costs_by_direction = [costs.between(f"{one}:", f"{other}:") for one, other in ((a, b), (b, a))]
+        costs_by_direction = [costs.between(one, other) for one, other in ((a, b), (b, a))]
     except KeyError:
         raise InputError(f"--link {a}:{b}: the topology has no figures of it; run `hpctrain probe` again") from None
     known = {(link.a, link.b): link.ab for link in fabric.links} | {(link.b, link.a): link.ba for link in fabric.links}

@@ -93,7 +93,7 @@ class _BestFirstSearch(SearchState):
         if best is None or candidate.space is not self.winner:
             return False
         return option in (
-            best._replace(dims=(option.pp, best.dp, best.tp)),
+            best._replace(dims=best.dims._replace(pp=option.dims.pp)),
             best._replace(schedule_spec=option.schedule_spec),
         )
 

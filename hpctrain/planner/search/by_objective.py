@@ -9,13 +9,13 @@ from typing import NamedTuple
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.pool import make_device_pool
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.search.evaluate import best_of
-from hpctrain.planner.search.neighbours import describe_dims, nearest_dims
+from hpctrain.planner.search.neighbours import nearest_dims
 from hpctrain.planner.search.objective import Objective, Score, goodput_shortfall, scorer, used_nodes
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Rejected
 from hpctrain.records.run.run import Recovery, Run
 from hpctrain.records.topology.link import LinkFigures
@@ -171,7 +171,7 @@ def _edges(nodes: Sequence[str], whole: SearchSpace) -> list[int]:
 def _describe(prediction: Prediction) -> str:
     layout = prediction.layout
     nodes = len(used_nodes(layout))
-    return f"{describe_dims(layout.dims)}, {layout.schedule}, micro-batch {layout.micro_batch}, {nodes} nodes"
+    return f"{layout.dims}, {layout.schedule}, micro-batch {layout.micro_batch}, {nodes} nodes"
 
 
 def _losers(objective: Objective, best: ScoredPlan, others: Sequence[ScoredPlan]) -> list[Rejected]:

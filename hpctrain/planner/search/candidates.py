@@ -11,9 +11,10 @@ from typing import Literal, NamedTuple
 from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, ParallelDims
+from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Recompute
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
@@ -122,7 +123,7 @@ class CandidateQueue:
         if memory_options.recompute == "none" and memory_options.zero in (1, 2):
             leaner.append(replace(memory_options, zero=2 if memory_options.zero == 1 else 3))
         for space in map(self._space, leaner):
-            if option.schedule_spec in space.work.schedule_specs(option.pp):
+            if option.schedule_spec in space.work.schedule_specs(option.dims.pp):
                 self._push(option, space, candidate.bound_s)
 
     def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:

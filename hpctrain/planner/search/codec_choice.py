@@ -12,8 +12,8 @@ from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.neighbours import describe_memory_shortage
 from hpctrain.planner.simulate.overlap import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.codec import CodecFigures, CodecSpec, has_state
-from hpctrain.records.plan.compression import Bf16, Codec, NoCompression, PowerSgd, Quantized, TopK
+from hpctrain.records.plan.codec import CodecFigures, CodecSpec
+from hpctrain.records.plan.compression import CODECS, Codec, NoCompression, PowerSgd, make_codec
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
 MIN_GAIN = 0.03
@@ -24,8 +24,6 @@ MIN_LOSSY_GAIN = 0.1
 slowly."""
 WARMUP_SHARE = 0.1
 """Share of a run's steps that are warm-up steps of low-rank and sparse codecs; at most the default of PowerSGD."""
-TOPK_DENSITY = 0.07
-"""Share of the numbers that top-k sends; the probe measures devices at this density."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,29 +54,32 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
         steps: steps of the run.
         lossy: whether codecs that leave out most of each gradient are allowed.
     """
-    dense: list[Codec] = [NoCompression(), Bf16(mode="bf16"), Quantized(mode="int8"), Quantized(mode="int4")]
-    if not lossy:
-        return dense
     warmup = min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
     return [
-        *dense,
-        PowerSgd(mode="power_sgd", warmup_steps=warmup),
-        TopK(mode="topk", density=TOPK_DENSITY, warmup_steps=warmup),
+        make_codec(
+            {"mode": mode, **codec.auto_settings}
+            | ({"warmup_steps": warmup} if "warmup_steps" in codec.model_fields else {})
+        )
+        for codec in CODECS
+        if codec.auto_settings is not None and (lossy or not codec.lossy)
+        for mode in codec.modes()
     ]
 
 
 def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
     """Return the codecs that get a search of their own beside exact sums, and the share of a step that each must save.
 
-    These are int4, the smallest one that keeps the loss, and if `lossy` PowerSGD, which sends about the fewest bytes.
+    These are the one of the fewest bytes that keeps the loss, and if `lossy` the one of the fewest bytes of all.
     """
-    found: list[tuple[Codec, float]] = []
-    for codec in candidate_codecs(steps, lossy):
-        if isinstance(codec, Quantized) and codec.mode == "int4":
-            found.append((codec, MIN_GAIN))
-        if isinstance(codec, PowerSgd):
-            found.append((codec, MIN_LOSSY_GAIN))
-    return found
+    candidates = candidate_codecs(steps, lossy)
+    groups = [[codec for codec in candidates if codec.lossy == group] for group in (False, True)]
+    smallest = [min(group, key=lambda codec: codec.wire_bytes(1.0, 2)) for group in groups if group]
+    return [(codec, min_gain(codec.lossy)) for codec in smallest]
+
+
+def min_gain(lossy: bool) -> float:
+    """The share of a step that a codec must save to be taken."""
+    return MIN_LOSSY_GAIN if lossy else MIN_GAIN
 
 
 def compression_may_gain(prediction: Prediction) -> bool:
@@ -114,7 +115,7 @@ def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Co
         one = tried[number] = _try(cost, layout, codec, steps, tried.get(0))
         if number == 0:
             continue
-        worth = MIN_LOSSY_GAIN if isinstance(codec, PowerSgd | TopK) else MIN_GAIN
+        worth = min_gain(codec.lossy)
         before = tried[chosen]
         gain = 1 - one.mean_step_s / before.mean_step_s
         if gain >= worth:
@@ -141,15 +142,15 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
     Args:
         exact: the trial of exact sums; None if this is that trial.
     """
-    own = cost.with_work(replace(cost.work, codec=codec))
-    prediction = predict(own, layout, whole=True)
+    priced = cost.with_work(replace(cost.work, codec=codec))
+    prediction = predict(priced, layout, whole=True)
     longest = None
     if layout.shards < layout.dp:
-        sums = own.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage, layout.shards)
-        longest = max(sums, key=lambda each: each.seconds)
-    hidden = overlapped_s(own, layout, longest.wire_s) if longest is not None else 0.0
+        sums = priced.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage, layout.shards)
+        longest = max(sums, key=lambda stage: stage.seconds)
+    hidden = overlapped_s(priced, layout, longest.wire_s) if longest is not None else 0.0
     mean_step_s = prediction.total
-    if exact is not None and has_state(codec):
+    if exact is not None and codec.has_state:
         # Warm-up steps are summed exactly, after the backward pass.
         share = min(1.0, getattr(codec, "warmup_steps", 0) / steps)
         mean_step_s = share * (exact.prediction.total + exact.overlapped_s) + (1 - share) * mean_step_s
@@ -158,23 +159,22 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     """Why a codec cannot be used with this layout; None if it can."""
-    if not has_state(codec):
+    if not codec.has_state:
         return None
     if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec)):
         return f"zero {layout.memory_options.zero} over all replicas: {why}"
-    if isinstance(codec, PowerSgd):
-        width = low_rank_width(cost.work.spec.dim, layout.tp)
-        if 2 * codec.rank * codec.min_compression > width:
-            return f"a matrix of a width of {cost.work.spec.dim} does not shrink to 1/{codec.min_compression:g}"
+    dim = cost.work.spec.dim
+    if why := codec.why_no_matrices(dim, low_rank_width(dim, layout.tp)):
+        return why
     excess = layout.memory_shortage(cost.with_work(replace(cost.work, codec=codec)).memory)
     return None if excess is None else describe_memory_shortage(excess)
 
 
 def _why_not_sharded(precision: str, codec: Codec) -> str | None:
     """Why a codec with state cannot sum gradients that are sharded over all replicas; None if it can."""
-    if isinstance(codec, PowerSgd):
+    if codec.sharded_sums == "none":
         return WHY_NOT_SHARDED
-    if isinstance(codec, TopK):
+    if codec.sharded_sums == "selected":
         return "how long its sums take there is not known"  # they can run, by other messages
     return WHY_NOT_LOSS_SCALED if precision == "fp16" else None
 
@@ -182,12 +182,10 @@ def _why_not_sharded(precision: str, codec: Codec) -> str | None:
 def _figures(codec: Codec, tried: _CodecTrial | None, verdict: str) -> CodecFigures:
     if tried is None:
         return CodecFigures(codec=codec, verdict=verdict)
-    found = tried.sum
+    reduction = {} if tried.sum is None else tried.sum._asdict()
     return CodecFigures(
         codec=codec,
-        sent_bytes=None if found is None else found.sent_bytes,
-        wire_s=None if found is None else found.wire_s,
-        processor_s=None if found is None else found.processor_s,
+        **reduction,
         hidden_s=tried.overlapped_s,
         step_s=tried.mean_step_s,
         verdict=verdict,

@@ -35,7 +35,7 @@ def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
 def _permute_ranks(space: SearchSpace, best: Prediction) -> Prediction:
     option, limits = Option.of(best.layout), space.limits
     tried: set[tuple[int, ...]] = set()
-    most = min(limits.max_rank_permutations, -(-limits.max_permuted_units // (option.pp * option.dp)))
+    most = min(limits.max_rank_permutations, -(-limits.max_permuted_units // (option.dims.pp * option.dims.dp)))
 
     def permuted(layout: Layout) -> Iterator[Layout]:
         for placement in rank_permutations(layout.placement):

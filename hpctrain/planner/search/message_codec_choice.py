@@ -10,9 +10,9 @@ from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.codec_choice import MIN_GAIN, MIN_LOSSY_GAIN
+from hpctrain.planner.search.codec_choice import min_gain
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.compression import Messages
+from hpctrain.records.plan.stage_messages import MESSAGES, Messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +42,20 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> MessageCode
     before_s = chosen[1].total
     if not any(crosses_nodes(a, b) for replica in layout.placement.representatives for a, b in _hops(layout, replica)):
         return MessageCodecChoice(*chosen, None)
-    allowed: list[Messages] = ["none"]
-    further: list[tuple[Messages, float]] = [("bf16", MIN_GAIN), ("int8", MIN_LOSSY_GAIN)]
-    for way, worth in further[: 2 if lossy else 1]:
-        allowed.append(way)
+    allowed = [full]
+    for encoding, properties in MESSAGES.items():
+        if encoding == full or (properties.lossy and not lossy):
+            continue
+        allowed.append(encoding)
         messages = tuple(_soonest(cost, layout, stage, allowed) for stage in range(len(layout.blocks)))
         prediction = _predicted(cost, layout, messages)
-        if 1 - prediction.total / chosen[1].total >= worth:
+        if 1 - prediction.total / chosen[1].total >= min_gain(properties.lossy):
             chosen = messages, prediction
     if chosen[0] == exact:
         return MessageCodecChoice(
             *chosen, f"Messages between stages travel in fp32: in {' or '.join(allowed[1:])} too little is won."
         )
-    names = " and ".join(dict.fromkeys(way for way in chosen[0] if way != "none"))
+    names = " and ".join(dict.fromkeys(encoding for encoding in chosen[0] if encoding != full))
     return MessageCodecChoice(
         *chosen,
         f"Messages between stages on different nodes travel in {names}: a step of "
@@ -73,12 +74,12 @@ def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Mess
     pairs = [_hops(layout, replica)[stage] for replica in layout.placement.representatives]
     pairs = [(a, b) for a, b in pairs if crosses_nodes(a, b)]
 
-    def seconds(way: Messages) -> float:
+    def seconds(encoding: Messages) -> float:
         size = layout.micro_batch
         return max(
-            cost.send_s(a, b, size, way)
-            + cost.send_s(b, a, size, way)
-            + 2 * (cost.message_cast_s(a, size, way) + cost.message_cast_s(b, size, way))
+            cost.send_s(a, b, size, encoding)
+            + cost.send_s(b, a, size, encoding)
+            + 2 * (cost.message_cast_s(a, size, encoding) + cost.message_cast_s(b, size, encoding))
             for a, b in pairs
         )
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from hpctrain.base.units import format_bytes
 from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.layout import MemoryShortage
 from hpctrain.planner.layout.placement import topology_order
 from hpctrain.planner.search.evaluate import best_of
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Rejected
 
 WHY_NO_SHARDING = (
@@ -30,19 +30,14 @@ def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Se
     position = sizes.index(option.micro_batch)
     for size in sizes[max(0, position - 1) : position] + sizes[position + 1 : position + 2]:
         rejected.append(_compared(space, best, placement, option._replace(micro_batch=size), f"micro-batch {size}"))
-    for schedule_spec in space.work.schedule_specs(option.pp):
+    for schedule_spec in space.work.schedule_specs(option.dims.pp):
         if schedule_spec != option.schedule_spec:
             other = option._replace(schedule_spec=schedule_spec)
             rejected.append(_compared(space, best, placement, other, f"schedule {schedule_spec}"))
-    listed = topology_order(space.units(option.tp), option.pp, option.dp)
+    listed = topology_order(space.units(option.dims.tp), option.dims.pp, option.dims.dp)
     if _device_ids(listed) != _device_ids(placement) and space.can_shard(listed):
         rejected.append(_compared(space, best, listed, option, "devices in the order of the topology file"))
     return rejected
-
-
-def describe_dims(dims: ParallelDims) -> str:
-    """(2, 1, 1) -> 'pp 2 × dp 1 × tp 1'."""
-    return "pp {} × dp {} × tp {}".format(*dims)
 
 
 def describe_memory_shortage(excess: MemoryShortage) -> str:
@@ -87,10 +82,10 @@ def _other_dims(space: SearchSpace, best: Prediction, candidate_dims: Sequence[P
     for dims in others[: limits.max_other_dims]:
         other = best_of(space, space.options([dims]), limits.other_dims_patience)
         if other is not None:
-            rejected.append(_slower(describe_dims(dims), best, other))
+            rejected.append(_slower(str(dims), best, other))
         elif (lack := shortage(space, dims)) is not None:
             reason = lack if isinstance(lack, str) else describe_memory_shortage(lack)
-            rejected.append(Rejected(change=describe_dims(dims), reason=reason))
+            rejected.append(Rejected(change=str(dims), reason=reason))
     return sorted(rejected, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
 
 
@@ -99,7 +94,7 @@ def _impossible(space: SearchSpace) -> list[Rejected]:
     first: dict[str, ParallelDims] = {}
     for dims in sorted(space.impossible, key=lambda dims: (dims[2], dims)):
         first.setdefault(space.impossible[dims], dims)
-    entries = [Rejected(change=describe_dims(dims), reason=reason) for reason, dims in first.items()]
+    entries = [Rejected(change=str(dims), reason=reason) for reason, dims in first.items()]
     return entries[: space.limits.max_impossible]
 
 

@@ -11,9 +11,9 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, ScheduleSpec, Workload
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.column_placement import placements_of_mixtures
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.limits import SearchLimits
 from hpctrain.planner.search.pool_placements import PoolPlacements
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 
 def can_shard(work: Workload, placement: Placement) -> bool:
@@ -40,7 +40,7 @@ class OptionBounds:
 
     def step_s(self, option: Option) -> float:
         """Seconds of a step that no layout of the option beats, in closed form."""
-        return self._closed_form(option.tp, option.micro_batch).step_s(option)
+        return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
 
     def knapsack(self, option: Option) -> KnapsackBound:
         """The cached knapsack bound of an option."""
@@ -59,7 +59,7 @@ class OptionBounds:
 
     def can_hold(self, option: Option, shards: int) -> bool:
         """Whether devices have room for the model if so many replicas share a state."""
-        return self._memory.can_hold(self.pool_placements.counts(option.tp), option, shards)
+        return self._memory.can_hold(self.pool_placements.counts(option.dims.tp), option, shards)
 
     def may_fit(self, option: Option) -> bool:
         """False if no placement of the option has room for the model."""
@@ -87,7 +87,7 @@ class OptionBounds:
         return self._closed_forms[key]
 
     def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:
-        counts, shards = self.pool_placements.counts(option.tp), self._most_shards(option.dims)
+        counts, shards = self.pool_placements.counts(option.dims.tp), self._most_shards(option.dims)
         return KnapsackBound(self.cost, counts, option, shards, waits, self.limits)
 
     def _most_shards(self, dims: ParallelDims) -> int:

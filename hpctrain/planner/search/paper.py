@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.bounds.ideal import ideal_step_s
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
@@ -24,6 +25,7 @@ from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, describe_memory_
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 GRID = (2, 4, 8, 16)
 """Micro-batch counts that equation (7) is minimised over (section 3.4)."""
@@ -45,7 +47,7 @@ def solve_as_paper(space: SearchSpace) -> ChosenPlan:
     order, objective = greedy_colocation(between, pp, float(work.stage_boundary_bytes(1)))
     placement = Placement(tuple(stages[index][replica] for index in order) for replica in range(dp))
     layers = work.spec.layers
-    blocks = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
+    blocks = even_parts(layers, pp)
     layout, text = _choose_micro_batches(cost, placement, blocks)
     if not space.can_shard(placement):
         raise InputError(f"parallel: {WHY_NO_SHARDING}")
@@ -108,7 +110,7 @@ def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[Ten
         groups = [units[start : start + dp] for start in range(0, len(units) - dp + 1, dp)]
     if len(groups) < pp:
         raise RefusedError(
-            f"parallel: pp {pp} × dp {dp} × tp {tp} needs {pp} groups of {dp * tp} devices, the topology has "
+            f"parallel: {ParallelDims(pp, dp, tp)} needs {pp} groups of {dp * tp} devices, the topology has "
             f"{len(groups)}; lower a degree or add nodes"
         )
     return groups

@@ -11,8 +11,8 @@ from hpctrain.planner.devices.tensor_parallel_group import (
     interchangeable_classes,
     make_tensor_parallel_groups,
 )
-from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.placement import placements
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 
 class PoolPlacements:

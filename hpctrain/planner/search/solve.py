@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
@@ -12,12 +13,11 @@ from hpctrain.planner.layout.layout import Layout, MemoryShortage
 from hpctrain.planner.search.best_first import best_first_search
 from hpctrain.planner.search.exact import exhaustive_search
 from hpctrain.planner.search.local_search import refine
-from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, describe_dims, describe_memory_shortage, shortage
+from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, describe_memory_shortage, shortage
 from hpctrain.planner.search.paper import solve_as_paper
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.plan.codec import has_state
 from hpctrain.records.plan.plan import Rejected, ZeroLevel
 
 Solver = Literal["auto", "exact", "paper"]
@@ -68,14 +68,14 @@ def _why_memory_options(plain: SearchSpace, layout: Layout) -> Rejected:
     """The rejected neighbour with the same degrees and no memory options."""
     lack = plain.fit_layout(layout.placement, Option.of(layout)).memory_shortage(plain.cost.memory)
     reason = "no placement of it fits" if lack is None else describe_memory_shortage(lack)
-    return Rejected(change="zero 0 and recompute none", reason=f"with {describe_dims(layout.dims)}, {reason}")
+    return Rejected(change="zero 0 and recompute none", reason=f"with {layout.dims}, {reason}")
 
 
 def _no_feasible_dims(space: SearchSpace) -> HpctrainError:
     """The error for impossible degrees: too many for the devices (refused), or not possible for this model (input)."""
-    (pp, dp, tp), reason = next(iter(space.impossible.items()))
-    text = f"parallel: found {describe_dims((pp, dp, tp))}; {reason}"
-    if pp * dp * tp > len(space.pool.devices):
+    dims, reason = next(iter(space.impossible.items()))
+    text = f"parallel: found {dims}; {reason}"
+    if math.prod(dims) > len(space.pool.devices):
         return RefusedError(f"{text}; lower a degree or add nodes")
     return InputError(f"{text}; lower a degree, or use parallel.mode auto")
 
@@ -92,9 +92,9 @@ def _nothing_fits(space: SearchSpace) -> HpctrainError:
     dims, excess = min(short, key=lambda item: (item[1].ratio, item[0]))
     how = f" and {work.memory_options}" if work.memory_options != DEFAULT_MEMORY_OPTIONS else ""
     return RefusedError(
-        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_dims(dims)}{how}, "
+        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {dims}{how}, "
         f"the nearest to fitting, {describe_memory_shortage(excess)}; use more or larger devices, a smaller model or "
         "data.seq_len"
-        + (", or compression.mode bf16, which keeps nothing" if has_state(work.codec) else "")
+        + (", or compression.mode bf16, which keeps nothing" if work.codec.has_state else "")
         + (", or parallel.mode auto" if work.fixed is not None else "")
     )

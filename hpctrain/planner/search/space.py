@@ -13,7 +13,7 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.pool import DevicePool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
-from hpctrain.planner.layout.degrees import ParallelDims, enumerate_dims
+from hpctrain.planner.layout.degrees import enumerate_dims
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
@@ -21,6 +21,7 @@ from hpctrain.planner.search.option_bounds import OptionBounds, can_shard
 from hpctrain.planner.search.pool_placements import PoolPlacements
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.plan.compression import Codec
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 
@@ -78,7 +79,7 @@ class SearchSpace:
         if given is None:
             dims = enumerate_dims(len(self.pool.devices), self.work.spec, self.work.sequences)
         else:
-            dims = [(given.pp, given.dp, given.tp)]
+            dims = [ParallelDims(given.pp, given.dp, given.tp)]
         reasons = {candidate: self._why_impossible(candidate) for candidate in dims}
         self.impossible.update((candidate, reason) for candidate, reason in reasons.items() if reason)
         return [candidate for candidate in dims if not reasons[candidate]]
@@ -105,7 +106,7 @@ class SearchSpace:
 
     def why_no_layout(self, option: Option) -> str | None:
         """Why the option has no layout, apart from memory; None if it has one."""
-        return why_no_layout(self.cost, option.pp, option.dp, option.schedule_spec, option.micro_batch)
+        return why_no_layout(self.cost, option.dims.pp, option.dims.dp, option.schedule_spec, option.micro_batch)
 
     def fit_layout(self, placement: Placement, option: Option) -> Layout:
         """The option's layout on this placement, with blocks and micro-batches distributed by speed."""

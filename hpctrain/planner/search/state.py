@@ -93,7 +93,7 @@ class SearchState:
             return
         option = Option.of(self.best.layout)
         for space in self.candidates.first_spaces(option.dims):
-            for schedule_spec in space.work.schedule_specs(option.pp):
+            for schedule_spec in space.work.schedule_specs(option.dims.pp):
                 variant = option._replace(schedule_spec=schedule_spec)
                 self.evaluate_sampled(space, variant) if sampled else self.evaluate(space, variant)
         if sampled:

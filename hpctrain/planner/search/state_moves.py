@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.links import node_of
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.plan import Move, Plan
 
-HeldState = dict[str, tuple[int, frozenset[int]]]
+HeldState = dict[DeviceId, tuple[int, frozenset[int]]]
 """Device -> (its position in the tensor-parallel group, the blocks whose state it holds)."""
 
 
@@ -70,18 +70,18 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
     """
     held, wanted = _held(previous), _held(plan)
     same_cut = previous.tp == plan.tp
-    holders: dict[tuple[int, int], list[str]] = {}
+    holders: dict[tuple[int, int], list[DeviceId]] = {}
     for device_id, (position, blocks) in held.items():
         if device_id in wanted:
             for block in blocks:
                 holders.setdefault((position if same_cut else 0, block), []).append(device_id)
-    sent: dict[str, int] = {}
+    sent: dict[DeviceId, int] = {}
     moves: list[Move] = []
     lost: set[int] = set()
     for device_id, (position, blocks) in wanted.items():
         held_position, held_blocks = held.get(device_id, (position, frozenset()))
         missing = blocks - held_blocks if same_cut and held_position == position else blocks
-        source_of: dict[int, str] = {}
+        source_of: dict[int, DeviceId] = {}
         for block in sorted(missing):
             sources = holders.get((position if same_cut else 0, block))
             if not sources:
@@ -89,14 +89,14 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
                 continue
             # Prefer a source on the same node, then the one that has sent the least.
             source_of[block] = min(
-                sources, key=lambda source: (node_of(source) != node_of(device_id), sent.get(source, 0), source)
+                sources, key=lambda source: (source.node != device_id.node, sent.get(source, 0), source)
             )
             sent[source_of[block]] = sent.get(source_of[block], 0) + 1
         moves += _runs(source_of, device_id)
     return moves, sorted(lost)
 
 
-def _runs(source_of: dict[int, str], target: str) -> list[Move]:
+def _runs(source_of: dict[int, DeviceId], target: DeviceId) -> list[Move]:
     """Join consecutive blocks from one device into one move; drop moves of a device to itself."""
     moves: list[Move] = []
     for block, source in source_of.items():
@@ -110,7 +110,7 @@ def _runs(source_of: dict[int, str], target: str) -> list[Move]:
 
 
 def _held(plan: Plan) -> HeldState:
-    held: dict[str, tuple[int, set[int]]] = {}
+    held: dict[DeviceId, tuple[int, set[int]]] = {}
     for replica in plan.replicas:
         for stage, row in zip(plan.stages, replica.devices, strict=True):
             for position, device_id in enumerate(row):

@@ -16,7 +16,9 @@ from hpctrain.planner.search.codec_choice import candidate_codecs
 from hpctrain.planner.search.evaluate import evaluate
 from hpctrain.planner.search.space import SearchSpace, WarmStart
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.compression import AutoCompression
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 
@@ -68,7 +70,9 @@ def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:
             prediction = predict(space.cost, same)
             best = prediction if best is None or prediction.total < best.total else best
         for schedule_spec, size in product(space.work.schedule_specs(pp), sizes):
-            best = evaluate(space, Option((pp, dp, tp), schedule_spec, size), best, placements=[placement]).best
+            best = evaluate(
+                space, Option(ParallelDims(pp, dp, tp), schedule_spec, size), best, placements=[placement]
+            ).best
     return None if best is None else WarmStart(space, best, (*reused, best.layout))
 
 
@@ -76,8 +80,8 @@ def _same_cut(space: SearchSpace, previous: Plan, placement: Placement) -> Layou
     """The layout with the previous schedule, micro-batch size and blocks on this placement; None if it does not fit."""
     stages, size = previous.stages, previous.replicas[0].micro_batch
     schedule_spec = ScheduleSpec(previous.schedule, len(stages) // previous.pp)
-    option = Option((previous.pp, len(placement), previous.tp), schedule_spec, size)
-    if schedule_spec not in space.work.schedule_specs(option.pp) or size not in space.work.micro_batch_sizes():
+    option = Option(ParallelDims(previous.pp, len(placement), previous.tp), schedule_spec, size)
+    if schedule_spec not in space.work.schedule_specs(option.dims.pp) or size not in space.work.micro_batch_sizes():
         return None
     if space.why_no_layout(option):
         return None
@@ -135,6 +139,6 @@ def _surviving_units(
     return rows, loose, kinds
 
 
-def _device_ids(previous: Plan) -> list[list[tuple[str, ...]]]:
+def _device_ids(previous: Plan) -> list[list[tuple[DeviceId, ...]]]:
     """[replica][pipeline rank] -> device ids."""
     return [previous.pipeline_rank_devices(replica) for replica in range(previous.dp)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.planner.simulate.engine import StageDurations, Timeline
+from hpctrain.planner.simulate.engine import Timeline
 from hpctrain.records.plan.schedule import Action
 
 
@@ -21,7 +21,7 @@ class PathSegment:
     """Seconds between the end of the previous segment and the start of this one (the message); 0 for the first."""
 
 
-def critical_path(line: Timeline, durations: StageDurations) -> list[PathSegment]:
+def critical_path(line: Timeline) -> list[PathSegment]:
     """Return the segments from the start of the step to the last action.
 
     An action starts when its rank is free and its message has arrived. The path goes back from the last action, each
@@ -36,10 +36,9 @@ def critical_path(line: Timeline, durations: StageDurations) -> list[PathSegment
     while index >= 0:
         action, start, _ = line.spans[rank][index]
         actions.append(action)
-        came = _sender(action, where, line, durations)
-        own_end = line.spans[rank][index - 1][2] if index else 0.0
-        if came is not None and start - own_end > 1e-12 * (1 + start):
-            sender_rank, sender_index = came
+        rank_was_free = line.spans[rank][index - 1][2] if index else 0.0
+        if action in line.senders and start - rank_was_free > 1e-12 * (1 + start):
+            sender_rank, sender_index = where[line.senders[action]]
             sent = line.spans[sender_rank][sender_index][2]
             segments.append(PathSegment(rank, tuple(reversed(actions)), start, end, start - sent))
             rank, index, actions, end = sender_rank, sender_index, [], sent
@@ -47,18 +46,3 @@ def critical_path(line: Timeline, durations: StageDurations) -> list[PathSegment
             index -= 1
     segments.append(PathSegment(rank, tuple(reversed(actions)), line.spans[rank][0][1], end, 0.0))
     return segments[::-1]
-
-
-def _sender(
-    action: Action, where: dict[Action, tuple[int, int]], line: Timeline, durations: StageDurations
-) -> tuple[int, int] | None:
-    """(rank, index in its row) of the action whose message this one needs; None if it needs none."""
-    stage, kind, micro_batch = action
-    last = len(durations.forward) - 1
-    if kind == "F" and stage > 0:
-        wanted = [Action(stage - 1, "F", micro_batch)]
-    elif kind in ("B", "I") and stage < last:
-        wanted = [Action(stage + 1, other, micro_batch) for other in ("B", "I")]
-    else:
-        return None
-    return next((where[other] for other in wanted if other in where), None)

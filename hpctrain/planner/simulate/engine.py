@@ -1,14 +1,29 @@
-"""Simulation of a pipeline step, action by action, on the table that the job will run. Pure arithmetic."""
+"""Simulation of a pipeline step, action by action, on the table that the job will run. Pure arithmetic.
+
+`simulate` records when every action starts and ends. The search needs only the ends of the pipeline ranks (`rank_ends`)
+and makes long tables short: after a few rounds, every two further rounds take equally long, so it simulates two short
+tables and extrapolates linearly. The plan that is written is simulated whole.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from hpctrain.records.plan.schedule import Action, Schedule
+from hpctrain.schedule.check import execution_order
+from hpctrain.schedule.generate import make_schedule
+
+SIMULATED_ROUNDS = 3
+"""Rounds of `pp` micro-batches after which a table is assumed to repeat itself."""
+ROUND_BASED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Schedules whose first rounds are longer if `pp` does not divide the micro-batches."""
+PERIOD_ROUNDS = 2
+"""Rounds of one period: some patterns repeat every second micro-batch, and two rounds hold an even number of them."""
 
 
-@dataclass(frozen=True)
-class StageDurations:
+class StageDurations(NamedTuple):
     """Seconds of actions and messages for one micro-batch, by stage."""
 
     forward: tuple[float, ...]
@@ -27,7 +42,16 @@ class StageDurations:
     def without_sends(self) -> StageDurations:
         """The same durations with messages that take no time."""
         nothing = (0.0,) * len(self.send)
-        return replace(self, send=nothing, send_back=nothing)
+        return self._replace(send=nothing, send_back=nothing)
+
+    def by_action(self) -> list[float]:
+        """Seconds of the actions: F of all stages, then B, I and W."""
+        half = () if self.inputs and self.weights else [0.5 * seconds for seconds in self.backward]
+        return [*self.forward, *self.backward, *(self.inputs or half), *(self.weights or half)]
+
+    def by_message(self) -> list[float]:
+        """Seconds of the messages: those to the next stage, then those back."""
+        return [*self.send, *self.send_back]
 
 
 @dataclass(frozen=True)
@@ -36,6 +60,8 @@ class Timeline:
 
     spans: tuple[tuple[tuple[Action, float, float], ...], ...]
     """spans[pipeline rank]: (action, start, end) in order."""
+    senders: dict[Action, Action]
+    """The action whose message another one needs; actions that need none are absent."""
 
     @property
     def makespan(self) -> float:
@@ -45,13 +71,30 @@ class Timeline:
         """When a pipeline rank ends its last action and its gradients can be summed, in seconds."""
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
-    def busy(self, rank: int) -> float:
-        """Seconds that a pipeline rank computes."""
-        return sum(end - start for _, start, end in self.spans[rank])
 
-    def bubble(self, rank: int) -> float:
-        """Seconds that a pipeline rank waits, before, between and after its actions."""
-        return self.makespan - self.busy(rank)
+class TimedAction(NamedTuple):
+    """An action with what it waits for; earlier actions of the same rank are implied."""
+
+    rank: int
+    duration: int
+    """Index into `StageDurations.by_action`."""
+    needs: int
+    """Index of the action of another stage that it waits for, or -1."""
+    message: int
+    """Index of that action's message in `StageDurations.by_message`."""
+    sends: int
+    """Index of the message that it sends itself, or -1."""
+
+
+@dataclass(frozen=True)
+class ActionProgram:
+    """An action table whose actions are sorted so that each comes after those that it waits for."""
+
+    actions: tuple[Action, ...]
+    timed: tuple[TimedAction, ...]
+    """The same actions as numbers."""
+    last: tuple[int, ...]
+    """[pipeline rank] -> index of its last action."""
 
 
 def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
@@ -62,58 +105,100 @@ def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
     Raises:
         ValueError: the table cannot be executed (see `hpctrain.schedule.check_schedule`).
     """
-    stages = len(durations.forward)
-    done: dict[tuple[int, str, int], float] = {}
+    program = compile_schedule(schedule)
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]
-    free = [0.0] * len(schedule.ranks)
-    left = sum(len(row) for row in schedule.ranks)
-    while left:
-        before = left
-        for rank, row in enumerate(schedule.ranks):
-            while len(spans[rank]) < len(row):
-                action = row[len(spans[rank])]
-                ready = _ready(action, durations, stages, done)
-                if ready is None:
-                    break
-                start = max(free[rank], ready)
-                end = start + _duration(action, durations)
-                spans[rank].append((action, start, end))
-                free[rank] = end + (_send(action, durations) if durations.blocking else 0.0)
-                done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = end
-                left -= 1
-        if left == before:
-            raise ValueError("the action table cannot be executed: every pipeline rank waits for another")
-    return Timeline(tuple(tuple(row) for row in spans))
+    senders: dict[Action, Action] = {}
+    starts, ends = _start_and_end_times(program, durations)
+    for action, timed, start, end in zip(program.actions, program.timed, starts, ends, strict=True):
+        spans[timed.rank].append((action, start, end))
+        if timed.needs >= 0:
+            senders[action] = program.actions[timed.needs]
+    return Timeline(tuple(map(tuple, spans)), senders)
 
 
-def _ready(
-    action: Action, durations: StageDurations, stages: int, done: dict[tuple[int, str, int], float]
-) -> float | None:
-    """When the action's inputs have arrived, in seconds; None while that is not known."""
-    stage, kind, micro_batch = action
-    if kind == "F":
-        if stage == 0:
-            return 0.0
-        ended = done.get((stage - 1, "F", micro_batch))
-        return None if ended is None else ended + durations.send[stage - 1]
-    own = done.get((stage, "B" if kind == "W" else "F", micro_batch))
-    if own is None or kind == "W" or stage == stages - 1:
-        return own
-    ended = done.get((stage + 1, "B", micro_batch))
-    return None if ended is None else max(own, ended + durations.send_back[stage])
+def rank_ends(
+    schedule: str, pp: int, stages: int, micro_batches: int, durations: StageDurations, whole: bool = False
+) -> tuple[float, ...]:
+    """Return the seconds from the start of the step until each pipeline rank ends its last action.
+
+    Args:
+        whole: simulate every action instead of extrapolating long tables.
+    """
+    if pp == 1:
+        return (_single_rank_s(schedule, stages, micro_batches, durations),)
+    remainder = micro_batches % pp
+    short = pp * SIMULATED_ROUNDS + remainder * (pp + 1 if schedule in ROUND_BASED_SCHEDULES else 1)
+    # What remains after the short table has to be a whole number of periods.
+    short += (micro_batches - short) // pp % PERIOD_ROUNDS * pp
+    if whole or micro_batches <= short + PERIOD_ROUNDS * pp:
+        return _rank_ends(named_program(schedule, pp, stages, micro_batches), durations)
+    first = _rank_ends(named_program(schedule, pp, stages, short), durations)
+    second = _rank_ends(named_program(schedule, pp, stages, short + PERIOD_ROUNDS * pp), durations)
+    periods = (micro_batches - short) / (PERIOD_ROUNDS * pp)
+    return tuple(a + periods * (b - a) for a, b in zip(first, second, strict=True))
 
 
-def _send(action: Action, durations: StageDurations) -> float:
-    """Seconds of the message that carries an action's result to the next or previous stage."""
-    if action.kind == "F":
-        return durations.send[action.stage] if action.stage < len(durations.send) else 0.0
-    return durations.send_back[action.stage - 1] if action.kind in ("B", "I") and action.stage > 0 else 0.0
+def _single_rank_s(schedule: str, stages: int, micro_batches: int, durations: StageDurations) -> float:
+    """Seconds of a step with one pipeline rank, which never waits."""
+    kinds = dict.fromkeys(action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0])
+    by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
+    return micro_batches * sum(sum(by_kind[kind]) for kind in kinds)
 
 
-def _duration(action: Action, durations: StageDurations) -> float:
-    if action.kind == "F":
-        return durations.forward[action.stage]
-    half = {"I": durations.inputs, "W": durations.weights}.get(action.kind)
-    if half:
-        return half[action.stage]
-    return durations.backward[action.stage] * (1.0 if action.kind == "B" else 0.5)
+def _rank_ends(program: ActionProgram, durations: StageDurations) -> tuple[float, ...]:
+    _, ends = _start_and_end_times(program, durations)
+    return tuple(ends[index] for index in program.last)
+
+
+def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> tuple[list[float], list[float]]:
+    """When each action of the program starts and ends."""
+    by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
+    free = [0.0] * len(program.last)
+    starts, ends = [0.0] * len(program.timed), [0.0] * len(program.timed)
+    for index, (rank, duration, needs, message, sends) in enumerate(program.timed):
+        start = free[rank]
+        if needs >= 0:
+            arrived = ends[needs] + by_message[message]
+            if arrived > start:
+                start = arrived
+        starts[index] = start
+        ends[index] = free[rank] = start + by_action[duration]
+        if blocking and sends >= 0:
+            free[rank] += by_message[sends]
+    return starts, ends
+
+
+@lru_cache(maxsize=1024)
+def named_program(schedule: str, pp: int, stages: int, micro_batches: int) -> ActionProgram:
+    """The program of a named schedule."""
+    return compile_schedule(make_schedule(schedule, pp, stages, micro_batches))
+
+
+def compile_schedule(schedule: Schedule) -> ActionProgram:
+    """Sort the actions of a table and look up what each waits for.
+
+    Raises:
+        ValueError: the table cannot be executed.
+    """
+    stages = schedule.stages()
+    index_of: dict[tuple[int, str, int], int] = {}
+    actions: list[Action] = []
+    timed: list[TimedAction] = []
+    last = [0] * len(schedule.ranks)
+    for index, (rank, action) in enumerate(execution_order(schedule, stages)):
+        stage, kind, micro_batch = action
+        direction = "F" if kind == "F" else "B"
+        sender = {"F": stage - 1, "W": stages}.get(kind, stage + 1)
+        needs = index_of[sender, direction, micro_batch] if 0 <= sender < stages else -1
+        sends = -1
+        if kind == "F" and stage < stages - 1:
+            sends = stage
+        elif kind in "BI" and stage > 0:
+            sends = stages - 1 + stage - 1
+        actions.append(action)
+        message = sender if kind == "F" else stages - 1 + stage
+        timed.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, message, sends))
+        if kind != "W":
+            index_of[stage, direction, micro_batch] = index
+        last[rank] = index
+    return ActionProgram(tuple(actions), tuple(timed), tuple(last))

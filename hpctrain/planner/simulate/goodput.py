@@ -96,13 +96,13 @@ def simulate_goodput(
     """
     if mode != "spares":
         cluster = replace(cluster, spares=0)
-    found = []
+    results = []
     for interval_s in intervals_s:
         months = [_Trial(cluster, mode, interval_s, np.random.default_rng([seed, trial])) for trial in range(trials)]
         shares: NDArray[np.float64] = np.array([month.run(wall_s) for month in months]) / wall_s
         failures = sum(month.failures for month in months) / trials
-        found.append(Goodput(interval_s, mode, float(shares.mean()), float(np.quantile(shares, 0.05)), failures))
-    return found
+        results.append(Goodput(interval_s, mode, float(shares.mean()), float(np.quantile(shares, 0.05)), failures))
+    return results
 
 
 class _Trial:
@@ -119,18 +119,18 @@ class _Trial:
 
     def run(self, wall_s: float) -> float:
         """Seconds of lasting training of the whole cluster."""
-        now = kept = down_until = 0.0
+        now = lasting = down_until = 0.0
         while now < wall_s and down_until < math.inf:
             # A failure may come while the job recovers; then it starts to recover again.
             failure = now + self._exponential()
             end = min(failure, wall_s)
             start = min(max(now, down_until), end)
-            kept += self._checkpointed_seconds(end - start, whole=end == wall_s) * self._speed()
+            lasting += self._checkpointed_seconds(end - start, whole=end == wall_s) * self._speed()
             now = end
             if now < wall_s:
                 # A job that waits in the queue does not start sooner because a node fails meanwhile.
                 down_until = max(down_until, now + self._fail(now))
-        return kept
+        return lasting
 
     def _exponential(self) -> float:
         working = self.cluster.nodes - self._short()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.links import node_of, ring_hops
+from hpctrain.planner.devices.links import ring_hops
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import StageDurations
+from hpctrain.planner.simulate.engine import ActionProgram, StageDurations, named_program
 from hpctrain.planner.simulate.predict import SimulatedStep, simulate_step
-from hpctrain.records.plan.schedule import Action, Schedule
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.topology import Topology
-from hpctrain.schedule.generate import make_schedule
 
 FloatArray = NDArray[np.float64]
 
@@ -45,17 +45,17 @@ class LinkJitter:
     def __bool__(self) -> bool:
         return bool(self._mean)
 
-    def mean_s(self, sources: Sequence[str], targets: Sequence[str]) -> float:
+    def mean_s(self, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> float:
         """Mean extra seconds of messages that are sent together; 0 within a node and for pairs not measured."""
         pairs = zip(sources, targets, strict=True)
-        return max((self._mean.get((node_of(a), node_of(b)), 0.0) for a, b in pairs), default=0.0)
+        return max((self._mean.get((a.node, b.node), 0.0) for a, b in pairs), default=0.0)
 
 
 class ReplicaJitter(NamedTuple):
     """The mean delays in a replica's step."""
 
-    messages: Mapping[tuple[int, int], float]
-    """(from stage, to stage) -> mean extra seconds of a message."""
+    messages: Sequence[float]
+    """Mean extra seconds of the messages, in the order of `StageDurations.by_message`."""
     turns: Sequence[tuple[int, float]]
     """[stage] -> (turns of its tensor-parallel rings in a forward or backward, mean extra seconds of a turn)."""
 
@@ -75,9 +75,9 @@ def sample_step_times(
     step = simulate_step(cost, layout)
     ends: list[FloatArray] = [np.zeros(draws) for _ in range(layout.pp)]
     for replica, (durations, count) in enumerate(zip(step.durations_by_replica, layout.micro_batches, strict=True)):
-        table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), count)
+        program = named_program(layout.schedule, layout.pp, len(layout.blocks), count)
         late = ReplicaJitter(_late_messages(layout, replica, jitter), _late_turns(layout, replica, jitter))
-        for rank, values in enumerate(_rank_ends(table, durations, late, draws, rng, variation)):
+        for rank, values in enumerate(_rank_ends(program, durations, late, _Noise(draws, rng, variation))):
             ends[rank] = np.maximum(ends[rank], values)
     return _after_all_reduce(step, layout, ends, jitter, draws, rng)
 
@@ -105,85 +105,61 @@ def _after_all_reduce(
     return done + step.update
 
 
-def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> dict[tuple[int, int], float]:
-    found = {}
-    for stage in range(len(layout.blocks) - 1):
-        a, b = layout.unit(replica, stage), layout.unit(replica, stage + 1)
-        if a is not b:
-            found[stage, stage + 1] = jitter.mean_s(a.device_ids, b.device_ids)
-            found[stage + 1, stage] = jitter.mean_s(b.device_ids, a.device_ids)
-    return found
+def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[float]:
+    """`ReplicaJitter.messages`; 0 between stages on the same devices."""
+    hops = list(pairwise(layout.unit(replica, stage) for stage in range(len(layout.blocks))))
+    return [
+        0.0 if a is b else jitter.mean_s(a.device_ids, b.device_ids) for a, b in [*hops, *((b, a) for a, b in hops)]
+    ]
 
 
 def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
     """`ReplicaJitter.turns`: two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) turns each."""
-    found = []
+    turns_by_stage = []
     for stage, blocks in enumerate(layout.blocks):
         device_ids = layout.unit(replica, stage).device_ids
         means = [jitter.mean_s([a], [b]) for a, b in ring_hops(device_ids)] if len(device_ids) > 1 else []
         late = [mean for mean in means if mean > 0]
         # The maximum of k exponentials with one mean is on average that mean times 1 + 1/2 + … + 1/k.
-        each = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
-        found.append((2 * blocks * 2 * (len(device_ids) - 1), each))
-    return found
+        mean_s = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
+        turns_by_stage.append((2 * blocks * 2 * (len(device_ids) - 1), mean_s))
+    return turns_by_stage
 
 
 def _rank_ends(
-    table: Schedule, durations: StageDurations, late: ReplicaJitter, draws: int, rng: np.random.Generator,
-    variation: float,
-) -> list[FloatArray]:  # fmt: skip
+    program: ActionProgram, durations: StageDurations, late: ReplicaJitter, noise: _Noise
+) -> list[FloatArray]:
     """When each pipeline rank ends its last action, in seconds for every draw; actions keep the table's order."""
-    sigma = math.sqrt(math.log1p(variation * variation))
-    done: dict[tuple[int, str, int], FloatArray] = {}
-    free: list[FloatArray] = [np.zeros(draws) for _ in table.ranks]
-    position = [0] * len(table.ranks)
-    left = sum(len(row) for row in table.ranks)
-    while left:
-        before = left
-        for rank, row in enumerate(table.ranks):
-            while position[rank] < len(row):
-                action = row[position[rank]]
-                ready = _arrival(action, durations, late.messages, done, draws, rng)
-                if ready is None:
-                    break
-                seconds: FloatArray | float = _seconds(action, durations)
-                if sigma:
-                    seconds = seconds * rng.lognormal(-sigma * sigma / 2, sigma, draws)
-                turns, mean = late.turns[action.stage]
-                if turns and mean and action.kind != "W":
-                    seconds = seconds + rng.gamma(turns, mean, draws)
-                free[rank] = np.maximum(free[rank], ready) + seconds
-                done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = free[rank]
-                position[rank] += 1
-                left -= 1
-        if left == before:
-            raise ValueError("the action table cannot be executed: every pipeline rank waits for another")
+    by_action, by_message = durations.by_action(), durations.by_message()
+    free: list[FloatArray] = [np.zeros(noise.draws) for _ in program.last]
+    ends: list[FloatArray] = []
+    for action, (rank, duration, needs, message, _) in zip(program.actions, program.timed, strict=True):
+        start = free[rank]
+        if needs >= 0:
+            start = np.maximum(start, ends[needs] + by_message[message] + noise.exponential(late.messages[message]))
+        turns, mean = (0, 0.0) if action.kind == "W" else late.turns[action.stage]
+        free[rank] = start + (noise.varied(by_action[duration]) + noise.gamma(turns, mean))
+        ends.append(free[rank])
     return free
 
 
-def _arrival(
-    action: Action, durations: StageDurations, late: Mapping[tuple[int, int], float],
-    done: Mapping[tuple[int, str, int], FloatArray], draws: int, rng: np.random.Generator,
-) -> FloatArray | None:  # fmt: skip
-    """When the action's inputs have arrived, in seconds for every draw; None while that is not known."""
-    stage, kind, micro_batch = action
-    own = None
-    if kind != "F":
-        own = done.get((stage, "B" if kind == "W" else "F", micro_batch))
-        if own is None or kind == "W" or stage == len(durations.forward) - 1:
-            return own
-    elif stage == 0:
-        return np.zeros(draws)
-    source = stage - 1 if kind == "F" else stage + 1
-    sent = done.get((source, "F" if kind == "F" else "B", micro_batch))
-    if sent is None:
-        return None
-    took = durations.send[stage - 1] if kind == "F" else durations.send_back[stage]
-    mean = late.get((source, stage), 0.0)
-    arrived = sent + took + (rng.exponential(mean, draws) if mean else 0.0)
-    return arrived if own is None else np.maximum(own, arrived)
+class _Noise(NamedTuple):
+    """Random seconds, one value for each draw."""
 
+    draws: int
+    rng: np.random.Generator
+    variation: float
+    """Coefficient of variation of an action's time."""
 
-def _seconds(action: Action, durations: StageDurations) -> float:
-    by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
-    return by_kind[action.kind][action.stage]
+    def exponential(self, mean_s: float) -> FloatArray | float:
+        """Extra seconds of a message; nothing is drawn for a mean of 0."""
+        return self.rng.exponential(mean_s, self.draws) if mean_s else 0.0
+
+    def gamma(self, turns: int, mean_s: float) -> FloatArray | float:
+        """Extra seconds of `turns` messages after each other; nothing is drawn for a mean of 0."""
+        return self.rng.gamma(turns, mean_s, self.draws) if turns and mean_s else 0.0
+
+    def varied(self, seconds: float) -> FloatArray | float:
+        """Seconds of an action (log-normal, with this mean)."""
+        sigma = math.sqrt(math.log1p(self.variation * self.variation))
+        return seconds * self.rng.lognormal(-sigma * sigma / 2, sigma, self.draws) if sigma else seconds

@@ -6,28 +6,17 @@ from hpctrain.planner.cost.all_reduce import overlaps_backward
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.records.plan.compression import Bf16, NoCompression, Quantized
 
 
 def overlapped_share(work: Workload, stages: int, tp: int) -> float:
     """Share of the all-reduce's messages that may be sent before the backward pass ends.
 
-    If any may, these are all but the embedding's, whose gradient is ready last. With bf16 and integers it is half of
-    that: the reduce-scatter; the all-gather follows a few buckets behind. With fp16, integers wait until the loss scale
-    is removed, after the backward pass.
+    If any may, these are the codec's share of all but the embedding's, whose gradient is ready last. With fp16, a codec
+    with state waits until the loss scale is removed, after the backward pass.
     """
-    if not overlaps_backward(work, stages, tp):
+    if not overlaps_backward(work, stages, tp) or (work.precision == "fp16" and work.codec.has_state):
         return 0.0
-    match work.codec:
-        case NoCompression():
-            share = 1.0
-        case Bf16():
-            share = 0.5
-        case Quantized() if work.precision != "fp16":
-            share = 0.5
-        case _:
-            return 0.0
-    return share * (1 - work.spec.embedding_parameters() / work.spec.parameters())
+    return work.codec.overlap * (1 - work.spec.embedding_parameters() / work.spec.parameters())
 
 
 def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel, StageTime
 from hpctrain.planner.cost.sharded_collectives import ShardCollectiveTimes, shard_collective_times
+from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import StageDurations, Timeline, simulate
-from hpctrain.planner.simulate.fast_engine import fast_simulate
+from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
 from hpctrain.planner.simulate.overlap import overlapped_s
-from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
+from hpctrain.records.plan.stage_messages import Messages
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
 
 STEP_TIME_TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
 """Terms of a step's time; they add up to 'total'."""
-
-
-_NO_WAITS = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +44,6 @@ class SimulatedStep:
     """[pipeline rank] -> seconds of its gradient all-reduce after its last backward."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
-    sharded: list[ShardCollectiveTimes]
-    """[stage] -> ZeRO's collectives."""
 
     @property
     def last(self) -> int:
@@ -64,20 +59,17 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     """Simulate every replica's table, then the all-reduce over replicas, then the update."""
     sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
-    lines = {}
-    for run in runs:
-        table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches)
-        lines[run] = simulate(table, run.durations)
-    kinds = _replica_kinds(cost, layout)
-    unlike = dict.fromkeys(kinds)
-    by_kind = dict(zip(unlike, runs if len(runs) > 1 else runs * len(unlike), strict=True))
-    own = [by_kind[kind] for kind in kinds]
+    lines = {
+        run: simulate(make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches), run.durations)
+        for run in runs
+    }
+    kinds = class_numbers(_replica_kinds(cost, layout))
+    by_replica = [runs[number if len(runs) > 1 else 0] for number in kinds]
     return SimulatedStep(
-        [run.durations for run in own],
-        [lines[run] for run in own],
+        [run.durations for run in by_replica],
+        [lines[run] for run in by_replica],
         _all_reduce_by_rank_s(cost, layout, sharded),
         _update(cost, layout),
-        sharded,
     )
 
 
@@ -88,11 +80,11 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     takes beyond that.
 
     Args:
-        whole: simulate long tables to their end (see `fast_simulate`).
+        whole: simulate long tables to their end (see `rank_ends`).
     """
     sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
-    ends = {run: _fast_simulate(layout, run, whole) for run in runs}
+    ends = {run: _rank_ends(layout, run, whole) for run in runs}
     last = max(runs, key=lambda run: max(ends[run]))
     sums = _all_reduce_by_rank_s(cost, layout, sharded)
     done = max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
@@ -100,11 +92,11 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     pipeline = max(ends[last])
     unhindered = pipeline
     if layout.pp > 1:
-        unhindered = max(_fast_simulate(layout, last._replace(durations=last.durations.without_sends()), whole))
+        unhindered = max(_rank_ends(layout, last._replace(durations=last.durations.without_sends()), whole))
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
-    times, own = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
-    shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in own)
-    sharding = last.micro_batches * sum(_collectives_s(layout, sharded[stage]) for stage in own)
+    times, stages = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
+    shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in stages)
+    sharding = last.micro_batches * sum(_collectives_s(layout, sharded[stage]) for stage in stages)
     terms = {
         "compute": busy - shared - sharding,
         "pipeline_bubble": max(0.0, unhindered - busy),
@@ -139,23 +131,21 @@ def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
 def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[_ReplicaRun]:
     """The distinct runs of a layout's replicas; only one if collectives in every micro-batch keep them in step."""
     examples = cost.placement_links(layout.placement).representatives
-    found = [
+    runs = [
         _ReplicaRun(examples[pattern], count, _stage_durations(cost, layout, examples[pattern], sharded))
         for pattern, count in dict.fromkeys(_replica_kinds(cost, layout))
     ]
-    if layout.memory_options.equal_micro_batches and len(found) > 1:
+    if layout.memory_options.equal_micro_batches and len(runs) > 1:
         # Collectives in every micro-batch keep the replicas in step with the slowest.
-        forward, backward, send, send_back, inputs, weights = (
-            tuple(map(max, zip(*values, strict=True)))
-            for values in zip(*(_as_tuple(run.durations) for run in found), strict=True)
-        )
-        slowest = StageDurations(forward, backward, send, send_back, inputs, weights, found[0].durations.blocking)
-        return [found[0]._replace(durations=slowest)]
-    return found
+        *seconds, _ = zip(*(run.durations for run in runs), strict=True)
+        slowest = [tuple(map(max, zip(*by_run, strict=True))) for by_run in seconds]
+        by_name: dict[str, Any] = dict(zip(StageDurations._fields, slowest, strict=False))  # all but `blocking`
+        return [runs[0]._replace(durations=runs[0].durations._replace(**by_name))]
+    return runs
 
 
-def _fast_simulate(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ...]:
-    return fast_simulate(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.durations, whole)
+def _rank_ends(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ...]:
+    return rank_ends(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.durations, whole)
 
 
 def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
@@ -191,47 +181,36 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
     return bound + update
 
 
-def _as_tuple(durations: StageDurations) -> tuple[tuple[float, ...], ...]:
-    return (
-        durations.forward,
-        durations.backward,
-        durations.send,
-        durations.send_back,
-        durations.inputs,
-        durations.weights,
-    )
-
-
 def _stage_durations(
     cost: CostModel, layout: Layout, replica: int, sharded: list[ShardCollectiveTimes]
 ) -> StageDurations:
     times = _stage_times(cost, layout, replica)
     units = [layout.unit(replica, stage) for stage in range(len(times))]
     hops = list(pairwise(units))
-    ways: list[Messages] = ["none"] * len(hops)
-    waits = [_NO_WAITS] * len(times)
+    messages: list[Messages] = ["none"] * len(hops)
+    passes = [(stage.forward, stage.backward, stage.inputs, stage.weights) for stage in times]
     if cost.work.messages != "none":
-        ways = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
-    if layout.shards > 1 or any(way != "none" for way in ways):
+        messages = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
+    if layout.shards > 1 or any(codec != "none" for codec in messages):
         # A stage decodes messages from one neighbour and encodes them for the other, in both directions.
-        rounding = [
-            sum(cost.message_cast_s(unit, layout.micro_batch, way) for way in pair)
-            for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
+        coding = [
+            sum(cost.message_cast_s(unit, layout.micro_batch, codec) for codec in pair)
+            for unit, pair in zip(units, pairwise(["none", *messages, "none"]), strict=True)
         ]
-        waits = [
-            (forward + own, backward + own, inputs + own, weights)
-            for own, (forward, backward, inputs, weights) in zip(
-                rounding, (each.per_micro_batch(layout.memory_options.zero) for each in sharded), strict=True
-            )
+        waits = [stage.per_micro_batch(layout.memory_options.zero) for stage in sharded]
+        passes = [
+            (f + (wait_f + coding_s), b + (wait_b + coding_s), i + (wait_i + coding_s), w + wait_w)
+            for (f, b, i, w), (wait_f, wait_b, wait_i, wait_w), coding_s in zip(passes, waits, coding, strict=True)
         ]
+    forward, backward, inputs, weights = zip(*passes, strict=True)
     return StageDurations(
-        forward=tuple(stage.forward + wait[0] for stage, wait in zip(times, waits, strict=True)),
-        backward=tuple(stage.backward + wait[1] for stage, wait in zip(times, waits, strict=True)),
-        send=tuple(cost.send_s(a, b, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
-        send_back=tuple(cost.send_s(b, a, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
-        inputs=tuple(stage.inputs + wait[2] for stage, wait in zip(times, waits, strict=True)),
-        weights=tuple(stage.weights + wait[3] for stage, wait in zip(times, waits, strict=True)),
-        blocking=cost.work.framework.blocking_sends,
+        forward,
+        backward,
+        tuple(cost.send_s(a, b, layout.micro_batch, codec) for (a, b), codec in zip(hops, messages, strict=True)),
+        tuple(cost.send_s(b, a, layout.micro_batch, codec) for (a, b), codec in zip(hops, messages, strict=True)),
+        inputs,
+        weights,
+        cost.work.framework.blocking_sends,
     )
 
 
@@ -253,32 +232,33 @@ def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollec
     if layout.shards == 1:
         return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
     placement, work = layout.placement, cost.work
-    found = shard_collective_times(
+    times = shard_collective_times(
         cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
     )
-    if layout.shards < layout.dp and not isinstance(work.codec, NoCompression):
+    if layout.shards < layout.dp and not work.codec.exact:
         sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
-        return [each._replace(copies=own.seconds) for each, own in zip(found, sums, strict=True)]
-    if isinstance(work.codec, Bf16 | Quantized):
+        return [stage._replace(copies=copies.seconds) for stage, copies in zip(times, sums, strict=True)]
+    if work.codec.reduce_scatter_share:
         numbers = [work.parameters(share, layout.tp) for share in layout.model_parts]
         return [
-            each._replace(scatter=each.scatter + count * cost.gradient_cast_s(placement, rank))
-            for each, count, rank in zip(found, numbers, layout.rank_of_stage, strict=True)
+            stage._replace(scatter=stage.scatter + count * cost.gradient_cast_s(placement, rank))
+            for stage, count, rank in zip(times, numbers, layout.rank_of_stage, strict=True)
         ]
-    return found
+    return times
 
 
 def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
     """[pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas."""
     if layout.shards == 1:
         sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
-        by_stage = [each.seconds - overlapped_s(cost, layout, each.wire_s) for each in sums]
+        by_stage = [stage_time.seconds - overlapped_s(cost, layout, stage_time.wire_s) for stage_time in sums]
     else:
-        by_stage = [each.per_step(layout.memory_options.zero) for each in sharded]
+        by_stage = [stage_time.per_step(layout.memory_options.zero) for stage_time in sharded]
     tied = cost.tied_all_reduce_s(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
     ends = (layout.rank_of_stage[0], layout.rank_of_stage[-1])
     return [
-        sum(by_stage[stage] for stage in own) + tied * (rank in ends) for rank, own in enumerate(layout.stages_by_rank)
+        sum(by_stage[stage] for stage in held) + tied * (rank in ends)
+        for rank, held in enumerate(layout.stages_by_rank)
     ]
 
 
@@ -286,9 +266,7 @@ def _update(cost: CostModel, layout: Layout) -> float:
     """Seconds of the norm's all-reduce and of the slowest device's optimizer."""
     slowest = 0.0
     for replica in layout.placement.representatives:
-        for unit, own in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
-            update = sum(
-                cost.optimizer_s(unit, layout.model_parts[stage], layout.micro_batch, layout.shards) for stage in own
-            )
+        for unit, stages in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
+            update = sum(cost.optimizer_s(unit, layout.model_parts[stage], layout.shards) for stage in stages)
             slowest = max(slowest, cost.step_overhead_s(unit) + update)
     return cost.norm_all_reduce_s(layout.placement) + slowest

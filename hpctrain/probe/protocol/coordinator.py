@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hpctrain.base.clock import Clock
 from hpctrain.probe.measure.backend import BackendReport, backend_lines, choose_backend
-from hpctrain.probe.measure.outcome import ContentionRound, JoinedNode, PairResult, ProbeOutcome
+from hpctrain.probe.measure.outcome import ContentionRound, PairResult, ProbeOutcome
 from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.measurement_schedule import measurement_schedule
@@ -33,8 +33,8 @@ class Coordinator:
     """Runs a probe over a connection to each node. A node that dies or hangs is lost and costs one deadline."""
 
     def __init__(
-        self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress,
-        prior: PriorSwitches | None = None,
+        self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings,
+        progress: Progress | None = None, prior: PriorSwitches | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -44,7 +44,7 @@ class Coordinator:
         self._transport = transport
         self._clock = clock
         self.settings = settings
-        self.progress = progress
+        self.progress = progress or (lambda phase, done, planned: None)
         self._start = clock.now()
         self.outcome = ProbeOutcome(list(nodes), prior=prior or {})
 
@@ -77,8 +77,7 @@ class Coordinator:
             join = self._transport.admit(expected - set(joined), deadline)
             if join is None:
                 break
-            place = (join.addr, join.port, join.iface, join.host, join.switches, join.facts)
-            joined[join.node] = JoinedNode(*place)
+            joined[join.node] = join
         for name in sorted(expected - set(joined)):
             self._lose(name, f"did not join within {self.settings.join_deadline_s:g} s")
 
@@ -216,8 +215,8 @@ class Coordinator:
         answers: dict[str, Wanted] = {}
         waiting = waiting - set(self.outcome.lost)
         deadline = self._clock.now() + limit_s
-        while waiting and (left := deadline - self._clock.now()) > 0:
-            for name, answer in self._transport.receive(left):
+        while waiting and (remaining_s := deadline - self._clock.now()) > 0:
+            for name, answer in self._transport.receive(remaining_s):
                 if isinstance(answer, ConnectionLost):
                     self._lose(name, f"{answer.why} {when}")
                     waiting.discard(name)

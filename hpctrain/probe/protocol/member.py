@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from hpctrain.probe.measure.devices import MeasuringProcess
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, read_order
 from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
-from hpctrain.probe.protocol.peer_connection import HANDSHAKE_S, PeerError, ProbeListener, connect, open_listener
+from hpctrain.probe.protocol.peer_connection import HANDSHAKE_S, PeerError, ProbeListener, connect
 from hpctrain.probe.system.address import interface_of, own_address
 from hpctrain.probe.system.host_facts import host_facts
 
@@ -26,30 +27,28 @@ COORDINATOR_FILE = "coordinator.json"
 """File in the probe's folder, readable by its owner only: address, port and token of the coordinator."""
 
 
+@dataclass(frozen=True)
+class ProbeNode:
+    """This node in a probe, and what it takes part with."""
+
+    name: str
+    addr: str
+    """Address of this node that the others can reach."""
+    folder: Path
+    """Folder of the probe, which all nodes share."""
+    settings: ProbeSettings
+    """The same on every node."""
+    runner: Runner
+    clock: Clock
+
+
 class ProbeMember:
     """One node of a probe, connected to the coordinator."""
 
-    def __init__(
-        self,
-        me: str,
-        addr: str,
-        token: str,
-        channel: LineChannel,
-        listener: ProbeListener,
-        runner: Runner,
-        clock: Clock,
-        settings: ProbeSettings,
-        log: Path,
-    ) -> None:
-        self._me = me
-        self._addr = addr
-        self._token = token
+    def __init__(self, node: ProbeNode, channel: LineChannel, listener: ProbeListener) -> None:
+        self._node = node
         self._channel = channel
         self._listener = listener
-        self._runner = runner
-        self._clock = clock
-        self._settings = settings
-        self._log = log
         self._measuring: MeasuringProcess | None = None
 
     def serve(self) -> None:
@@ -59,9 +58,9 @@ class ProbeMember:
             HpctrainError: the coordinator died, was silent for too long or sent a malformed order.
         """
         while True:
-            message = self._channel.wait_message(self._settings.silence_s)
+            message = self._channel.wait_message(self._node.settings.silence_s)
             if message is None:
-                how = f"was silent for {self._settings.silence_s:g} s"
+                how = f"was silent for {self._node.settings.silence_s:g} s"
                 if self._channel.closed:
                     how = f"was left: {self._channel.fault}" if self._channel.fault else "ended"
                 raise HpctrainError(f"probe: the coordinating node {how}; see its log")
@@ -73,9 +72,9 @@ class ProbeMember:
             elif order.kind == "devices":
                 self._channel.send(self._devices())
             elif order.kind == "meet":
-                self._channel.send(self._ask({"kind": "meet", "addr": self._addr}, "meeting"))
+                self._channel.send(self._ask({"kind": "meet", "addr": self._node.addr}, "meeting"))
             elif isinstance(order, ExchangeOrder):
-                self._channel.send(self._ask(message | {"iface": interface_of(self._addr)}, "exchanged"))
+                self._channel.send(self._ask(message | {"iface": interface_of(self._node.addr)}, "exchanged"))
 
     def _order(self, message: Message) -> Order:
         try:
@@ -92,13 +91,13 @@ class ProbeMember:
 
     def _pair(self, order: PairOrder) -> Message:
         """Measure with the peer of this round. Return an answer with the figures, or with the error."""
-        deadline = self._clock.now() + self._settings.slot_deadline_s
+        deadline = self._node.clock.now() + self._node.settings.slot_deadline_s
         answer: Message = {"kind": "pair", "round": order.round}
         try:
             channel = self._call(order, deadline) if order.caller else self._answer(order, deadline)
             try:
-                stream = DeadlineSocket(channel.sock, self._clock, deadline)
-                figures = measure_pair(stream, order.caller, self._settings)
+                stream = DeadlineSocket(channel.sock, self._node.clock, deadline)
+                figures = measure_pair(stream, order.caller, self._node.settings)
                 used = interface_of(own_address(channel.sock))
             finally:
                 channel.close()
@@ -111,8 +110,9 @@ class ProbeMember:
     def _call(self, order: PairOrder, deadline: float) -> LineChannel:
         assert order.addr is not None, "read_order saw to it"
         assert order.port is not None, "read_order saw to it"
-        claims = {"kind": "pair", "node": self._me, "round": order.round}
-        return connect(order.addr, order.port, self._token, claims, deadline - self._clock.now(), self._clock)
+        claims = {"kind": "pair", "node": self._node.name, "round": order.round}
+        clock = self._node.clock
+        return connect(order.addr, order.port, self._listener.token, claims, deadline - clock.now(), clock)
 
     def _answer(self, order: PairOrder, deadline: float) -> LineChannel:
         def is_peer(hello: Message) -> bool:
@@ -124,8 +124,9 @@ class ProbeMember:
         return admitted[0]
 
     def _devices(self) -> Message:
+        node = self._node
         try:
-            self._measuring = MeasuringProcess(self._runner, self._clock, self._log, self._settings)
+            self._measuring = MeasuringProcess(node.runner, node.clock, node.folder / f"{node.name}.log", node.settings)
             report = self._measuring.devices(self._all_ready)
         except (CommandError, ValidationError) as error:
             self.close()
@@ -137,23 +138,20 @@ class ProbeMember:
         if self._measuring is None:
             return {"kind": answer, "error": "its devices were not measured"}
         try:
-            said = self._measuring.ask(order, answer, self._settings.backend_deadline_s)
+            message = self._measuring.ask(order, answer, self._node.settings.backend_deadline_s)
         except CommandError as error:
             self.close()  # a process that hangs in a collective does not recover
             return {"kind": answer, "error": str(error)[:ERROR_CHARS]}
-        return said | {"error": str(said["error"])[:ERROR_CHARS]} if "error" in said else said
+        return message | {"error": str(message["error"])[:ERROR_CHARS]} if "error" in message else message
 
     def _all_ready(self) -> bool:
         self._channel.send({"kind": "ready"})
-        message = self._channel.wait_message(self._settings.silence_s)
+        message = self._channel.wait_message(self._node.settings.silence_s)
         return message is not None and self._order(message).kind == "go"
 
 
-def run_member(
-    folder: Path, me: str, addr: str, runner: Runner, clock: Clock, settings: ProbeSettings,
-    given_up: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
-    """Join the probe whose coordinator published its address in `folder`, and serve until the probe is over.
+def run_member(node: ProbeNode, given_up: Callable[[], bool] = lambda: False) -> None:
+    """Join the probe whose coordinator published its address in the node's folder, and serve until the probe is over.
 
     Args:
         given_up: returns whether to stop searching for a coordinator.
@@ -161,8 +159,8 @@ def run_member(
     Raises:
         HpctrainError: no coordinator before the deadline, or it died.
     """
-    token, channel, listener = _find(folder, me, addr, clock, settings, given_up)
-    member = ProbeMember(me, addr, token, channel, listener, runner, clock, settings, folder / f"{me}.log")
+    channel, listener = _find(node, given_up)
+    member = ProbeMember(node, channel, listener)
     try:
         member.serve()
     finally:
@@ -171,37 +169,37 @@ def run_member(
         listener.close()
 
 
-def _find(
-    folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings, given_up: Callable[[], bool]
-) -> tuple[str, LineChannel, ProbeListener]:
-    """Try until the coordinator admits this node. Return the token, the connection, and this node's own listener."""
-    deadline = clock.now() + settings.join_deadline_s
+def _find(node: ProbeNode, given_up: Callable[[], bool]) -> tuple[LineChannel, ProbeListener]:
+    """Try until the coordinator admits this node. Return the connection, and this node's own listener."""
+    clock, limit_s = node.clock, node.settings.join_deadline_s
+    deadline = clock.now() + limit_s
     hostname = socket.gethostname()
-    about: Message = {"iface": interface_of(addr), "host": hostname, "facts": host_facts(hostname).to_json()}
+    about: Message = {
+        "iface": interface_of(node.addr), "host": hostname, "facts": host_facts(hostname).to_json(),
+        "switches": os.environ.get("SLURM_TOPOLOGY_ADDR"),
+    }  # fmt: skip
     pause = 0.05
     reason = f"no {COORDINATOR_FILE}"
     while clock.now() < deadline and not given_up():
         try:
-            place = json.loads((folder / COORDINATOR_FILE).read_text())
-            return _join(place, me, addr, about, clock)
+            return _join(node, json.loads((node.folder / COORDINATOR_FILE).read_text()), about)
         except (OSError, ValueError, KeyError, PeerError) as error:
             # Not there yet, or of an earlier probe that was killed: try again.
             reason = str(error)
         clock.sleep(pause)
         pause = min(1.0, pause * 1.5)
     raise HpctrainError(
-        f"probe: {me} found no coordinating node within {settings.join_deadline_s:g} s ({reason}); "
+        f"probe: {node.name} found no coordinating node within {limit_s:g} s ({reason}); "
         "is the folder shared by all nodes?"
     )
 
 
-def _join(place: Message, me: str, addr: str, about: Message, clock: Clock) -> tuple[str, LineChannel, ProbeListener]:
+def _join(node: ProbeNode, place: Message, about: Message) -> tuple[LineChannel, ProbeListener]:
     token = str(place["token"])
-    listener = open_listener(addr, token, clock)
-    claims: Message = {"kind": "join", "node": me, "addr": addr, "port": listener.port}
-    claims |= {"switches": os.environ.get("SLURM_TOPOLOGY_ADDR"), **about}
+    listener = ProbeListener(node.addr, token, node.clock)
+    claims = {"kind": "join", "node": node.name, "addr": node.addr, "port": listener.port, **about}
     try:
-        return token, connect(place["addr"], place["port"], token, claims, HANDSHAKE_S, clock), listener
+        return connect(place["addr"], place["port"], token, claims, HANDSHAKE_S, node.clock), listener
     except (PeerError, KeyError):
         listener.close()
         raise

@@ -6,7 +6,7 @@ the coordinator nor the probe.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -14,32 +14,21 @@ from hpctrain.base.net.wire import MalformedMessage, Message
 from hpctrain.probe.measure.backend import BackendReport
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.outcome import JoinedNode, Port, Text
 from hpctrain.records.format.document import Part
-from hpctrain.records.topology.evidence import HostFacts
 
 ERROR_CHARS = 2000
 """Longest error text in a message; the sender truncates it."""
 
-Text = Annotated[str, Field(min_length=1, max_length=1024)]
-MaybeEmpty = Annotated[str, Field(max_length=1024)] | None
-Port = Annotated[int, Field(gt=0, lt=1 << 16)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 Whole = TypeVar("Whole")
 
 
-class Join(Part):
+class Join(JoinedNode):
     """The message with which a node joins the coordinator."""
 
     kind: Literal["join"]
     node: Text
-    addr: Text
-    """Address of the node's own listener."""
-    port: Port
-    iface: MaybeEmpty = None
-    host: MaybeEmpty = None
-    switches: MaybeEmpty = None
-    """SLURM_TOPOLOGY_ADDR on the node."""
-    facts: HostFacts | None = None
 
 
 class PairOrder(Part):
@@ -80,26 +69,25 @@ class ExchangeOrder(Part):
 
 
 class FailableAnswer(Part):
-    """An answer with either its content or an error."""
+    """An answer with either its content, in the field `content`, or an error."""
 
+    content: ClassVar[str] = "report"
     error: Annotated[str, Field(max_length=ERROR_CHARS)] | None = None
 
-    def _has(self, content: object) -> None:
-        if (content is None) == (self.error is None):
+    @model_validator(mode="after")
+    def _has_content_or_error(self) -> FailableAnswer:
+        if (getattr(self, self.content) is None) == (self.error is None):
             raise ValueError("exactly one of content and error is needed")
+        return self
 
 
 class PairAnswer(FailableAnswer):
     """The figures that one end of a pair measured, or the error."""
 
+    content = "figures"
     kind: Literal["pair"]
     round: Count
     figures: PairFigures | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> PairAnswer:
-        self._has(self.figures)
-        return self
 
 
 class Ready(Part):
@@ -114,22 +102,13 @@ class DevicesAnswer(FailableAnswer):
     kind: Literal["devices"]
     report: DeviceReport | None = None
 
-    @model_validator(mode="after")
-    def _one(self) -> DevicesAnswer:
-        self._has(self.report)
-        return self
-
 
 class RendezvousAnswer(FailableAnswer):
     """The port for the store of all ranks, or the error."""
 
+    content = "port"
     kind: Literal["meeting"]
     port: Port | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> RendezvousAnswer:
-        self._has(self.port)
-        return self
 
 
 class ExchangeAnswer(FailableAnswer):
@@ -137,11 +116,6 @@ class ExchangeAnswer(FailableAnswer):
 
     kind: Literal["exchanged"]
     report: BackendReport | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> ExchangeAnswer:
-        self._has(self.report)
-        return self
 
 
 Order = PairOrder | PlainOrder | ExchangeOrder

@@ -12,7 +12,6 @@ import socket
 import statistics
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from hpctrain.base.clock import Clock
@@ -32,15 +31,8 @@ _MIN_PINGS = 8
 _WALL = struct.Struct("<d")
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class RoundTrips:
-    """The round trips that one end started."""
-
-    round_trips_s: list[float]
-    offsets_s: list[float]
-    """The peer's clock minus ours, assuming that its answer was written half-way."""
+RoundTrip = tuple[float, float]
+"""(seconds of the round trip, the peer's clock minus ours, if its answer was written half-way)"""
 
 
 class DeadlineSocket:
@@ -60,10 +52,10 @@ class DeadlineSocket:
         Raises:
             PeerError: the deadline has passed.
         """
-        left = self._deadline - self.clock.now()
-        if left <= 0:
+        remaining_s = self._deadline - self.clock.now()
+        if remaining_s <= 0:
             raise PeerError("its slot ran out")
-        limit = struct.pack("ll", int(left), max(1, int(left % 1 * 1e6)))
+        limit = struct.pack("ll", int(remaining_s), max(1, int(remaining_s % 1 * 1e6)))
         self._sock.setblocking(True)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -135,8 +127,8 @@ def measure_pair(
         rate, slices = bandwidth_of(arrivals)
     except ValueError as error:
         raise PeerError(str(error)) from None
-    latency = latency_of(pings.round_trips_s)
-    offset, error_s = clock_offset(list(zip(pings.round_trips_s, pings.offsets_s, strict=True)))
+    latency = latency_of([seconds for seconds, _ in pings])
+    offset, error_s = clock_offset(pings)
     return PairFigures(
         latency=latency,
         bytes_per_s=rate,
@@ -159,29 +151,30 @@ def _share_of_cpu(
     return ((cpu_s() - used_s) / took_s if took_s > 0 else None), result
 
 
-def ping(stream: DeadlineSocket, settings: ProbeSettings) -> RoundTrips:
+def ping(stream: DeadlineSocket, settings: ProbeSettings) -> list[RoundTrip]:
     """Time round trips of 8 bytes, without the warm-up; fewer than `settings.pings` on a slow link."""
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     more, last = bytes([_MORE]) + bytes(PING_BYTES - 1), bytes([_LAST]) + bytes(PING_BYTES - 1)
     now, wall = stream.clock.now, stream.clock.wall
     limit = now() + settings.ping_limit_s
-    made = RoundTrips([], [])
+    made: list[RoundTrip] = []
     wanted, least = settings.ping_warm_up + settings.pings, settings.ping_warm_up + _MIN_PINGS
 
     def one(message: bytes) -> None:
         wall_s, start = wall(), now()
         stream.send(message)
         stream.fill(answer)
-        made.round_trips_s.append(now() - start)
-        made.offsets_s.append(_WALL.unpack(answer)[0] - wall_s - made.round_trips_s[-1] / 2)
-        if not math.isfinite(made.offsets_s[-1]):
+        round_trip_s = now() - start
+        offset_s = _WALL.unpack(answer)[0] - wall_s - round_trip_s / 2
+        if not math.isfinite(offset_s):
             raise PeerError("the peer answered a ping with no time")
+        made.append((round_trip_s, offset_s))
 
-    while (count := len(made.round_trips_s)) < wanted - 1 and (count < least - 1 or now() < limit):
+    while (count := len(made)) < wanted - 1 and (count < least - 1 or now() < limit):
         one(more)
     one(last)
-    return RoundTrips(made.round_trips_s[settings.ping_warm_up :], made.offsets_s[settings.ping_warm_up :])
+    return made[settings.ping_warm_up :]
 
 
 def echo(stream: DeadlineSocket) -> None:

@@ -25,7 +25,16 @@ class PeerError(Exception):
 class ProbeListener:
     """A listening socket on this node's address. Strangers are closed without an answer and delay nobody."""
 
-    def __init__(self, addr: str, token: str, clock: Clock, peers: int) -> None:
+    def __init__(self, addr: str, token: str, clock: Clock, peers: int = 1) -> None:
+        """Listen on this address alone, on a port that the system chooses.
+
+        Args:
+            peers: number of peers that may connect at a time.
+
+        Raises:
+            OSError: the address is not one of this machine.
+        """
+        self.token = token
         self._clock = clock
         self._watch = Watch()
         key = token.encode()
@@ -38,8 +47,8 @@ class ProbeListener:
 
     def admit(self, wanted: Callable[[Message], bool], deadline: float) -> tuple[LineChannel, Message] | None:
         """Return the next authenticated connection with wanted claims, and the claims; None after `deadline`."""
-        while (left := deadline - self._clock.now()) > 0:
-            self._watch.wait(min(left, HANDSHAKE_S))
+        while (remaining_s := deadline - self._clock.now()) > 0:
+            self._watch.wait(min(remaining_s, HANDSHAKE_S))
             self._listener.accept(self._clock.now())
             admitted = self._listener.admit(self._clock.now(), wanted)
             if admitted is not None:
@@ -52,18 +61,6 @@ class ProbeListener:
         """Close the socket and all pending connections."""
         self._listener.close()
         self._watch.close()
-
-
-def open_listener(addr: str, token: str, clock: Clock, peers: int = 1) -> ProbeListener:
-    """Listen on this address alone, on a port that the system chooses.
-
-    Args:
-        peers: number of peers that may connect at a time.
-
-    Raises:
-        OSError: the address is not one of this machine.
-    """
-    return ProbeListener(addr, token, clock, peers)
 
 
 def connect(addr: str, port: int, token: str, claims: Message, timeout_s: float, clock: Clock) -> LineChannel:

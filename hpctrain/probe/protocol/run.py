@@ -8,19 +8,17 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.base.process import Runner
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.outcome import ProbeOutcome
-from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.prior import PriorSwitches
 from hpctrain.probe.protocol.coordinator import Coordinator, Progress
-from hpctrain.probe.protocol.member import COORDINATOR_FILE, run_member
-from hpctrain.probe.protocol.peer_connection import open_listener
+from hpctrain.probe.protocol.member import COORDINATOR_FILE, ProbeNode, run_member
+from hpctrain.probe.protocol.peer_connection import ProbeListener
 from hpctrain.probe.protocol.transport import StarTransport
 from hpctrain.records.topology.topology import Topology
 
@@ -32,26 +30,15 @@ SavePartial = Callable[[Topology], None]
 
 
 def probe_nodes(
-    folder: Path,
-    me: str,
-    nodes: Sequence[str],
-    addr: str,
-    runner: Runner,
-    clock: Clock,
-    settings: ProbeSettings,
-    progress: Progress | None = None,
-    job_id: str | None = None,
-    keep: SavePartial | None = None,
-    prior: PriorSwitches | None = None,
-) -> Topology | None:
-    """Run a probe of `nodes`. Each of them calls this with the same `folder`, `nodes` and `settings`.
+    node: ProbeNode, nodes: Sequence[str], progress: Progress | None = None, job_id: str | None = None,
+    keep: SavePartial | None = None, prior: PriorSwitches | None = None,
+) -> Topology | None:  # fmt: skip
+    """Run a probe of `nodes`. Each of them calls this with the same folder, `nodes` and settings.
 
     The first node coordinates and returns the topology; the others return None when the probe is over. Only
-    `folder`/probe is written, and removed at the end; no thread, socket or process stays.
+    `node.folder`/probe is written, and removed at the end; no thread, socket or process stays.
 
     Args:
-        folder: a folder that all nodes share.
-        addr: the address of this node that the others can reach.
         progress: called with (phase, done, planned) on the coordinating node.
         keep: called from time to time with the topology measured so far, on the coordinating node, so that it survives
             when the probe is killed.
@@ -61,44 +48,43 @@ def probe_nodes(
         InputError: this machine does not have that address.
         HpctrainError: on a node that is not the first, when the first is dead or silent.
     """
-    own = folder / PROBE_FOLDER
-    if me != nodes[0]:
-        run_member(own, me, addr, runner, clock, settings)
+    node = replace(node, folder=node.folder / PROBE_FOLDER)
+    if node.name != nodes[0]:
+        run_member(node)
         return None
-    token = secrets.token_hex(16)
     try:
-        listener = open_listener(addr, token, clock, len(nodes))
+        listener = ProbeListener(node.addr, secrets.token_hex(16), node.clock, len(nodes))
     except OSError as error:
-        raise InputError(f"{me}: cannot listen on {addr}: {error.strerror}; give an address of this machine") from None
+        raise InputError(
+            f"{node.name}: cannot listen on {node.addr}: {error.strerror}; give an address of this machine"
+        ) from None
     try:
-        _publish(own, addr, listener.port, token)
-        coordinator = Coordinator(StarTransport(listener), nodes, clock, settings, progress or _quiet, prior)
+        _publish(node, listener)
+        coordinator = Coordinator(StarTransport(listener), nodes, node.clock, node.settings, progress, prior)
         if keep is not None:
-            coordinator.progress = _PartialWriter(coordinator, clock, job_id, keep)
-        outcome = _coordinate(own, me, addr, coordinator, runner, clock, settings)
+            coordinator.progress = _PartialWriter(coordinator, node.clock, job_id, keep)
+        outcome = _coordinate(node, coordinator)
     finally:
         listener.close()
-        shutil.rmtree(own, ignore_errors=True)
-    return assemble(outcome, settings, clock.wall(), job_id)
+        shutil.rmtree(node.folder, ignore_errors=True)
+    return assemble(outcome, node.settings, node.clock.wall(), job_id)
 
 
-def _coordinate(
-    own: Path, me: str, addr: str, coordinator: Coordinator, runner: Runner, clock: Clock, settings: ProbeSettings
-) -> ProbeOutcome:
+def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
     """Run the coordinator, and on another thread this node's member. Return the outcome.
 
     The coordinator sleeps in the kernel while pairs measure, so it takes no processor time from the member.
     """
     over = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="probe-member") as pool:
-        member = pool.submit(run_member, own, me, addr, runner, clock, settings, over.is_set)
+        member = pool.submit(run_member, node, over.is_set)
         try:
             outcome = coordinator.run()
         finally:
             coordinator.close()
             # A member that has not joined by now must stop searching for a coordinator.
             over.set()
-            (own / COORDINATOR_FILE).unlink(missing_ok=True)
+            (node.folder / COORDINATOR_FILE).unlink(missing_ok=True)
             member.cancel()
     # A failure of this node's member is in the outcome already, as with any other node.
     error = member.exception() if not member.cancelled() else None
@@ -112,14 +98,14 @@ class _PartialWriter:
 
     def __init__(self, coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> None:
         self._coordinator = coordinator
-        self._told = coordinator.progress
+        self._progress = coordinator.progress
         self._clock = clock
         self._job_id = job_id
         self._keep = keep
         self._next = clock.now() + PARTIAL_EVERY_S
 
     def __call__(self, phase: str, done: int, planned: int) -> None:
-        self._told(phase, done, planned)
+        self._progress(phase, done, planned)
         start = self._clock.now()
         if phase == "join" or start < self._next:
             return
@@ -129,14 +115,10 @@ class _PartialWriter:
         self._next = now + max(PARTIAL_EVERY_S, 20 * (now - start))
 
 
-def _publish(own: Path, addr: str, port: int, token: str) -> None:
-    with storage_errors(own):
-        shutil.rmtree(own, ignore_errors=True)
-        own.mkdir(parents=True, mode=0o700)
+def _publish(node: ProbeNode, listener: ProbeListener) -> None:
+    with storage_errors(node.folder):
+        shutil.rmtree(node.folder, ignore_errors=True)
+        node.folder.mkdir(parents=True, mode=0o700)
     # 0600: only the token keeps other users of a shared machine out of the probe.
-    text = json.dumps({"addr": addr, "port": port, "token": token})
-    write_text(own / COORDINATOR_FILE, text + "\n", mode=0o600)
-
-
-def _quiet(phase: str, done: int, planned: int) -> None:
-    """Ignore the progress."""
+    text = json.dumps({"addr": node.addr, "port": listener.port, "token": listener.token})
+    write_text(node.folder / COORDINATOR_FILE, text + "\n", mode=0o600)

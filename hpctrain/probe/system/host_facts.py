@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from hpctrain.base.kernel_files import kernel_text
 from hpctrain.records.topology.evidence import HostFacts
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -25,8 +26,8 @@ def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return HostFacts(
         kernel=platform.release() or None,
-        boot_id=_boot_id(),
-        interfaces={name: found for name, found in sorted(_addresses().items()) if name in up},
+        boot_id=kernel_text(_BOOT_ID),
+        interfaces={name: addresses for name, addresses in sorted(_addresses().items()) if name in up},
         mtu={name: state.mtu for name, state in sorted(psutil.net_if_stats().items()) if name in up and state.mtu > 0},
         infiniband=active_ports(infiniband),
         hostname_resolves_to=resolve(hostname),
@@ -43,26 +44,16 @@ def resolve(hostname: str) -> str | None:
 
 def active_ports(infiniband: Path) -> list[str]:
     """Return the InfiniBand and RoCE ports that are up, as device/port; unreadable ones are skipped."""
-    found = []
-    for file in sorted(infiniband.glob("*/ports/*/state")):
-        try:
-            active = file.read_text().partition(":")[2].strip() == "ACTIVE"
-        except OSError:
-            continue
-        if active:
-            found.append(f"{file.parts[-4]}/{file.parts[-2]}")
-    return found
-
-
-def _boot_id() -> str | None:
-    try:
-        return _BOOT_ID.read_text().strip() or None
-    except OSError:
-        return None
+    states = {file: kernel_text(file) or "" for file in sorted(infiniband.glob("*/ports/*/state"))}
+    return [
+        f"{file.parts[-4]}/{file.parts[-2]}"
+        for file, state in states.items()
+        if state.partition(":")[2].strip() == "ACTIVE"
+    ]
 
 
 def _addresses() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family not in (socket.AF_INET, socket.AF_INET6):
@@ -70,5 +61,5 @@ def _addresses() -> dict[str, list[str]]:
             address = entry.address.partition("%")[0]
             # Every interface has a link-local IPv6 address; it does not show where the interface leads.
             if not ipaddress.ip_address(address).is_link_local:
-                found.setdefault(name, []).append(address)
-    return found
+                addresses.setdefault(name, []).append(address)
+    return addresses

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
+from hpctrain.base.kernel_files import cgroup_folders, kernel_number, kernel_text
+
 SYSFS = Path("/sys")
 
 Periods = tuple[int, int]
@@ -17,8 +19,7 @@ Periods = tuple[int, int]
 
 def memory_errors(sysfs: Path = SYSFS) -> int | None:
     """Return the uncorrectable memory errors since the machine started (EDAC); None where they are not counted."""
-    counts = _numbers(sysfs.glob("devices/system/edac/mc/mc*/ue_count"))
-    return sum(counts) if counts else None
+    return _sum(sysfs.glob("devices/system/edac/mc/mc*/ue_count"))
 
 
 def energy_j(sysfs: Path = SYSFS) -> float | None:
@@ -28,8 +29,8 @@ def energy_j(sysfs: Path = SYSFS) -> float | None:
     """
     zones = sysfs.glob("class/powercap/intel-rapl:*")
     # intel-rapl:0 is a package; intel-rapl:0:0 is a part of it and counted in it.
-    counts = _numbers(zone / "energy_uj" for zone in zones if zone.name.count(":") == 1)
-    return sum(counts) / 1e6 if counts else None
+    microjoules = _sum(zone / "energy_uj" for zone in zones if zone.name.count(":") == 1)
+    return None if microjoules is None else microjoules / 1e6
 
 
 def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:
@@ -38,23 +39,8 @@ def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cg
     The parents count because Slurm sets a job's limit above its steps. Empty when there is no quota, or when it cannot
     be read.
     """
-    try:
-        rows = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
-    except OSError:
-        return {}
-    found: dict[Path, Periods] = {}
-    for _, controllers, group in rows:
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = cgroup / "cpu" if controllers else cgroup
-        own = root / group.lstrip("/")
-        for folder in (own, *own.parents):
-            periods = _periods(folder / "cpu.stat")
-            if periods is not None:
-                found[folder] = periods
-            if folder == root:
-                break
-    return found
+    folders = (folder for folder, _ in cgroup_folders("cpu", proc / "cgroup", cgroup))
+    return {folder: periods for folder in folders if (periods := _periods(folder / "cpu.stat"))}
 
 
 def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) -> bool:
@@ -69,9 +55,9 @@ def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) ->
 def _periods(file: Path) -> Periods | None:
     """Return the counts of a cpu.stat file; None without a quota, when the kernel counts no periods."""
     try:
-        told = dict(line.split() for line in file.read_text().splitlines())
-        periods = (int(told["nr_periods"]), int(told["nr_throttled"]))
-    except (OSError, ValueError, KeyError):
+        counts = dict(line.split() for line in (kernel_text(file) or "").splitlines())
+        periods = (int(counts["nr_periods"]), int(counts["nr_throttled"]))
+    except (ValueError, KeyError):
         return None
     return periods if periods[0] else None
 
@@ -85,19 +71,14 @@ def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> 
     wanted = set(os.sched_getaffinity(0) if allowed is None else allowed)
     for folder in sorted(sysfs.glob("devices/system/node/node[0-9]*")):
         try:
-            held = set(RangeSet((folder / "cpulist").read_text().strip()).intiter())
-        except (OSError, RangeSetParseError):
+            processors = set(RangeSet(kernel_text(folder / "cpulist") or "").intiter())
+        except RangeSetParseError:
             continue
-        if wanted and wanted <= held:
+        if wanted and wanted <= processors:
             return int(folder.name.removeprefix("node"))
     return None
 
 
-def _numbers(files: Iterable[Path]) -> list[int]:
-    found = []
-    for file in files:
-        try:
-            found.append(int(file.read_text()))
-        except (OSError, ValueError):
-            continue
-    return found
+def _sum(files: Iterable[Path]) -> int | None:
+    counts = [count for file in files if (count := kernel_number(file)) is not None]
+    return sum(counts) if counts else None

@@ -3,22 +3,23 @@ a missing figure is None."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
-from hpctrain.records.topology.evidence import PcieLink
+from hpctrain.base.kernel_files import kernel_number, kernel_text
+from hpctrain.records.topology.evidence import GIGATRANSFERS, PcieLink
 
 SYSFS = Path("/sys")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
-GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-"""GT/s of a lane, as the kernel writes it -> generation of PCI Express."""
+_GENERATIONS = {rate: generation for generation, rate in GIGATRANSFERS.items()}
 
 
 def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
     """Return the link of the device at a PCI address such as 0000:4e:00.0; None unless all four figures are known."""
     folder = _folder(address, sysfs)
     generation, generation_max = (_generation(folder / f"{which}_link_speed") for which in ("current", "max"))
-    width, width_max = (_number(folder / f"{which}_link_width") for which in ("current", "max"))
+    width, width_max = (kernel_number(folder / f"{which}_link_width") for which in ("current", "max"))
     if generation is None or generation_max is None or not width or not width_max:
         return None
     return PcieLink(generation=generation, width=width, generation_max=generation_max, width_max=width_max)
@@ -26,8 +27,8 @@ def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
 
 def numa_node(address: str, sysfs: Path = SYSFS) -> int | None:
     """Return the NUMA node of the device; None when the kernel does not know it (it writes -1)."""
-    found = _number(_folder(address, sysfs) / "numa_node")
-    return found if found is not None and found >= 0 else None
+    number = kernel_number(_folder(address, sysfs) / "numa_node")
+    return number if number is not None and number >= 0 else None
 
 
 def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
@@ -56,7 +57,7 @@ def nearest_nic(address: str, sysfs: Path = SYSFS) -> str | None:
                 continue  # lo, bridges, veth: no hardware
             shared = _shared_parts(path, card.resolve())
             near = shared > _shared_parts(path, _root(path)) or (
-                own_numa is not None and _number(card / "numa_node") == own_numa
+                own_numa is not None and kernel_number(card / "numa_node") == own_numa
             )
             if near and (best is None or (-shared, rank) < best[:2]):
                 best = (-shared, rank, entry.name)
@@ -69,36 +70,13 @@ def _folder(address: str, sysfs: Path) -> Path:
 
 def _root(path: Path) -> Path:
     """Return the host bridge above the device: /sys/devices/pci0000:4c. Devices below it need not share a switch."""
-    for parent in path.parents:
-        if parent.name.startswith("pci"):
-            return parent
-    return path.parent
+    return next((parent for parent in path.parents if parent.name.startswith("pci")), path.parent)
 
 
 def _shared_parts(one: Path, other: Path) -> int:
-    count = 0
-    for a, b in zip(one.parts, other.parts, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    both = zip(one.parts, other.parts, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda parts: parts[0] == parts[1], both))
 
 
 def _generation(file: Path) -> int | None:
-    text = _text(file)
-    return GENERATIONS.get(text.split(" ", 1)[0]) if text else None
-
-
-def _number(file: Path) -> int | None:
-    text = _text(file)
-    try:
-        return int(text) if text else None
-    except ValueError:
-        return None
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return None
+    return _GENERATIONS.get((kernel_text(file) or "").split(" ", 1)[0])

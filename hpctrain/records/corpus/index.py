@@ -1,4 +1,5 @@
-"""index.json of a corpus folder: its token shards, its tokenizer and what they were made from."""
+"""index.json of a corpus folder: its token shards, its tokenizer and what they were made from; and unit.json of a part
+of a corpus that is being made."""
 
 from __future__ import annotations
 
@@ -97,3 +98,18 @@ class CorpusIndex(Document):
     def tokens(self, split: str) -> int:
         """Return the number of tokens of one split."""
         return sum(shard.tokens for shard in self.shards if shard.split == split)
+
+
+PART_NAME = "unit.json"
+"""File name in the part's folder; the folder gets its final name only when it is complete."""
+
+
+class CorpusPart(Document):
+    """One work unit, turned into tokens."""
+
+    schema_kind: ClassVar[str] = "corpus_part"
+
+    text_sha256: str
+    """Hash of the passages that it was made from."""
+    shards: list[Shard]
+    """Token shards in this folder; may be empty."""

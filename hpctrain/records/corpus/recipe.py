@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
-from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.document import Document, OneOrSeveral, Part
 from hpctrain.records.format.file_name import AnyPath
-from hpctrain.records.format.validation_errors import validation_errors
-from hpctrain.records.format.yaml_file import read_yaml
+from hpctrain.records.format.yaml_file import read_yaml_model
 
 RECIPE_NAME = "recipe.json"
 """Copy of the recipe in the folder made from it; it marks the folder as written by `hpctrain data prepare`."""
@@ -25,7 +23,7 @@ class RecipeSource(Part):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
     """Name of its folder."""
-    path: list[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
+    path: OneOrSeveral[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
     """Files and folders, relative to the recipe's folder; * ? [] match parts of names, ** matches folders."""
     format: Format = "auto"
     """Format of the files. auto: by their names."""
@@ -39,11 +37,6 @@ class RecipeSource(Part):
     """Share of its text for validation. Default: the recipe's."""
     limit_bytes: int | None = Field(default=None, ge=1)
     """Most bytes of text that are used."""
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
 
 
 class Recipe(Document):
@@ -80,10 +73,4 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         FileError: the file is missing, no YAML, or has errors; all are listed with their lines.
     """
-    file = read_yaml(path)
-    if not isinstance(file.value, dict) or not file.value:
-        raise FileError(path, [FieldError("", "found no keys; expected sources: [{name: …, path: …}]", 1)])
-    try:
-        return Recipe.model_validate(file.value)
-    except ValidationError as error:
-        raise FileError(path, validation_errors(error, Recipe, file.lines)) from None
+    return read_yaml_model(path, Recipe, "sources: [{name: …, path: …}]")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
@@ -25,6 +26,11 @@ from hpctrain.records.format.json_text import JsonError, parse_json
 from hpctrain.records.format.validation_errors import validation_errors
 
 Self = TypeVar("Self", bound="Document")
+
+
+Item = TypeVar("Item")
+OneOrSeveral = Annotated[list[Item], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""A list; a text alone is a list of one."""
 
 
 class Part(BaseModel):

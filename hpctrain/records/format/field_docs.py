@@ -34,10 +34,10 @@ def _docstrings(owner: type) -> dict[str, str]:
         return {}
     (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
+    docs = {}
     for statement, after in zip(definition.body, definition.body[1:], strict=False):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-            found[statement.target.id] = inspect.cleandoc(after.value.value)
-    return found
+            docs[statement.target.id] = inspect.cleandoc(after.value.value)
+    return docs

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
+
+from hpctrain.base.errors import FieldError, FileError
 
 NAME_BYTES_MAX = 255
 """Bytes of one name, on every file system of Linux (NAME_MAX)."""
@@ -23,7 +26,29 @@ def plain_file_name(name: str) -> str:
     """
     if name.startswith("."):
         raise ValueError("a file's plain name is expected; it may not begin with a dot")
-    return _within_folder(name)
+    if not name or "/" in name or "\\" in name:
+        raise ValueError("a file's plain name is expected, without a folder")
+    strange = next((character for character in name if not character.isprintable()), None)
+    if strange is not None:
+        raise ValueError(f"a name of a file may not hold the character U+{ord(strange):04X}")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise ValueError(f"a file's name has at most {NAME_BYTES_MAX} bytes")
+    return name
+
+
+def plain_name_in(file: Path, field: str, name: object, remedy: str) -> str:
+    """Return the plain name of a file that a field of another program's file has.
+
+    Raises:
+        FileError: the name leads out of the file's folder, or is not a name; `remedy` says what to do.
+    """
+    try:
+        if isinstance(name, str):
+            return plain_file_name(name)
+        text = "a file's plain name is expected"
+    except ValueError as error:
+        text = str(error)
+    raise FileError(file, [FieldError(field, f"found {name!r:.80}; {text}; {remedy}")])
 
 
 def checkpoint_name(name: str) -> str:
@@ -60,6 +85,11 @@ def any_path(path: str) -> str:
     return path
 
 
+def resolved_path(path: str, base: Path) -> str:
+    """Return a path that a user gives, absolute: from the folder `base`, with `~` expanded."""
+    return str(base / Path(path).expanduser())
+
+
 PlainName = Annotated[str, AfterValidator(plain_file_name)]
 """Name of a file in the same folder as the file that contains the name."""
 CheckpointName = Annotated[str, AfterValidator(checkpoint_name)]
@@ -68,18 +98,3 @@ PathBelow = Annotated[str, AfterValidator(path_below)]
 """Path of a file below a folder, made of plain names."""
 AnyPath = Annotated[str, AfterValidator(any_path)]
 """Path that a user gives."""
-
-
-def _within_folder(name: str) -> str:
-    if not name or "/" in name or "\\" in name:
-        raise ValueError("a file's plain name is expected, without a folder")
-    _check_characters(name)
-    if len(name.encode()) > NAME_BYTES_MAX:
-        raise ValueError(f"a file's name has at most {NAME_BYTES_MAX} bytes")
-    return name
-
-
-def _check_characters(text: str) -> None:
-    strange = next((character for character in text if not character.isprintable()), None)
-    if strange is not None:
-        raise ValueError(f"a name of a file may not hold the character U+{ord(strange):04X}")

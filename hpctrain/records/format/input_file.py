@@ -46,7 +46,7 @@ def read_input_text(
         raise FileError(path, [FieldError("", "not a text file in UTF-8")]) from None
 
 
-def open_input(path: Path, missing: str = "no such file") -> int:
+def open_input(path: Path) -> int:
     """Return a descriptor for reading a regular file of any size, which may be reached by a symbolic link.
 
     Raises:
@@ -55,7 +55,7 @@ def open_input(path: Path, missing: str = "no such file") -> int:
     try:
         return open_regular(os.path.realpath(path))
     except (FileError, OSError, ValueError) as error:
-        raise _as_file_error(path, error, missing) from None
+        raise _as_file_error(path, error, "no such file") from None
 
 
 def _as_file_error(path: Path, error: Exception, missing: str) -> FileError:

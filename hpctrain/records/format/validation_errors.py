@@ -26,14 +26,14 @@ def validation_errors(
     Args:
         lines: line number of each key path, where they are known.
     """
-    found = []
+    errors = []
     for item in error.errors(include_url=False):
         path, owners, family = _file_path(item["loc"], model)
         if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
             path = (*path, str(item["ctx"]["discriminator"]).strip("'"))
         text = _text(item, str(path[-1]) if path else "", owners, family)
-        found.append(FieldError(dotted(path), text, _line_of(path, lines or {})))
-    return sorted(dict.fromkeys(found), key=lambda mistake: mistake.line or 0)
+        errors.append(FieldError(dotted(path), text, _line_of(path, lines or {})))
+    return sorted(dict.fromkeys(errors), key=lambda mistake: mistake.line or 0)
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -68,7 +68,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[BaseModel]]) -> str:
-    kind, found = item["type"], item.get("input")
+    kind, value = item["type"], item.get("input")
     if kind == "extra_forbidden":
         discriminator = next((name for name in _DISCRIMINATORS if name in family[0].model_fields), None)
         if discriminator is not None and any(key in known_keys(member) for member in family):
@@ -82,11 +82,11 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
     if kind == "union_tag_invalid":
         return f"found {item['ctx']['tag']!r}; allowed: {item['ctx']['expected_tags']}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{_found_text(found)}; keys are expected below it"
+        return f"{_found_text(value)}; keys are expected below it"
     message = str(item["msg"]).removeprefix("Value error, ")
-    if kind == "value_error" and not isinstance(found, _SCALARS):
+    if kind == "value_error" and not isinstance(value, _SCALARS):
         return message
-    return f"{_found_text(found)}; {message[:1].lower()}{message[1:]}"
+    return f"{_found_text(value)}; {message[:1].lower()}{message[1:]}"
 
 
 def _found_text(value: Any) -> str:

@@ -11,14 +11,17 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.format.json_text import LEVELS_MAX, parse_integer
-from hpctrain.records.format.validation_errors import dotted
+from hpctrain.records.format.validation_errors import dotted, validation_errors
+
+Model = TypeVar("Model", bound=BaseModel)
 
 YAML_BYTES = 2**20
 """Most bytes of a file that people write: PyYAML needs a second for a tenth of that."""
@@ -115,6 +118,21 @@ def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
     """
     text = read_input_text(path, YAML_BYTES, "no such file; `hpctrain init` writes a run file", owned=owned)
     return parse_yaml(text, str(path))
+
+
+def read_yaml_model(path: Path, model: type[Model], expected: str) -> Model:
+    """Read a YAML file that states a model; `expected` shows its form in the error about an empty file.
+
+    Raises:
+        FileError: as for `read_yaml`, or the file has errors; all are listed with their lines.
+    """
+    file = read_yaml(path)
+    if not isinstance(file.value, dict) or not file.value:
+        raise FileError(path, [FieldError("", f"found no keys; expected {expected}", 1)])
+    try:
+        return model.model_validate(file.value)
+    except ValidationError as error:
+        raise FileError(path, validation_errors(error, model, file.lines)) from None
 
 
 def parse_yaml(text: str, source: str = "<text>") -> YamlFile:

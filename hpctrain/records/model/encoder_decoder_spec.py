@@ -118,7 +118,7 @@ class EncoderDecoderSpec(TransformerSpec):
         if first or last:
             encoders = min(blocks, self.seam) if first else max(0, blocks - (self.layers - self.seam))
             decoders = blocks - encoders
-            done, held = (encoders * each[0] + decoders * each[1] for each in (flops, saved))
+            done, held = (encoders * sizes[0] + decoders * sizes[1] for sizes in (flops, saved))
             return done / self._mean(*flops), held / self._mean(*saved)
         return blocks, blocks * max(saved) / self._mean(*saved)
 
@@ -208,9 +208,9 @@ class EncoderDecoderSpec(TransformerSpec):
     def _split(self, seq_len: int) -> tuple[float, float]:
         """Values that attention and feed-forward layer of an (encoder block, decoder block) keep."""
         source, target = seq_len, self.target_length(seq_len)
-        each = 4 * self.inner + (4 if self.gated else 1) * self.hidden
-        encoder = source * (each + self.heads * source)
-        decoder = target * (each + 2 * self.inner + self.heads * target) + 2 * source * self.inner
+        shared = 4 * self.inner + (4 if self.gated else 1) * self.hidden
+        encoder = source * (shared + self.heads * source)
+        decoder = target * (shared + 2 * self.inner + self.heads * target) + 2 * source * self.inner
         return encoder, decoder
 
     def _saved_values(self, seq_len: int) -> tuple[float, float]:

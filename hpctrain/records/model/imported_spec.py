@@ -106,8 +106,8 @@ class ImportedSpec(BlockStack):
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
-        kept = whole + self.split_activation_bytes / tp
-        return int(self._sequences(sequences, seq_len) * kept * bytes_per_value / 4)
+        saved = whole + self.split_activation_bytes / tp
+        return int(self._sequences(sequences, seq_len) * saved * bytes_per_value / 4)
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """The part of `activation_bytes` that tensor parallelism does not split."""
@@ -121,8 +121,8 @@ class ImportedSpec(BlockStack):
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Bytes that the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and
         the measured activations of the back modules."""
-        own = self._sequences(sequences, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
-        return int(3 * sequences * seq_len * self.vocab * bytes_per_value + own)
+        back_bytes = self._sequences(sequences, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
+        return int(3 * sequences * seq_len * self.vocab * bytes_per_value + back_bytes)
 
     def head_shards(self, tp: int) -> int:
         """Parts that front and back are split into: 1, they are whole on every device."""

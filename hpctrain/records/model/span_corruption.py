@@ -1,4 +1,4 @@
-"""Lengths of a text and its targets when each of its spans is replaced by a sentinel (Raffel et al. 2020)."""
+"""Token counts of a sample, and those of a text in which a sentinel replaces each span (Raffel et al. 2020)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ FRACTION, MEAN_SPAN = 0.15, 3.0
 
 
 @dataclass(frozen=True)
-class SpanLengths:
-    """Tokens of one sample; input and output end with the end of text."""
+class Lengths:
+    """Token counts of one sample. With span corruption, inputs and outputs end with the end of text."""
 
     raw: int
-    """Tokens of the text."""
+    """Tokens taken from the corpus."""
     inputs: int
-    """Tokens of the text with a sentinel in place of each span."""
+    """Tokens that the model, or the encoder of an encoder-decoder, reads: data.seq_len."""
     outputs: int
-    """Tokens of the targets: the sentinels, each with its span."""
-    spans: int
+    """Positions with logits; in an encoder-decoder those of the decoder: the sentinels, each with its span."""
+    targets: int
+    """Positions with a target."""
+    spans: int = 0
+    """Number of sentinels."""
 
 
-def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = MEAN_SPAN) -> SpanLengths:
+def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = MEAN_SPAN) -> Lengths:
     """Return the lengths of the longest text whose corrupted form has at most `seq_len` tokens."""
     raw = seq_len - 1  # a span's sentinel is never longer than the span, so this fits
     while _corrupted(raw + 1, fraction, mean_span).inputs <= seq_len:
@@ -29,7 +32,8 @@ def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = ME
     return _corrupted(raw, fraction, mean_span)
 
 
-def _corrupted(raw: int, fraction: float, mean_span: float) -> SpanLengths:
+def _corrupted(raw: int, fraction: float, mean_span: float) -> Lengths:
     noise = max(1, round(raw * fraction))
     spans = min(max(1, round(noise / mean_span)), raw - noise)  # at least one token stays before each
-    return SpanLengths(raw, raw - noise + spans + 1, noise + spans + 1, spans)
+    outputs = noise + spans + 1
+    return Lengths(raw, raw - noise + spans + 1, outputs, outputs, spans)

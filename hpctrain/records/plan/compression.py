@@ -1,13 +1,24 @@
-"""The modes of `compression` in run.yaml, each with its settings. All but `auto` are also the codecs of a plan, which
-the workers use."""
+"""The modes of `compression` in run.yaml. All but `auto` are also the codecs of a plan.
+
+A codec's class is all that is said of it outside of its kernels: settings, bytes on the wire, state, price, and where
+it works. The checks of a plan, the planner, the bench and the tests read it here; `CODECS` is the table.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from hpctrain.records.format.document import Part
+from hpctrain.records.plan.gradient_codec import (
+    RESIDUAL_BYTES,
+    VALUE_BYTES,
+    CompressionSettings,
+    GradientCodec,
+    Values,
+    sparse_bytes,
+)
+from hpctrain.records.plan.stage_messages import FULL_BYTES, SCALE_BYTES, Messages
 
 
 def _layers(value: object) -> object:
@@ -21,37 +32,36 @@ Layers = Annotated[Literal["all", "non_attention"] | list[str], BeforeValidator(
 Selector = Literal["exact", "sampled", "block", "random"]
 Feedback = Literal["none", "standard", "decayed", "paper"]
 Reset = Literal["none", "zero", "flush"]
-Values = Literal["fp32", "fp16", "bf16", "int8", "sign"]
-Messages = Literal["none", "bf16", "int8"]
-"""Encoding of a message between two pipeline stages."""
+VarianceForm = Literal["ours", "paper"]
+DensityMapping = Literal["linear", "log", "rank"]
 
 MIN_COMPRESSED_ELEMENTS = 4096
 """Parameters of fewer numbers are always summed exactly; so are those of one dimension."""
 
 
-class _Compression(Part):
-    """Settings of every mode."""
-
-    activations: Messages | Literal["auto"] | None = None
-    """How activations and their gradients are sent between pipeline stages on different nodes. none: in fp32. bf16.
-    int8: integers of 8 bits with a scale for each 256 of them. auto: the planner chooses none or bf16, or int8 with
-    mode auto and `lossy`. Default: auto with mode auto, else none."""
-
-    @property
-    def messages(self) -> Messages | Literal["auto"]:
-        """The value of `activations`, or its default where it is left out."""
-        return self.activations or "none"
-
-
-class NoCompression(_Compression):
+class NoCompression(GradientCodec):
     """Exact sums in full precision."""
+
+    exact = True
+    has_state = False
+    auto_settings = {}
+    sharded_sums = "all"
+    overlap = 1.0
 
     mode: Literal["none"] = "none"
     """Exact sums in full precision."""
 
 
-class Bf16(_Compression):
+class Bf16(GradientCodec):
     """Gradients are sent in bfloat16."""
+
+    has_state = False
+    auto_settings = {}
+    sharded_sums = "all"
+    all_to_all = True
+    overlap = 0.5  # the reduce-scatter; the all-gather follows a few buckets behind
+    measured_as = "bf16"
+    reduce_scatter_share = 1.0
 
     mode: Literal["bf16"]
     """Gradients are sent in bfloat16, half the bytes; each number keeps 8 bits of its mantissa."""
@@ -59,24 +69,45 @@ class Bf16(_Compression):
     """What is compressed: all; non_attention: all but attention; or a list of patterns for names of parameters, with
     '*', as 'layers.*.feed_forward.*'. The rest is summed exactly."""
 
+    @property
+    def dense_bytes(self) -> float:
+        return VALUE_BYTES["bf16"]
 
-class Quantized(_Compression):
+
+class Quantized(GradientCodec):
     """Gradients are sent as integers of few bits (as in ZeRO++, Wang et al. 2023)."""
 
+    auto_settings = {}
+    sharded_sums = "all"
+    all_to_all = True
+    overlap = 0.5
+    measured_as = "quantized"
+    reduce_scatter_share = 0.6  # 0.62 with 8 bits and 0.61 with 4, on four ranks' parts of 4 M numbers (torch 2.13)
+
     mode: Literal["int8", "int4"]
-    """Gradients are sent as integers of 8 or 4 bits, with a scale for each 256 of them. The rounding error is added to
-    the next gradient, and takes as much memory as the gradients."""
+    """Gradients are sent as integers of that many bits, with a scale for each 256 of them. The rounding error is added
+    to the next gradient, and takes as much memory as the gradients."""
     layers: Layers = "all"
     """What is compressed, as in mode bf16."""
 
     @property
-    def bits(self) -> Literal[8, 4]:
-        """Bits of each number."""
-        return 8 if self.mode == "int8" else 4
+    def bits(self) -> int:
+        """Bits of each number: what the mode's name says. The kernels know all widths from 2 to 8."""
+        return int(self.mode.removeprefix("int"))
+
+    @property
+    def dense_bytes(self) -> float:
+        return self.bits / 8 + SCALE_BYTES
+
+    def state_bytes(self, dim: int) -> float:
+        return FULL_BYTES
 
 
-class _Sparse(_Compression):
+class _Sparse(GradientCodec):
     """Settings of every mode that sends only some of the numbers."""
+
+    lossy = True
+    measured_as = "topk"
 
     layers: Layers = "all"
     """What is compressed: all; non_attention: all but attention; or a list of patterns for names of parameters, with
@@ -91,9 +122,27 @@ class _Sparse(_Compression):
     warmup_steps: int = Field(default=100, ge=0)
     """Steps at the beginning of a run whose gradients are summed exactly."""
 
+    def state_bytes(self, dim: int) -> float:
+        return 0.0 if self.feedback == "none" else RESIDUAL_BYTES[self.residual]
 
-class TopK(_Sparse):
+
+class _Selected(_Sparse):
+    """What the modes that send selected numbers as they are have in common."""
+
+    sharded_sums = "selected"
+    all_to_all = True
+
+    def rounds(self, buckets: int, world: int) -> float:
+        return 2 if world == 2 else 3  # exempt numbers; sizes and values, to all at once or to owners and back
+
+    def passes(self, world: int) -> float:
+        return 1 + 1 / world if world > 2 else 1  # then owners select again from the sums of their part
+
+
+class TopK(_Selected):
     """The largest numbers of each layer are sent, the same share of each (Aji, Heafield 2017)."""
+
+    auto_settings = {"density": 0.07}  # the density at which a probe measures devices
 
     mode: Literal["topk"]
     """The largest numbers of each layer are sent, the same share of each."""
@@ -109,17 +158,20 @@ class TopK(_Sparse):
     reset_every: int = Field(default=1000, ge=1)
     """Steps between two of these."""
 
+    def number_bytes(self, world: int, dim: float) -> float:
+        return sparse_bytes(self.density, self.values)
 
-class Adaptive(_Sparse):
+
+class Adaptive(_Selected):
     """The share that is sent follows the variance of each layer's gradients (section 3.3 of the paper)."""
 
     mode: Literal["adaptive"]
     """The largest numbers of each layer are sent, more of layers whose gradients vary more."""
-    form: Literal["ours", "paper"] = "ours"
+    form: VarianceForm = "ours"
     """ours: the variance of a layer is divided by its size. paper: equation (3) literally, without that division."""
     limits: tuple[float, float] = (0.7, 0.95)
     """Smallest and largest sparsity of a layer: the share that is not sent."""
-    mapping: Literal["linear", "log", "rank"] = "linear"
+    mapping: DensityMapping = "linear"
     """How variances map to sparsities: linear, log (by their logarithms), or rank (by their order)."""
     selector: Selector = "sampled"
     """As in mode topk."""
@@ -143,6 +195,14 @@ class Adaptive(_Sparse):
             )
         return self
 
+    def number_bytes(self, world: int, dim: float) -> float:
+        # The layers' densities between the limits are known only after profiling, so the middle is assumed.
+        return sparse_bytes(1 - sum(self.limits) / 2, self.values)
+
+    def state_bytes(self, dim: int) -> float:
+        # A mean of the gradients is kept while variances are measured.
+        return FULL_BYTES + super().state_bytes(dim)
+
 
 class Tagc(_Sparse):
     """The largest numbers are sent as a sketch that can be summed (TAGC, Polyakov et al. 2025)."""
@@ -156,9 +216,22 @@ class Tagc(_Sparse):
     layers: Layers = "non_attention"
     """What is compressed, as in mode topk."""
 
+    def number_bytes(self, world: int, dim: float) -> float:
+        # With auto, a number for each position that any rank sends; fewer where ranks select the same positions.
+        share = min(1.0, self.density * world) if self.ratio == "auto" else 1 / self.ratio
+        # Each rank's bitmap of positions goes to every other rank.
+        return FULL_BYTES * share + world / 16
 
-class PowerSgd(_Compression):
+    def rounds(self, buckets: int, world: int) -> float:
+        return 3  # exempt numbers, the index, the values
+
+
+class PowerSgd(GradientCodec):
     """Matrices are sent as products of two thin matrices (Vogels et al. 2019)."""
+
+    lossy = True
+    auto_settings = {}
+    measured_as = "power_sgd"
 
     mode: Literal["power_sgd"]
     """Each matrix is sent as a product of two thin ones; the approximation error is added to the next gradient."""
@@ -171,9 +244,27 @@ class PowerSgd(_Compression):
     layers: Layers = "all"
     """What is compressed, as in mode topk."""
 
+    def number_bytes(self, world: int, dim: float) -> float:
+        # Of an m × n matrix r·(m+n) numbers are sent, here for m = n = dim: the most with a side of that width.
+        return FULL_BYTES * min(1.0, 2.0 * self.rank / dim)
 
-class LocalSteps(_Compression):
+    def rounds(self, buckets: int, world: int) -> float:
+        return 2  # the factors, one after the other; what is exempt travels with the first
+
+    def state_bytes(self, dim: int) -> float:
+        # Besides the residual: both factors, and the initial directions, to which a reset returns.
+        return FULL_BYTES * (1 + 3 * self.rank / dim)
+
+    def why_no_matrices(self, dim: int, width: float) -> str | None:
+        if 2 * self.rank * self.min_compression <= width:
+            return None
+        return f"a matrix of a width of {dim} does not shrink to 1/{self.min_compression:g}"
+
+
+class LocalSteps(GradientCodec):
     """Replicas train on their own and combine their weights every few steps (DiLoCo, Douillard et al. 2023)."""
+
+    sums_gradients = False
 
     mode: Literal["local_steps"]
     """Replicas train on their own and combine their weight changes every few steps (outer sync)."""
@@ -184,12 +275,24 @@ class LocalSteps(_Compression):
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
     """Nesterov momentum of the outer optimizer."""
 
+    def number_bytes(self, world: int, dim: float) -> float:
+        return FULL_BYTES / self.every
 
-class AutoCompression(_Compression):
+    def rounds(self, buckets: int, world: int) -> float:
+        return buckets / self.every
+
+    def passes(self, world: int) -> float:
+        return 1 / self.every
+
+    def state_bytes(self, dim: int) -> float:
+        return 2 * FULL_BYTES  # the weights at the last outer sync, and the outer velocity
+
+
+class AutoCompression(CompressionSettings):
     """The planner chooses the mode."""
 
     mode: Literal["auto"]
-    """The planner chooses none, bf16, int8 or int4 by measured links and devices, with `lossy` also power_sgd or topk;
+    """The planner chooses none, bf16 or integers by measured links and devices, with `lossy` also power_sgd or topk;
     the plan says why."""
     lossy: bool = False
     """Whether the planner may choose modes that leave out most of each gradient. They are faster on slow links, but
@@ -200,11 +303,17 @@ class AutoCompression(_Compression):
         return self.activations or "auto"
 
 
-Codec = Annotated[
-    NoCompression | Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd | LocalSteps,
-    Field(discriminator="mode"),
-]
-Compression = Annotated[
-    NoCompression | Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd | LocalSteps | AutoCompression,
-    Field(discriminator="mode"),
-]
+_AnyCodec = NoCompression | Bf16 | Quantized | PowerSgd | TopK | Adaptive | Tagc | LocalSteps
+Codec = Annotated[_AnyCodec, Field(discriminator="mode")]
+Compression = Annotated[_AnyCodec | AutoCompression, Field(discriminator="mode")]
+
+CODECS: tuple[type[GradientCodec], ...] = get_args(_AnyCodec)
+"""The codecs; of those that mode auto chooses from, the least lossy first."""
+MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
+"""Mode -> its codec."""
+_ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)
+
+
+def make_codec(settings: dict[str, Any]) -> Codec:
+    """The codec of settings as under `compression` in run.yaml."""
+    return _ADAPTER.validate_python(settings)

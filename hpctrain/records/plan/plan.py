@@ -10,11 +10,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AliasChoices, Field, model_validator
 
 from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import Codec, Messages
+from hpctrain.records.plan.compression import Codec
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.schedule import Action, Schedule
+from hpctrain.records.plan.stage_messages import Messages
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
 Recompute = Literal["none", "selective", "full"]
@@ -44,7 +47,7 @@ class Replica(Part):
     """Sequences in a micro-batch."""
     micro_batches: int = Field(ge=1, le=BATCH_MAX)
     """Micro-batches in a step."""
-    devices: list[list[str]]
+    devices: list[list[DeviceId]]
     """devices[stage][tp]: 'node:device'. Stages on the same devices belong to one pipeline rank."""
 
 
@@ -53,7 +56,7 @@ class Predicted(Part):
 
     step_time_s: dict[str, float]
     """Time of a step by term; 'total' is the step time that one would measure."""
-    memory_bytes: dict[str, float]
+    memory_bytes: dict[DeviceId, float]
     """Peak memory by device."""
     bound_s: float | None = None
     """No plan on these devices can be faster than this, by the same cost model."""
@@ -75,9 +78,9 @@ class Move(Part):
 
     layers: tuple[int, int]
     """Blocks [from, to)."""
-    source: str
+    source: DeviceId
     """Device that holds it now, 'node:device'."""
-    target: str
+    target: DeviceId
     """Device that will hold it."""
 
 
@@ -114,7 +117,7 @@ class Plan(Document):
     """The cut of the model, first blocks first."""
     replicas: list[Replica] = Field(min_length=1)
     """Copies of the model; they may differ in their share of the batch."""
-    ranks: list[str]
+    ranks: list[DeviceId]
     """Device of each global rank."""
     actions: dict[int, dict[int, list[str]]] = {}
     """actions[replica][pipeline rank]: its computation in order, as '0F0', '0B0', …. Where they are left out, or do not
@@ -215,7 +218,7 @@ class Plan(Document):
             raise ValueError(f"replicas: found {len(self.replicas)}, dp is {self.dp}")
 
     def _check_replicas(self) -> None:
-        used: list[str] = []
+        used: list[DeviceId] = []
         for index, replica in enumerate(self.replicas):
             where = f"replicas[{index}]"
             if replica.sequences != replica.micro_batch * replica.micro_batches:
@@ -249,6 +252,10 @@ class Plan(Document):
             )
 
     @property
+    def dims(self) -> ParallelDims:
+        return ParallelDims(self.pp, self.dp, self.tp)
+
+    @property
     def world_size(self) -> int:
         return len(self.ranks)
 
@@ -260,7 +267,7 @@ class Plan(Document):
     @property
     def codec_reduces_replicate_axis(self) -> bool:
         """Whether a codec works between copies of a sharded state, not among the replicas that share one."""
-        return 1 < self.shards < self.dp and not self.compression[0].exact
+        return 1 < self.shards < self.dp and not self.codec.exact
 
     @property
     def codec(self) -> Codec:
@@ -313,9 +320,9 @@ class Plan(Document):
     @cached_property
     def nodes(self) -> list[str]:
         """Nodes that take part, in order of rank."""
-        return list(dict.fromkeys(place.partition(":")[0] for place in self.ranks))
+        return list(dict.fromkeys(device_id.node for device_id in self.ranks))
 
-    def pipeline_rank_devices(self, replica: int) -> list[tuple[str, ...]]:
+    def pipeline_rank_devices(self, replica: int) -> list[tuple[DeviceId, ...]]:
         """Devices of each pipeline rank of a replica: [pp][tp]."""
         return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
 
@@ -335,14 +342,14 @@ class Plan(Document):
         if stage == len(devices) - 1:
             return "none"
         pairs = zip(devices[stage], devices[stage + 1], strict=True)
-        apart = any(a.partition(":")[0] != b.partition(":")[0] for a, b in pairs)
+        apart = any(a.node != b.node for a, b in pairs)
         return self.stages[stage].messages if apart else "none"
 
     def mesh(self) -> list[list[list[int]]]:
         """Global ranks as [pp][dp][tp]."""
-        rank = {place: index for index, place in enumerate(self.ranks)}
+        rank = {device_id: index for index, device_id in enumerate(self.ranks)}
         return [
-            [[rank[place] for place in self.pipeline_rank_devices(replica)[pp]] for replica in range(self.dp)]
+            [[rank[device_id] for device_id in self.pipeline_rank_devices(replica)[pp]] for replica in range(self.dp)]
             for pp in range(self.pp)
         ]
 

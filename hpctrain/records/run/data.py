@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from hpctrain.records.format.bounds import SEQ_MAX
 from hpctrain.records.format.document import Part
-from hpctrain.records.format.file_name import AnyPath
+from hpctrain.records.format.file_name import AnyPath, resolved_path
 
 
 class WeightedFolder(Part):
@@ -85,18 +85,16 @@ class Data(Part):
 
     def resolved(self, base: Path) -> Data:
         """Return the section with relative paths resolved from the folder `base`."""
-
-        def absolute(path: str) -> str:
-            return str(base / Path(path).expanduser())
-
         train = [
-            absolute(item) if isinstance(item, str) else item.model_copy(update={"path": absolute(item.path)})
+            resolved_path(item, base)
+            if isinstance(item, str)
+            else item.model_copy(update={"path": resolved_path(item.path, base)})
             for item in self.train
         ]
         valid = (
-            {name: absolute(folder) for name, folder in self.valid.items()}
+            {name: resolved_path(folder, base) for name, folder in self.valid.items()}
             if isinstance(self.valid, dict)
-            else [absolute(folder) for folder in self.valid]
+            else [resolved_path(folder, base) for folder in self.valid]
         )
-        tokenizer = absolute(self.tokenizer) if self.tokenizer else None
+        tokenizer = resolved_path(self.tokenizer, base) if self.tokenizer else None
         return self.model_copy(update={"train": train, "valid": valid, "tokenizer": tokenizer})

@@ -10,8 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.file_name import AnyPath
 from hpctrain.records.format.validation_errors import nearest
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.families import FamilySpec, HfModel
 from hpctrain.records.model.imported_spec import ImportedSpec, Split
 from hpctrain.records.model.presets import PRESETS
 
@@ -25,7 +24,7 @@ class Model(Part):
     """A model by its dimensions; a decoder unless `family` is given."""
     hf: AnyPath | None = None
     """A Hugging Face model folder to start from: config.json and safetensors files."""
-    found: HfModel | None = None
+    hf_model: HfModel | None = Field(default=None, alias="found")
     """Written by hpctrain into the run folder: the content of the folder at `hf`."""
     import_: str | None = Field(default=None, alias="import")
     """A factory in your own code, 'package.module:factory'."""
@@ -47,10 +46,12 @@ class Model(Part):
         given = [key for key in ("preset", "dims", "hf", "import_") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError("give exactly one of preset, dims, hf, import")
-        own = [key for key in ("args", "front", "blocks", "back", "tensor_parallel", "measured") if getattr(self, key)]
-        if own and self.import_ is None:
-            raise ValueError(f"{own[0]} goes with import; found it with {given[0]}")
-        if self.found is not None and self.hf is None:
+        import_keys = [
+            key for key in ("args", "front", "blocks", "back", "tensor_parallel", "measured") if getattr(self, key)
+        ]
+        if import_keys and self.import_ is None:
+            raise ValueError(f"{import_keys[0]} goes with import; found it with {given[0]}")
+        if self.hf_model is not None and self.hf is None:
             raise ValueError(f"found goes with hf; found it with {given[0]}")
         return self
 
@@ -68,15 +69,15 @@ class Model(Part):
 
     def is_measured(self, tokens: int, seq_len: int) -> bool:
         """Whether `measured` is of this factory, called with that vocabulary and sequence length."""
-        found = self.measured
+        spec = self.measured
         return (
-            found is not None
-            and (found.factory, found.args) == (self.import_, self.args or {})
-            and found.tensor_parallel == (self.tensor_parallel or {})
-            and self.front in (None, found.front)
-            and self.blocks in (None, found.blocks)
-            and self.back in (None, found.back)
-            and (found.tokens, found.seq_len) == (tokens, seq_len)
+            spec is not None
+            and (spec.factory, spec.args) == (self.import_, self.args or {})
+            and spec.tensor_parallel == (self.tensor_parallel or {})
+            and self.front in (None, spec.front)
+            and self.blocks in (None, spec.blocks)
+            and self.back in (None, spec.back)
+            and (spec.tokens, spec.seq_len) == (tokens, seq_len)
         )
 
     @field_validator("preset")

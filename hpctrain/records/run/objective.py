@@ -6,7 +6,6 @@ advance, whatever the plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
@@ -15,7 +14,7 @@ from pydantic import Field, model_validator
 from hpctrain.base.errors import InputError
 from hpctrain.records.format.document import Part
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
-from hpctrain.records.model.span_corruption import FRACTION, MEAN_SPAN, longest_text
+from hpctrain.records.model.span_corruption import FRACTION, MEAN_SPAN, Lengths, longest_text
 
 
 class NextToken(Part):
@@ -70,22 +69,6 @@ _ALLOWED: dict[str, tuple[AnyObjective, ...]] = {
 predicting them; only an encoder-decoder reads one text and writes another."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Token counts of one sample."""
-
-    raw: int
-    """Tokens taken from the corpus."""
-    inputs: int
-    """Tokens that the model, or the encoder of an encoder-decoder, reads: data.seq_len."""
-    outputs: int
-    """Positions with logits; in an encoder-decoder those of the decoder."""
-    targets: int
-    """Positions with a target."""
-    spans: int = 0
-    """Number of sentinels."""
-
-
 def resolved_objective(objective: AnyObjective | None, spec: Spec) -> AnyObjective:
     """Return the given objective, else the default of the model's family.
 
@@ -122,10 +105,10 @@ def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
 
 def _span_lengths(objective: SpanCorruption, seq_len: int) -> Lengths:
     """Return the counts of the text that fills `seq_len` exactly; each further token adds one position or none."""
-    found = longest_text(seq_len, objective.fraction, objective.mean_span)
-    if found.inputs != seq_len:
+    longest = longest_text(seq_len, objective.fraction, objective.mean_span)
+    if longest.inputs != seq_len:
         raise InputError(
             f"data.seq_len: found {seq_len}; no text, corrupted with objective.fraction {objective.fraction:g} and "
             f"mean_span {objective.mean_span:g}, has just as many tokens; make it {seq_len - 1}"
         )
-    return Lengths(found.raw, found.inputs, found.outputs, found.outputs, found.spans)
+    return longest

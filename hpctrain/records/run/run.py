@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, STEPS_MAX
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.file_name import AnyPath
+from hpctrain.records.format.file_name import AnyPath, resolved_path
 from hpctrain.records.format.overrides import apply_overrides, missing_paths, override_paths, with_defaults
 from hpctrain.records.format.validation_errors import dotted, validation_errors
 from hpctrain.records.format.yaml_file import YamlFile, read_yaml
@@ -258,8 +258,8 @@ class Run(Document):
             return PRESETS[self.model.preset]
         if self.model.measured is not None:
             return self.model.measured
-        if self.model.found is not None:
-            return self.model.found.dims
+        if self.model.hf_model is not None:
+            return self.model.hf_model.dims
         if self.model.import_ is not None:
             raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
         raise InputError("model.hf: the folder was not read yet; a run folder's own run.yaml has what was in it")
@@ -283,9 +283,9 @@ class Run(Document):
         """Return the run with its model's dimensions written out, vocabulary included."""
         if isinstance(spec, ImportedSpec):
             return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
-        if self.model.found is not None:
-            found = self.model.found.model_copy(update={"dims": spec})
-            return self.model_copy(update={"model": self.model.model_copy(update={"found": found})})
+        if self.model.hf_model is not None:
+            hf_model = self.model.hf_model.model_copy(update={"dims": spec})
+            return self.model_copy(update={"model": self.model.model_copy(update={"hf_model": hf_model})})
         return self.model_copy(update={"model": Model(dims=spec)})
 
 
@@ -344,8 +344,8 @@ def _without_overridden(
 ) -> dict[tuple[str | int, ...], int]:
     """Return the lines with 0 for overridden keys: the file's line would show another value."""
     paths = override_paths(overrides)
-    kept = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
-    return {**kept, **dict.fromkeys(paths, 0)}
+    shown = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
+    return {**shown, **dict.fromkeys(paths, 0)}
 
 
 def _from_override(mistake: FieldError) -> FieldError:
@@ -353,32 +353,26 @@ def _from_override(mistake: FieldError) -> FieldError:
 
 
 def _resolve_paths(run: Run, base: Path) -> Run:
-    code = str(base / Path(run.code).expanduser()) if run.code else None
-    secrets = str(base / Path(run.secrets_file).expanduser()) if run.secrets_file else None
-    notify = run.notify
+    notify, model, container = run.notify, run.model, run.container
     if notify is not None and notify.url_file is not None:
-        notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
-    data = run.data.resolved(base)
-    container = _resolve_container(run.container, base) if run.container is not None else None
-    update: dict[str, Any] = {
-        "data": data,
-        "code": code,
-        "secrets_file": secrets,
+        notify = notify.model_copy(update={"url_file": resolved_path(notify.url_file, base)})
+    if model.hf is not None:
+        model = model.model_copy(update={"hf": resolved_path(model.hf, base)})
+    update = {
+        "data": run.data.resolved(base),
+        "code": resolved_path(run.code, base) if run.code else None,
+        "secrets_file": resolved_path(run.secrets_file, base) if run.secrets_file else None,
         "notify": notify,
-        "container": container,
+        "model": model,
+        "container": container and _resolve_container(container, base),
     }
-    if run.model.hf is not None:
-        folder = str(base / Path(run.model.hf).expanduser())
-        update["model"] = run.model.model_copy(update={"hf": folder})
     return run.model_copy(update=update)
 
 
 def _resolve_container(container: Container, base: Path) -> Container:
-    binds = []
-    for item in container.binds:
-        source, colon, rest = item.partition(":")
-        binds.append(f"{base / Path(source).expanduser()}{colon}{rest}")
+    binds = [item.partition(":") for item in container.binds]
     image = container.image
     if container.runtime != "pyxis" or image.endswith(".sqsh"):  # pyxis takes other names as images in a registry
-        image = str(base / Path(image).expanduser())
-    return container.model_copy(update={"image": image, "binds": binds})
+        image = resolved_path(image, base)
+    resolved = [f"{resolved_path(source, base)}{colon}{target}" for source, colon, target in binds]
+    return container.model_copy(update={"image": image, "binds": resolved})

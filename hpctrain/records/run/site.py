@@ -7,12 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from hpctrain.base.errors import FieldError, FileError
-from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.validation_errors import validation_errors
-from hpctrain.records.format.yaml_file import read_yaml
+from hpctrain.records.format.document import Document, OneOrSeveral, Part
+from hpctrain.records.format.yaml_file import read_yaml_model
 from hpctrain.records.run.cluster import Cluster
 
 FILE = Path("hpctrain") / "site.yaml"
@@ -24,22 +22,19 @@ RUN_ONLY_KEYS = ("after", "after_end", "nodes", "groups", "time")
 class SiteProfile(Part):
     """Defaults for one cluster."""
 
-    match: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
+    match: OneOrSeveral[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
     """Slurm's name of the cluster (ClusterName), or names of login hosts, with * for any text. Default: any cluster."""
     cluster: Cluster
     """Values for keys that a run file's `cluster` leaves out."""
 
-    @field_validator("match", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
     @field_validator("cluster")
     @classmethod
     def _of_the_site(cls, value: Cluster) -> Cluster:
-        found = [key for key in RUN_ONLY_KEYS if key in value.model_fields_set]
-        if found:
-            raise ValueError(f"{found[0]} belongs into a run file; here go partition, account, qos, setup and the like")
+        run_only = [key for key in RUN_ONLY_KEYS if key in value.model_fields_set]
+        if run_only:
+            raise ValueError(
+                f"{run_only[0]} belongs into a run file; here go partition, account, qos, setup and the like"
+            )
         return value
 
     @property
@@ -79,10 +74,4 @@ def read_site(path: Path) -> Site | None:
     """
     if not path.exists():
         return None
-    file = read_yaml(path)
-    if not isinstance(file.value, dict) or not file.value:
-        raise FileError(path, [FieldError("", "found no keys; expected profiles: {NAME: {match: …, cluster: {…}}}", 1)])
-    try:
-        return Site.model_validate(file.value)
-    except ValidationError as error:
-        raise FileError(path, validation_errors(error, Site, file.lines)) from None
+    return read_yaml_model(path, Site, "profiles: {NAME: {match: …, cluster: {…}}}")

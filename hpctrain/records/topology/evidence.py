@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hpctrain.records.format.document import Part
 
+GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
+"""GT/s of a lane, by generation of PCIe, as Linux and NCCL write them."""
+
 
 class PcieLink(Part):
     """The PCI Express link of a device."""

@@ -92,6 +92,10 @@ class Link(Part):
     ba: LinkFigures
     """From b to a."""
 
+    def directions(self) -> tuple[tuple[tuple[str, str], LinkFigures], ...]:
+        """Return (source, target) and the figures of both directions."""
+        return ((self.a, self.b), self.ab), ((self.b, self.a), self.ba)
+
 
 class LinkClass(Part):
     """Links that behave alike; a pair without figures has those of its class."""

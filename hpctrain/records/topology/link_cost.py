@@ -1,10 +1,8 @@
-"""Time of a message between two devices, from the link's figures in a topology."""
+"""Time of a message between two nodes, from the link's figures in a topology."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable
 
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Topology
@@ -18,7 +16,7 @@ Cost = tuple[float, float]
 
 
 class LinkCost:
-    """Time of a message between two devices, t = alpha + beta·bytes: from the link, else the matrix, else the pair's
+    """Time of a message between two nodes, t = alpha + beta·bytes: from the link, else the matrix, else the pair's
     class, else the slowest class.
 
     Messages of a run go over its training backend. Where that was measured for only some pairs of a class, the figures
@@ -32,7 +30,7 @@ class LinkCost:
         classes = {entry.id: entry for entry in topology.fabric.classes}
         for link in topology.fabric.links:
             usual = classes.get(link.class_ or "")
-            for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
+            for ends, figures in link.directions():
                 cost = figures.cost()
                 if cost is not None:
                     self._costs[ends] = cost if figures.backend else _over_backend(cost, usual)
@@ -54,19 +52,22 @@ class LinkCost:
             if node.intra_bytes_per_s
         }
 
-    def between(self, source: str, target: str) -> Cost:
-        """Return (alpha in seconds, beta in seconds per byte) from device `source` to `target`, as 'node:device'.
+    def between(self, a: str, b: str) -> Cost:
+        """Return (alpha in seconds, beta in seconds per byte) from node a to b; if a is b, between two of its devices.
 
         Raises:
             KeyError: the topology has neither that link nor a class.
         """
-        a, b = source.partition(":")[0], target.partition(":")[0]
-        if a == b:
-            return self._within.get(a, self._intra)
-        cost = self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default
+        cost = self.find(a, b)
         if cost is None:
             raise KeyError(f"{a}-{b}")
         return cost
+
+    def find(self, a: str, b: str) -> Cost | None:
+        """Return the same; None when the topology has neither that link nor a class."""
+        if a == b:
+            return self._within.get(a, self._intra)
+        return self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default
 
     def _of_matrix(self, a: str, b: str) -> Cost | None:
         if self._pairs is None or self._matrix is None:
@@ -106,24 +107,12 @@ class LinkCost:
             levels[np.ix_(rows, rows)] = level  # the lowest shared level is written last
         alpha, beta = self._matrix
         measured = ~(np.isnan(alpha) | np.isnan(beta) | np.eye(len(levels), dtype=bool))
-        found = []
+        costs = []
         for level in np.unique(levels[measured]).tolist():
             pairs = measured & (levels == level)
             least = float(alpha[pairs].min()), float(beta[pairs].min())
-            found.append(_over_backend(least, self._levels.get(level) or self._levels.get(None)))
-        return found
-
-    def seconds(self, source: str, target: str, size_bytes: float) -> float:
-        """Return the time of one message of `size_bytes`, in seconds."""
-        alpha, beta = self.between(source, target)
-        return alpha + beta * size_bytes
-
-    def worst(self, places: Iterable[str]) -> Cost:
-        """Return the largest alpha and beta among the devices, as in a ring through all of them."""
-        pairs = [self.between(a, b) for a, b in itertools.permutations(places, 2)]
-        if not pairs:
-            return (0.0, 0.0)
-        return (max(alpha for alpha, _ in pairs), max(beta for _, beta in pairs))
+            costs.append(_over_backend(least, self._levels.get(level) or self._levels.get(None)))
+        return costs
 
 
 def _over_backend(cost: Cost, usual: LinkClass | None) -> Cost:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.node_set import DEVICE_NAME, NODE_NAME
 from hpctrain.records.topology.evidence import HostFacts, NvlinkPeer, PcieLink
@@ -299,17 +300,16 @@ class Topology(Document):
                 return node
         raise KeyError(name)
 
-    def device(self, place: str) -> Device:
-        """Return the device 'node:device'; KeyError when there is none."""
-        node, _, name = place.partition(":")
-        for device in self.node(node).devices:
-            if device.id == name:
+    def device(self, device_id: DeviceId) -> Device:
+        """Return the device of that name; KeyError when there is none."""
+        for device in self.node(device_id.node).devices:
+            if device.id == device_id.device:
                 return device
-        raise KeyError(place)
+        raise KeyError(device_id)
 
-    def device_ids(self) -> list[str]:
-        """Return every device as 'node:device', in file order."""
-        return [f"{node.id}:{device.id}" for node in self.nodes for device in node.devices]
+    def device_ids(self) -> list[DeviceId]:
+        """Return the name of every device, in file order."""
+        return [DeviceId.of(node.id, device.id) for node in self.nodes for device in node.devices]
 
     def only(self, names: Iterable[str]) -> Topology:
         """Return the same measurements for some of the nodes."""
@@ -320,8 +320,8 @@ class Topology(Document):
             for cluster in self.fabric.clusters
         ]
         broken = [pair for pair in self.fabric.broken if keep.issuperset(pair)]
-        kept = {"links": links, "broken": broken, "clusters": [c for c in clusters if c.members], "matrix": None}
-        fabric = self.fabric.model_copy(update=kept)
+        update = {"links": links, "broken": broken, "clusters": [c for c in clusters if c.members], "matrix": None}
+        fabric = self.fabric.model_copy(update=update)
         nodes = [node for node in self.nodes if node.id in keep]
         exclude = [name for name in self.verdict.exclude if name in keep]
         verdict = self.verdict.model_copy(update={"exclude": exclude})

@@ -7,37 +7,19 @@ left out, because NCCL reads them from the machine. There is no XML declaration,
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from xml.sax.saxutils import quoteattr
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.topology.evidence import PcieLink
+from hpctrain.records.topology.evidence import GIGATRANSFERS, PcieLink
 from hpctrain.records.topology.topology import Device, Node, Topology
 
-GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
-"""GT/s of a lane, by generation of PCIe, as Linux and NCCL write them."""
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
 """Address of a PCI function: 0000:1b:00.0."""
 _LONGEST = 200
 """Most characters of an attribute; NCCL stops at 255."""
-
-
-@dataclass
-class _Element:
-    tag: str
-    attributes: dict[str, str]
-    children: list[_Element] = field(default_factory=list)
-
-    def lines(self, depth: int = 0) -> list[str]:
-        """Return the element as NCCL itself writes it, without a space before '/>'."""
-        text = " " * depth + "<" + " ".join([self.tag, *(f"{k}={quoteattr(v)}" for k, v in self.attributes.items())])
-        if not self.children:
-            return [text + "/>"]
-        inner = [line for child in self.children for line in child.lines(depth + 2)]
-        return [text + ">", *inner, " " * depth + f"</{self.tag}>"]
 
 
 def nccl_files(topology: Topology) -> dict[str, str]:
@@ -46,27 +28,27 @@ def nccl_files(topology: Topology) -> dict[str, str]:
     Raises:
         InputError: the topology has no GPUs, or lacks the PCI addresses by which NCCL finds them.
     """
-    kinds: dict[str, tuple[_Element, list[str]]] = {}
+    kinds: dict[str, tuple[Element, list[str]]] = {}
     for node in topology.nodes:
         if any(topology.device_types[device.type].kind == "cuda" for device in node.devices):
             system = _system(topology, node)
-            kinds.setdefault("\n".join(system.lines()), (system, []))[1].append(node.id)
+            kinds.setdefault(_text(system), (system, []))[1].append(node.id)
     if not kinds:
         raise InputError("nodes: no GPU in this topology; NCCL's file describes GPUs and what is between them")
     for system, names in kinds.values():
         folded = str(NodeSet.fromlist(names))
-        system.attributes["name"] = folded if len(folded) <= _LONGEST else _label(names)
-    return {f"nccl-{_label(names)}.xml": "\n".join(system.lines()) + "\n" for system, names in kinds.values()}
+        system.attrib["name"] = folded if len(folded) <= _LONGEST else _label(names)
+    return {f"nccl-{_label(names)}.xml": _text(system) for system, names in kinds.values()}
 
 
 def _label(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-like-it"
 
 
-def _system(topology: Topology, node: Node) -> _Element:
+def _system(topology: Topology, node: Node) -> Element:
     gpus = [device for device in node.devices if topology.device_types[device.type].kind == "cuda"]
-    cpus: dict[int, _Element] = {}
-    known: dict[str, _Element] = {}
+    cpus: dict[int, Element] = {}
+    known: dict[str, Element] = {}
     for gpu in gpus:
         _place(cpus, known, gpu.numa, _path(node, gpu), _gpu(node, gpu), gpu.pcie)
     for number, nic in enumerate(node.nics or []):
@@ -74,8 +56,18 @@ def _system(topology: Topology, node: Node) -> _Element:
             attributes = {"name": nic.name, "dev": str(number)}
             if nic.bytes_per_s is not None:
                 attributes["speed"] = f"{nic.bytes_per_s * 8 / 1e6:.0f}"
-            _place(cpus, known, nic.numa, nic.pci_path, _Element("nic", {}, [_Element("net", attributes)]), None)
-    return _Element("system", {"version": "1"}, [cpus[numa] for numa in sorted(cpus)])
+            card = Element("nic")
+            SubElement(card, "net", attributes)
+            _place(cpus, known, nic.numa, nic.pci_path, card, None)
+    system = Element("system", version="1")
+    system.extend(cpus[numa] for numa in sorted(cpus))
+    return system
+
+
+def _text(system: Element) -> str:
+    """Return the element as NCCL itself writes it, without a space before '/>'."""
+    indent(system)
+    return tostring(system, "unicode").replace(" />", "/>") + "\n"
 
 
 def _path(node: Node, gpu: Device) -> list[str]:
@@ -87,7 +79,7 @@ def _path(node: Node, gpu: Device) -> list[str]:
     return gpu.pci_path
 
 
-def _gpu(node: Node, gpu: Device) -> _Element:
+def _gpu(node: Node, gpu: Device) -> Element:
     digits = gpu.id.removeprefix("cuda")
     if not digits.isdecimal():
         raise InputError(f"node {node.id}: {gpu.id!r} is no GPU's name; cuda0, cuda1, … are expected")
@@ -95,23 +87,25 @@ def _gpu(node: Node, gpu: Device) -> _Element:
     links = {addresses.get(peer, peer): peer_links.active for peer, peer_links in gpu.nvlink.items()}
     if not all(re.fullmatch(_ADDRESS, target) for target in links):
         links = {}  # without any, NCCL asks the driver; a partial list would be worse
-    nvlinks = [_Element("nvlink", {"target": target, "count": str(count)}) for target, count in links.items() if count]
-    return _Element("gpu", {"dev": digits}, nvlinks)
+    element = Element("gpu", dev=digits)
+    for target, count in links.items():
+        if count:
+            SubElement(element, "nvlink", target=target, count=str(count))
+    return element
 
 
 def _place(
-    cpus: dict[int, _Element], known: dict[str, _Element], numa: int | None, path: list[str], leaf: _Element,
+    cpus: dict[int, Element], known: dict[str, Element], numa: int | None, path: list[str], leaf: Element,
     pcie: PcieLink | None,
 ) -> None:  # fmt: skip
     """Add `leaf` below the elements of its PCI path; those that exist are shared."""
     number = _UNKNOWN_NUMA if numa is None else numa
-    above = cpus.setdefault(number, _Element("cpu", {"numaid": str(number)}))
+    above = cpus.setdefault(number, Element("cpu", numaid=str(number)))
     for address in path:
         if address not in known:
-            known[address] = _Element("pci", {"busid": address})
-            above.children.append(known[address])
+            known[address] = SubElement(above, "pci", busid=address)
         above = known[address]
     if pcie is not None and pcie.generation_max in GIGATRANSFERS:
-        above.attributes["link_speed"] = f"{GIGATRANSFERS[pcie.generation_max]} GT/s PCIe"
-        above.attributes["link_width"] = str(pcie.width_max)
-    above.children.append(leaf)
+        above.attrib["link_speed"] = f"{GIGATRANSFERS[pcie.generation_max]} GT/s PCIe"
+        above.attrib["link_width"] = str(pcie.width_max)
+    above.append(leaf)

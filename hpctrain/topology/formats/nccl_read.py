@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from xml.parsers import expat
 
 from hpctrain.base.errors import FieldError, FileError
-from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
+from hpctrain.records.topology.evidence import GIGATRANSFERS, NvlinkPeer, PcieLink
 from hpctrain.records.topology.nic import Nic
 from hpctrain.records.topology.topology import Device, DeviceType, Node
-from hpctrain.topology.formats.nccl import GIGATRANSFERS
 
 _DEPTH_MAX = 64
 _NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}

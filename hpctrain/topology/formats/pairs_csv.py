@@ -23,10 +23,7 @@ def pairs_csv(topology: Topology) -> str:
     A pair without a link has the alpha and beta that the planner uses for it. Its `inferred` is true unless the file of
     pairs beside a large topology shows that it was measured.
     """
-    sides: dict[tuple[str, str], tuple[Link, LinkFigures]] = {}
-    for link in topology.fabric.links:
-        sides[link.a, link.b] = (link, link.ab)
-        sides[link.b, link.a] = (link, link.ba)
+    sides = {ends: (link, side) for link in topology.fabric.links for ends, side in link.directions()}
     costs, out = LinkCost(topology), io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -34,14 +31,13 @@ def pairs_csv(topology: Topology) -> str:
         if (source, target) in sides:
             writer.writerow([source, target, *_measured(*sides[source, target])])
             continue
-        try:
-            alpha, beta = costs.between(source, target)
-        except KeyError:
+        cost = costs.find(source, target)
+        if cost is None:
             writer.writerow([source, target, *[""] * 11])
             continue
         latencies, measured = _of_matrix(topology, source, target)
         inferred = "false" if measured else "true"
-        writer.writerow([source, target, "", *latencies, "", repr(alpha), repr(beta), "", inferred])
+        writer.writerow([source, target, "", *latencies, "", *map(repr, cost), "", inferred])
     return out.getvalue()
 
 

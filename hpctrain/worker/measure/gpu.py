@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from hpctrain.probe.system.nvml import Gpu, Nvml
+from hpctrain.probe.system.nvml import driver_version, find_gpu
 from hpctrain.probe.system.pci import nearest_nic, numa_node, pci_path, pcie_link
 from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.topology.topology import Device
@@ -51,14 +51,13 @@ class Load:
 class GpuReader:
     """One CUDA device of this process, with what NVML and the kernel report of it."""
 
-    def __init__(self, index: int, nvml: Nvml | None) -> None:
+    def __init__(self, index: int) -> None:
         self.name = f"cuda{index}"
         self.place = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(index)
         uuid = getattr(properties, "uuid", None)
-        self.gpu: Gpu | None = nvml.gpu(f"GPU-{uuid}") if nvml is not None and uuid is not None else None
+        self.gpu = find_gpu(f"GPU-{uuid}") if uuid is not None else None
         self.address = (self.gpu.bus_id() if self.gpu else None) or _address_of(properties)
-        self._driver = nvml.driver() if nvml is not None else None
 
     def load(self, now: Now) -> Load:
         """Multiply matrices of each dtype, in 16 bits long enough for heat and power limits to show."""
@@ -97,7 +96,7 @@ class GpuReader:
             ecc_errors=self.gpu.ecc_errors() if self.gpu else None,
             xid=load.xid,
             power_w=load.power_w,
-            driver=self._driver,
+            driver=driver_version(),
             numa=numa_node(self.address) if self.address else None,
             nic=nearest_nic(self.address) if self.address else None,
             pci_path=pci_path(self.address) if self.address else None,

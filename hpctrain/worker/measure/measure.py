@@ -136,8 +136,8 @@ def _measure_cpu(type_key: str, share: int) -> Device:
 
 def _measure_gpus() -> tuple[list[Device], dict[str, DeviceType]]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    with open_nvml() as nvml:
-        readers = [GpuReader(index, nvml) for index in range(len(names))]
+    with open_nvml():
+        readers = [GpuReader(index) for index in range(len(names))]
         loads = load_gpus(readers, time.perf_counter)
         devices = [
             reader.device(_slug(name), load, readers, time.perf_counter)

@@ -20,7 +20,7 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.save_and_load import load
 from hpctrain.corpus.read.special_tokens import special_tokens
 from hpctrain.corpus.read.tokens import Corpus, Split
-from hpctrain.model.build import build_part
+from hpctrain.model.build import build_stage
 from hpctrain.parallel.loss import make_loss
 from hpctrain.records.run.objective import lengths
 from hpctrain.records.run.run import Run, run_of
@@ -86,7 +86,7 @@ def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
 def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
     """Return the whole model with the checkpoint's weights."""
     spec = run.spec()
-    model = build_part(spec, 0, spec.layers, first=True, last=True, seed=run.seed).to(device).eval()
+    model = build_stage(spec, 0, spec.layers, run.seed).to(device).eval()
     # Loading is collective; one rank needs no network.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}

@@ -74,7 +74,7 @@ def export(question: ExportRequest) -> list[str]:
 
 
 def _loaded(tensor: HfTensor, checkpoint: Path, group: dist.ProcessGroup, dtype: torch.dtype) -> Tensor:
-    own = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.own}
+    own = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.parameters}
     load(own, checkpoint, group)
     whole = to_hf_tensor(tensor, list(own.values())).to(dtype)
     if not torch.isfinite(whole).all():

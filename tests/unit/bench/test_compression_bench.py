@@ -18,6 +18,7 @@ from hpctrain.bench.compression.traffic import sent_bytes
 from hpctrain.bench.small_run import make_corpus
 from hpctrain.cli.bench.group import command
 from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.plan.compression import Quantized
 
 SMALL = LaunchSettings(
     steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=DecoderSpec(layers=2, dim=64, heads=2, vocab=320)
@@ -85,7 +86,7 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert {row.choice for name, row in rows.items() if name != "auto"} == {None}
     planned_s = rows["auto"].planned_step_s
     assert planned_s is not None
-    assert list(planned_s) == ["none", "bf16", "int8", "int4"]
+    assert list(planned_s) == ["none", "bf16", *Quantized.modes()]
     # A loopback that is busy may be slow enough to be worth rounding.
     near = 1e-4 if rows["auto"].choice == "none" else 0.1
     assert rows["auto"].loss == pytest.approx(rows["dense"].loss, abs=near)

@@ -60,7 +60,6 @@ def test_runs_that_the_profile_was_not_fitted_to_are_scored_before_and_after_it(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--own", "--data", "x.csv"], "--data: not with --own"),
         (["--own", "--search-limit", "1"], "--search-limit: not with --own"),
         (["--steps", "20"], "--steps: only with --own"),
     ],

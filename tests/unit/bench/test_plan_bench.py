@@ -1,202 +1,27 @@
-"""`hpctrain bench plan` on small tables made by hand, and the arithmetic of its scores."""
+"""`hpctrain bench plan`: searches, what placement is worth, and a plan beside all plans."""
 
 from __future__ import annotations
 
-import csv
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hpctrain.base.errors import CommandTimeoutError, FileError, InputError
+from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.process import CommandResult, SystemRunner
 from hpctrain.bench.planner.cases import CASES, SearchCase, scene_of_case
-from hpctrain.bench.planner.devices import gpu_of, gpus_of, stated_bytes_per_s
-from hpctrain.bench.planner.fit import PACKAGED, constants_by, fit
-from hpctrain.bench.planner.model import GptSpec
 from hpctrain.bench.planner.placement import measure as measure_placement
-from hpctrain.bench.planner.profiles import SailorFigures, read_figures
-from hpctrain.bench.planner.published_runs import COLUMNS, read_runs
-from hpctrain.bench.planner.published_scenario import scene_of
-from hpctrain.bench.planner.score import baseline, errors_of, rankings
 from hpctrain.bench.planner.search import brute_force_gap_pct, figures_of
 from hpctrain.cli.main import cli
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.whatif import plan_without
-
-NOTHING = SailorFigures({}, {})
-ROW = {
-    "id": "vtrain-single-9999", "source": "vTrain (MICRO24) data/ground_truth_single.csv", "framework": "Megatron",
-    "model": "GPT", "gpu": "A100 (memory size not stated)", "num_gpus": "4", "gpus_per_node": "8",
-    "intra_node": "NVLink", "inter_node": "", "layers": "12", "hidden": "1024", "heads": "16", "ffn": "4096",
-    "seq": "1024", "vocab": "51200 (assumed)", "global_batch": "16", "micro_batch": "2", "tp": "1", "pp": "2",
-    "dp": "2", "vpp": "1", "recompute": "full (as configured)", "seq_parallel": "0", "dtype": "fp16",
-    "iter_time_s": "0.2", "peak_mem_GiB": "", "heterogeneous": "0", "plan_detail": "", "notes": "",
-}  # fmt: skip
-
-
-def write(path: Path, rows: list[dict[str, str]], columns: tuple[str, ...] = COLUMNS) -> Path:
-    with path.open("w", newline="") as stream:
-        table = csv.DictWriter(stream, columns, extrasaction="ignore")
-        table.writeheader()
-        table.writerows([ROW | row for row in rows])
-    return path
-
-
-def scenes(tmp_path: Path, *rows: dict[str, str]):
-    found = [scene_of(run, NOTHING) for run in read_runs(write(tmp_path / "runs.csv", list(rows)))]
-    assert not [reason for reason in found if isinstance(reason, str)]
-    return found
-
-
-def test_the_published_formula_of_activations_is_met() -> None:
-    """Korthikanti et al. 2022, equation (2): sbh(10 + 24/t + 5as/(ht)) bytes a layer in fp16."""
-    spec = GptSpec(layers=2, dim=1024, heads=16, ffn_dim=4096, vocab=512, positions=256)
-    for tp in (1, 2, 4, 8):
-        expected = 256 * 3 * 1024 * (10 + 24 / tp + 5 * 16 * 256 / (1024 * tp))
-        assert spec.activation_bytes(3, 256, tp, 2) == pytest.approx(expected)
-
-
-def test_gpus_and_rates_are_read_from_their_columns() -> None:
-    assert [gpu_of(text) for text in ("16xT4-16 (4x g4dn)", "A100-80GB-SXM", "4xGH-96", "Z9")] == [
-        "T4", "A100", "GH-96", None,
-    ]  # fmt: skip
-    assert gpus_of("2xV100+1xT4") == ["V100", "V100", "T4"]
-    assert gpus_of("2xV100+1xZ9") is None
-    assert stated_bytes_per_s("8x HDR IB 200Gb/s per node") == 8 * 25e9
-    assert stated_bytes_per_s("800 Gb/s per node (config inter_node_bandwidth=800)") == 100e9
-    assert stated_bytes_per_s("NVLink") is None
-
-
-def test_twice_the_batch_takes_longer_and_a_failed_run_has_no_time(tmp_path: Path) -> None:
-    short, long, failed = scenes(tmp_path, {}, {"global_batch": "32"}, {"iter_time_s": ""})
-    constants = constants_by(PACKAGED)
-    assert short.step_s(constants) < long.step_s(constants) < 2 * short.step_s(constants)
-    assert failed.run.step_s is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"gpu": "4xZ9"}, "there is no data sheet of '4xZ9'"),
-        ({"num_gpus": "8"}, "pp 2 × dp 2 × tp 1 is not its 8 GPUs"),
-        ({"global_batch": "18"}, "18 sequences do not go into 2 replicas with micro-batches of 2"),
-        ({"plan_detail": "layer cuts (30 pipeline units) [0, 30]"}, "its stages hold [12] blocks"),
-    ],
-)
-def test_a_run_that_cannot_be_described_says_why(tmp_path: Path, fields: dict[str, str], reason: str) -> None:
-    [run] = read_runs(write(tmp_path / "runs.csv", [fields]))
-    found = scene_of(run, NOTHING)
-    assert isinstance(found, str)
-    assert found.startswith(reason)
-
-
-def test_constants_are_found_again_from_runs_made_with_them(tmp_path: Path) -> None:
-    rows = [
-        {"micro_batch": str(size), "hidden": str(width), "ffn": str(4 * width), "pp": pp, "dp": dp}
-        for size in (1, 4)
-        for width in (1024, 4096)
-        for pp, dp in (("2", "2"), ("1", "4"))
-    ]
-    truth = dict(PACKAGED) | {"efficiency": 0.7, "block_ops": 180.0}
-    made = scenes(tmp_path, *rows)
-    times = [str(scene.step_s(constants_by(truth))) for scene in made]
-    told = scenes(tmp_path, *({**row, "iter_time_s": took} for row, took in zip(rows, times, strict=True)))
-    found = constants_by(fit(told, PACKAGED, steps=10))
-    for scene in told:
-        assert scene.step_s(found) == pytest.approx(scene.run.step_s, rel=0.03)
-    with pytest.raises(ValueError, match="no runs"):
-        fit([])
-
-
-def test_profiles_take_the_place_of_the_roofline(tmp_path: Path) -> None:
-    """A larger micro-batch that took less time shows that the smaller one was disturbed."""
-    folder = tmp_path / "sailor_profiles"
-    (folder / "M").mkdir(parents=True)
-
-    def layers(block: float) -> dict[str, list[float]]:
-        return {"0": [0.1, 0.0, 0.0], **{str(i): [block, 2 * block, 0.0] for i in (1, 2)}, "3": [0.1, 0.2, 0.0]}
-
-    (folder / "M" / "GH-96.json").write_text(json.dumps({"1": {"1": layers(3.0)}, "2": {"1": layers(2.0)}}))
-    (folder / "multizone_bandwidths_het.json").write_text(json.dumps({"us-central1-a": {}}))
-    figures = read_figures(folder)
-    times = figures.profiles["M"].at("GH-96", 1, 1)
-    assert times is not None
-    assert times.block == (2.0, 4.0)
-    [run] = read_runs(
-        write(
-            tmp_path / "runs.csv",
-            [{
-                "source": "Sailor", "model": "M", "gpu": "1xGH-96", "num_gpus": "1", "layers": "2", "pp": "1",
-                "dp": "1", "global_batch": "2", "micro_batch": "1", "dtype": "fp32", "recompute": "",
-            }],
-        )
-    )  # fmt: skip
-    scene = scene_of(run, figures)
-    assert not isinstance(scene, str)
-    assert scene.step_s(constants_by(PACKAGED)) == pytest.approx(2 * (2 * 6.0 + 0.1 + 0.3), rel=0.01)
-    (folder / "M" / "GH-96.json").write_text("[]")
-    with pytest.raises(InputError, match="sailor_profiles"):
-        read_figures(folder)
-
-
-@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=20))
-def test_errors_are_relative_to_what_was_measured(pairs: list[tuple[float, float]]) -> None:
-    found = errors_of([a for a, _ in pairs], [b for _, b in pairs])
-    assert found.largest + 1e-9 >= found.mean >= abs(found.bias) - 1e-9
-    exact = errors_of([b for _, b in pairs], [b for _, b in pairs])
-    assert (exact.mean, exact.largest, exact.below) == (0, 0, 0)
-
-
-def test_the_regret_is_that_of_the_plan_predicted_to_be_fastest(tmp_path: Path) -> None:
-    times = ["1.0", "1.2", "2.0", "3.0", "4.0"]
-    made = scenes(tmp_path, *({"id": f"r{i}", "iter_time_s": took} for i, took in enumerate(times)))
-    [right] = rankings(made, {f"r{i}": float(i) for i in range(5)}).values()
-    assert (right.rank_correlation, right.regret_pct) == pytest.approx((1.0, 0.0))
-    [wrong] = rankings(made, {f"r{i}": float(-i) for i in range(5)}).values()
-    assert (wrong.rank_correlation, wrong.regret_pct) == pytest.approx((-1.0, 300.0))
-    assert rankings(made[:4], {f"r{i}": 1.0 for i in range(4)}) == {}, "too few plans to be put in order"
-    assert baseline(made)["r0"] == pytest.approx(2.0), "one rate for all: the median"
-
-
-def test_the_command_scores_a_table(tmp_path: Path) -> None:
-    sizes = [("1", "0.30"), ("2", "0.22"), ("4", "0.24"), ("8", "0.40")]
-    rows = [{"id": f"vtrain-single-{2 * i:04}", "micro_batch": a, "iter_time_s": b} for i, (a, b) in enumerate(sizes)]
-    rows += [{"id": "odd", "gpu": "4xZ9"}, {"id": "bad", "notes": "SUSPECT-duplicate"}]
-    path = write(tmp_path / "runs.csv", rows)
-    done = CliRunner().invoke(cli, ["bench", "plan", "--data", str(path), "--search-limit", "0", "--json"])
-    assert done.exit_code == 0, done.output
-    record = json.loads(done.stdout)
-    [(problem, error)] = record["error_pct"]["by_problem"].items()
-    assert (problem, record["error_pct"]["mean"]) == ("vTrain single node, width 1024", error)
-    assert record["errors"][problem]["runs"] == 4
-    assert set(record["left_out"]) == {"odd", "bad"}
-    assert record["error_in_sample_pct"]["by_problem"] == {}, "none of these runs was fitted on"
-    assert record["regret_pct"] is None
-    assert "2 runs left out" in done.stderr
-
-
-def test_a_table_that_is_none_is_answered_with_what_is_missing(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.delenv("HPCTRAIN_DATA", raising=False)
-    done = CliRunner().invoke(cli, ["bench", "plan"])
-    assert isinstance(done.exception, InputError)
-    assert "--data" in str(done.exception)
-    with pytest.raises(FileError, match="columns are missing: hidden"):
-        read_runs(write(tmp_path / "a.csv", [{}], tuple(name for name in COLUMNS if name != "hidden")))
-    with pytest.raises(FileError, match=r"b.csv:3: r1: cannot be read"):
-        read_runs(write(tmp_path / "b.csv", [{"id": "r0"}, {"id": "r1", "tp": "two"}]))
-    with pytest.raises(InputError, match="cannot be read as CSV"):
-        read_runs(tmp_path / "missing.csv")
 
 
 def test_the_planner_finds_what_trying_everything_finds() -> None:
     assert brute_force_gap_pct() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_searches_and_plans_after_a_loss_are_shown(tmp_path: Path, monkeypatch) -> None:
+def test_searches_and_plans_after_a_loss_are_shown(monkeypatch) -> None:
     run, topology = scene_of_case(SearchCase("equal", 32, "350M"))
     found = figures_of(run, topology)
     assert "lost" not in figures_of(run, topology.only(["node0"])), "nothing would be left"
@@ -212,7 +37,7 @@ def test_searches_and_plans_after_a_loss_are_shown(tmp_path: Path, monkeypatch) 
             raise CommandTimeoutError("too long")
 
     monkeypatch.setattr("hpctrain.base.process.SystemRunner", Answers)
-    done = CliRunner().invoke(cli, ["bench", "plan", "--data", str(write(tmp_path / "runs.csv", [{}])), "--json"])
+    done = CliRunner().invoke(cli, ["bench", "plan", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["searches"] == {"equal-32-350M": found}
     (row,) = (line for line in done.stderr.splitlines() if "equal-32-350M" in line and "took longer" not in line)

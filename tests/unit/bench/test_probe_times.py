@@ -26,10 +26,10 @@ def test_a_pair_counts_with_both_figures_of_both_directions() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--faults", "--simulated"], "--faults: not with --simulated"),
+        (["--faults", "--times"], "--faults: not with --times"),
         (["--times", "--rate", "50mbit"], "--rate: not with --times"),
         (["--clean", "3"], "--clean: only with --faults"),
-        (["--faults", "--nodes", "64"], "--nodes: only with --simulated"),
+        (["--times", "--clean", "3"], "--clean: only with --faults"),
     ],
 )
 def test_options_of_another_kind_are_refused(argv: list[str], said: str) -> None:

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.compress.activation_codec import build_activation_codec
-from hpctrain.records.plan.codec import message_bytes_per_element
-from hpctrain.records.plan.compression import Messages
+from hpctrain.records.plan.stage_messages import MESSAGES, Messages
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    messages=st.sampled_from(["bf16", "int8"]),
+    messages=st.sampled_from([messages for messages in MESSAGES if messages != "none"]),
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.sampled_from([1, 32, 100, 256, 257])),
     exponent=st.integers(-20, 20),
     turned=st.booleans(),
@@ -34,14 +33,14 @@ def test_what_is_read_is_near(messages: Messages, shape: tuple[int, int, int], e
     empty = code.empty(tensor)
     assert (message.shape, message.dtype) == (empty.shape, empty.dtype)
     numbers = tensor.numel() if messages == "bf16" else -(-tensor.numel() // 256) * 256
-    assert message.nbytes == numbers * message_bytes_per_element(messages)
+    assert message.nbytes == numbers * MESSAGES[messages].number_bytes
     if messages == "bf16":
         assert (read - tensor).abs().le(tensor.abs() * 2**-8).all()
     else:
         assert (read - tensor).abs().max() <= tensor.abs().max() / 127 / 2 * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("messages", ["bf16", "int8"])
+@pytest.mark.parametrize("messages", [messages for messages in MESSAGES if messages != "none"])
 def test_an_overflow_is_still_one_behind_the_message(messages: Messages) -> None:
     code = build_activation_codec(messages)
     assert code is not None

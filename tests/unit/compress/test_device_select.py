@@ -20,7 +20,8 @@ from torch import Tensor
 
 from hpctrain.compress.select import selectors
 from hpctrain.compress.select.device_select import ThresholdSelect, by_torch, threshold_select
-from hpctrain.compress.select.selectors import Selector, select, select_with_values
+from hpctrain.compress.select.selectors import select, select_with_values
+from hpctrain.records.plan.compression import Selector
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS_ON = torch.device("cpu") if INTERPRETED else torch.device("cuda", 0)

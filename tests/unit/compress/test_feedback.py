@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
-from hpctrain.compress.collectives.feedback import ErrorFeedback, FeedbackMode
+from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.records.plan.compression import Feedback
 
 BETA = 0.9
 
 
-def expected(mode: FeedbackMode, gradient: Tensor, residual: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def expected(mode: Feedback, gradient: Tensor, residual: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """What is sent and what is kept, written down directly."""
     a = {"standard": gradient + residual, "decayed": gradient + BETA * residual, "paper": gradient + residual}[mode]
     sent = torch.zeros_like(a)
@@ -21,7 +22,7 @@ def expected(mode: FeedbackMode, gradient: Tensor, residual: Tensor, places: Ten
 
 
 @pytest.mark.parametrize("mode", ["standard", "decayed", "paper"])
-def test_the_recursions(mode: FeedbackMode) -> None:
+def test_the_recursions(mode: Feedback) -> None:
     generator = torch.Generator().manual_seed(1)
     feedback = ErrorFeedback(mode, beta=BETA)
     residual = torch.zeros(50)

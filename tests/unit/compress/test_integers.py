@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpctrain.compress.codecs.integers import BLOCK, Bits, IntegerCode
+from hpctrain.compress.codecs.integers import BLOCK, FEWEST_BITS, MOST_BITS, IntegerCode
 
-LEVELS: dict[Bits, int] = {8: 127, 4: 7}
+LEVELS = {bits: 2 ** (bits - 1) - 1 for bits in range(FEWEST_BITS, MOST_BITS + 1)}
 
 
 def written(code: IntegerCode, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,7 +30,7 @@ def written(code: IntegerCode, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]
     zeros=st.booleans(),
     seed=st.integers(0, 5),
 )
-def test_what_is_read_and_what_is_left_add_up(bits: Bits, blocks: int, exponent: int, zeros: bool, seed: int) -> None:
+def test_what_is_read_and_what_is_left_add_up(bits: int, blocks: int, exponent: int, zeros: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randn(blocks, BLOCK, generator=generator) * 10.0**exponent
     numbers *= torch.logspace(-3, 3, blocks)[:, None]
@@ -44,7 +44,7 @@ def test_what_is_read_and_what_is_left_add_up(bits: Bits, blocks: int, exponent:
 
 
 @pytest.mark.parametrize("bits", LEVELS)
-def test_messages_are_added_to_what_is_there(bits: Bits) -> None:
+def test_messages_are_added_to_what_is_there(bits: int) -> None:
     code = IntegerCode(bits)
     numbers = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(1))
     read, _, message = written(code, numbers)
@@ -60,7 +60,7 @@ def test_messages_are_added_to_what_is_there(bits: Bits) -> None:
 
 @pytest.mark.parametrize("bits", LEVELS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_number_that_is_not_finite_spoils_its_block_and_no_other(bits: Bits, bad: float) -> None:
+def test_a_number_that_is_not_finite_spoils_its_block_and_no_other(bits: int, bad: float) -> None:
     code = IntegerCode(bits)
     numbers = torch.randn(3, BLOCK, generator=torch.Generator().manual_seed(2))
     numbers[1, 7] = bad
@@ -68,3 +68,9 @@ def test_a_number_that_is_not_finite_spoils_its_block_and_no_other(bits: Bits, b
     assert read.view(3, -1).isfinite().all(1).tolist() == [True, False, True]
     assert not read.view(3, -1)[1].isfinite().any()
     assert not code.finite(message)
+
+
+@pytest.mark.parametrize("bits", [1, 9])
+def test_no_other_width_is_taken_for_one_that_is_known(bits: int) -> None:
+    with pytest.raises(ValueError, match=f"integers of {bits} bits; allowed: 2 to 8"):
+        IntegerCode(bits)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpctrain.compress.select.selectors import Selector, select
+from hpctrain.compress.select.selectors import select
+from hpctrain.records.plan.compression import Selector
 
 BY_SIZE: list[Selector] = ["exact", "sampled", "block"]
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.compress.codecs.indices import mask_of, pack_bits, positions_of, unpack_bits
 from hpctrain.compress.codecs.sketch import PEELING_LOAD, fold, unfold
-from hpctrain.compress.reducers.tagc_index import pack, unpack
 
 NUMEL = 60_000
 
@@ -69,6 +69,6 @@ def test_nothing_unfolds_to_nothing() -> None:
 @given(st.sets(st.integers(0, 199)), st.integers(25, 30))
 def test_a_bitmap_gives_its_positions_back(positions: set[int], length: int) -> None:
     ordered = torch.tensor(sorted(positions), dtype=torch.int64)
-    bitmap = pack(ordered, length)
+    bitmap = pack_bits(mask_of(ordered, 8 * length))
     assert len(bitmap) == length
-    assert unpack(bitmap).tolist() == sorted(positions)
+    assert positions_of(unpack_bits(bitmap, 8 * length)).tolist() == sorted(positions)

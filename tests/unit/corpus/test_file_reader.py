@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
-from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import NotTextError, Passage, cut_record, passage_bytes
 from hpctrain.corpus.input.read_columns import row_groups
+from hpctrain.corpus.input.skipped import BadRecords
 from hpctrain.corpus.input.work_units import FileRange, Format, InputFile, plan_work_units
 
 ONE_FOLDER = settings(

@@ -24,9 +24,9 @@ from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.input import compressed_input
 from hpctrain.corpus.input.compressed_input import open_decompressed
 from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
-from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.inputs import find_inputs
 from hpctrain.corpus.input.passages import NotTextError
+from hpctrain.corpus.input.skipped import BadRecords
 from hpctrain.corpus.input.work_units import FileRange
 from hpctrain.corpus.prepare.check import check_corpus
 from hpctrain.corpus.prepare.options import PrepareOptions

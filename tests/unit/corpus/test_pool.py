@@ -26,7 +26,7 @@ class Task:
         if self.kind == "wrong file":
             raise FileError("f", [FieldError("key", "is wrong", 3)])
         if self.kind == "mistake":
-            raise ZeroDivisionError
+            1 // 0
         if self.kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.2 if self.number == 0 or self.kind == "quiet" else 0)
@@ -60,6 +60,5 @@ def test_results_are_in_order_and_errors_end_the_work(tmp_path: Path) -> None:
     assert (numbers, processes, advanced, again) == (list(range(9)), 2, 36 + 3, [0, 1, 2])
     assert both == [1, 2]
     assert told[0] == "InputError: f:3: key: is wrong"
-    assert told[1].startswith("RuntimeError: Traceback")
-    assert "ZeroDivisionError" in told[1]
+    assert told[1] == "ZeroDivisionError: integer division or modulo by zero"
     assert told[2].startswith("HpctrainError: a worker process ended by signal 9; where memory is short, use fewer")

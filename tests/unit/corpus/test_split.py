@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.corpus.input.passages import BUCKETS, bucket_of, digest_of
-from hpctrain.corpus.prepare.scan import smallest
-from hpctrain.corpus.prepare.split import no_bytes, validation_buckets
+from hpctrain.corpus.prepare.scan import no_bytes, smallest, validation_buckets
 
 
 @given(

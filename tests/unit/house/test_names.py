@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,3 +47,16 @@ def test_every_folder_with_modules_is_a_room_that_says_what_is_in_it(repository:
     folders = {path.parent for path in (repository / "hpctrain").rglob("*.py")}
     silent = [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]
     assert silent == []
+
+
+def test_every_term_of_the_glossary_that_is_code_is_in_the_code(repository: Path) -> None:
+    rows = [
+        line.split("|")[1:3]
+        for line in (repository / "docs/glossary.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    codes = {code for row in rows for cell in row for code in re.findall(r"`([A-Za-z_][\w.-]*)`", cell)}
+    assert len(codes) > 70
+    sources = " ".join(path.read_text() for path in (repository / "hpctrain").rglob("*.py"))
+    written = set(re.findall(r"\w+", sources))
+    assert {code for code in codes if not set(re.findall(r"\w+", code)) <= written} == set()

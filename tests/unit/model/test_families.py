@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from hpctrain.model.build import build_modules, build_part, build_stage
 from hpctrain.model.imported.part import blocks_of
 from hpctrain.model.relative_positions import relative_position_bias, relative_position_buckets
+from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
@@ -210,7 +211,7 @@ def test_a_model_in_parts_is_the_model(spec: FamilySpec) -> None:
         held: dict[str, int] = {}
         for stage, (start, stop) in enumerate(itertools.pairwise(cuts)):
             ends = {"first": stage == 0, "last": stage == len(cuts) - 2}
-            part = build_part(spec, start, stop, **ends, seed=5)
+            part = build_part(spec, StageBlocks(start, stop, **ends), seed=5)
             x = part(x, *decoder_tokens)
             if not ends["last"]:
                 assert x.shape[1] == spec.boundary_length(12, stop)
@@ -232,7 +233,7 @@ def test_a_preset_has_as_many_weights_as_counted(name: str) -> None:
     middle = spec.preferred_cut or spec.layers // 2
     for start, stop in ((0, 1), (middle - 1, middle + 1), (spec.layers - 1, spec.layers)):
         with torch.device("meta"):
-            part = build_modules(spec, start, stop, start == 0, stop == spec.layers)
+            part = build_modules(spec, StageBlocks(start, stop, start == 0, stop == spec.layers))
         assert sum(parameter.numel() for parameter in part.parameters()) == spec.parameters(start, stop)
 
 

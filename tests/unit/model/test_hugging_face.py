@@ -20,6 +20,7 @@ from hpctrain.hf.shards import assign_to_shards, index_of
 from hpctrain.hf.tensors import tensors_of
 from hpctrain.model.build import build_part
 from hpctrain.model.hf_weights import HfWeights, to_hf_tensor
+from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.records.model.families import FamilySpec
 
 TOLERANCE = 1e-5
@@ -80,7 +81,7 @@ def ours(spec: FamilySpec, fill: Callable[[nn.Module], None]) -> torch.Tensor:
     x, named = TOKENS, {"decoder_tokens": DECODED} if spec.family == "encoder_decoder" else {}
     for start in range(spec.layers):
         last = start == spec.layers - 1
-        x = build_part(spec, start, start + 1, first=start == 0, last=last, seed=0, fill=fill)(x, **named)
+        x = build_part(spec, StageBlocks(start, start + 1, start == 0, last), seed=0, fill=fill)(x, **named)
     return x
 
 
@@ -90,7 +91,7 @@ def exported(spec: FamilySpec, module: nn.Module, folder: Path, limit: int) -> P
     own = {name: parameter.detach() for name, parameter in module.named_parameters()}
     files = assign_to_shards(tensors_of(spec), 4, limit)
     for name, tensors in files.items():
-        held = {tensor.name: to_hf_tensor(tensor, [own[part] for part in tensor.own]) for tensor in tensors}
+        held = {tensor.name: to_hf_tensor(tensor, [own[part] for part in tensor.parameters]) for tensor in tensors}
         save_file(held, folder / name, metadata={"format": "pt"})
     if len(files) > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(files, 4)))
@@ -109,7 +110,7 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
     weights = HfWeights(found, tmp_path / "in")
     assert found.dims.vocab == 97
     assert (ours(found.dims, weights.fill) - theirs(model)).abs().max() <= TOLERANCE
-    whole = build_part(found.dims, 0, found.dims.layers, first=True, last=True, seed=5)
+    whole = build_part(found.dims, StageBlocks(0, found.dims.layers, True, True), seed=5)
     out = exported(found.dims, whole, tmp_path / "out", 30_000)
     name = json.loads((out / "config.json").read_text())["architectures"][0]
     loaded, report = getattr(transformers, name).from_pretrained(out, output_loading_info=True)
@@ -127,7 +128,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
     spec = Gpt2Spec(layers=2, dim=16, heads=2, vocab=50, positions=32, ffn_dim=64)
-    module = build_part(spec, 0, 2, first=True, last=True, seed=1)
+    module = build_part(spec, StageBlocks(0, 2, True, True), seed=1)
     return exported(spec, module, tmp_path_factory.mktemp("hf") / "gpt2", 1 << 30)
 
 
@@ -148,7 +149,7 @@ def test_early_names_and_short_numbers_are_read(gpt2: Path, tmp_path: Path) -> N
     (tmp_path / "config.json").write_bytes((gpt2 / "config.json").read_bytes())
     save_file({name: tensor.clone() for name, tensor in early.items()}, tmp_path / "model.safetensors")
     module = build_part(
-        found.dims, 0, 2, first=True, last=True, seed=0, fill=HfWeights(read_folder(tmp_path), tmp_path).fill
+        found.dims, StageBlocks(0, 2, True, True), seed=0, fill=HfWeights(read_folder(tmp_path), tmp_path).fill
     )
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
     expected = held["transformer.h.1.attn.c_attn.weight"][:, 16:32].t().bfloat16().float()
@@ -205,7 +206,7 @@ def test_the_row_of_the_padding_is_read_and_trained_as_any_other(tmp_path: Path)
     model.save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
     fill = HfWeights(found, tmp_path / "in").fill
-    part = build_part(found.dims, 0, found.dims.layers, first=True, last=True, seed=0, fill=fill)
+    part = build_part(found.dims, StageBlocks(0, found.dims.layers, True, True), seed=0, fill=fill)
     weight = part.get_parameter("embedding.weight")
     assert torch.equal(weight[5], model.get_input_embeddings().weight[5])
     assert weight[5].any()

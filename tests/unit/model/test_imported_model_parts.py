@@ -13,6 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.model.build import build_part
 from hpctrain.model.imported.describe import DescribeRequest, describe
 from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "own_model" / "code"
@@ -90,7 +91,7 @@ def test_parts_have_the_weights_and_names_of_the_whole_model(example: ImportedSp
     whole = gpt.make(vocabulary=11, seq_len=6, **ARGUMENTS)
     cuts = [(0, 0), (0, 2), (2, 3)]
     parts = [
-        build_part(example, start, stop, first=index == 0, last=index == 2, seed=5)
+        build_part(example, StageBlocks(start, stop, index == 0, index == 2), seed=5)
         for index, (start, stop) in enumerate(cuts)
     ]
     expected = dict(whole.named_parameters())
@@ -105,8 +106,8 @@ def test_parts_have_the_weights_and_names_of_the_whole_model(example: ImportedSp
 
 
 def test_a_part_speaks_fp32_inside_and_the_type_of_products_at_the_end(example: ImportedSpec) -> None:
-    first = build_part(example, 0, 2, first=True, last=False, seed=5)
-    last = build_part(example, 2, 3, first=False, last=True, seed=5)
+    first = build_part(example, StageBlocks(0, 2, True, False), seed=5)
+    last = build_part(example, StageBlocks(2, 3, False, True), seed=5)
     with torch.autocast("cpu", torch.bfloat16):
         hidden = first(torch.arange(6)[None])
         logits = last(hidden)
@@ -157,7 +158,7 @@ def make(vocabulary):
     assert "share a weight" in (spec.pipeline_error(2) or "")
     assert spec.pipeline_error(1) is None
     with pytest.raises(InputError, match="share a weight"):
-        build_part(spec, 0, 1, first=True, last=False, seed=1)
+        build_part(spec, StageBlocks(0, 1, True, False), seed=1)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_a_forward_that_gives_logits_has_to_give_those_of_the_pieces(
 
 def test_a_stage_refuses_what_is_no_tensor(ask: Callable[..., ImportedSpec]) -> None:
     """What a block gave when it was looked at is not what it gives in every step."""
-    part = build_part(ask("make = Net"), 0, 3, first=True, last=True, seed=1)
+    part = build_part(ask("make = Net"), StageBlocks(0, 3, True, True), seed=1)
     part.get_submodule("layers.1").register_forward_hook(lambda *_: {"x": 1})
     with pytest.raises(InputError, match=r"layers\.1 gave a dict; allowed: one tensor"):
         part(torch.zeros(1, 6, dtype=torch.long))
@@ -318,7 +319,7 @@ def test_a_stage_refuses_what_is_no_tensor(ask: Callable[..., ImportedSpec]) -> 
 def test_a_padding_index_of_a_persons_embedding_keeps_its_meaning(ask: Callable[..., ImportedSpec]) -> None:
     """As in torch: that row takes no part in training."""
     spec = ask(edited("net.embed = nn.Embedding(vocabulary, 8, padding_idx=3)"), front=["embed"], back=["head"])
-    part = build_part(spec, 0, 3, first=True, last=True, seed=1)
+    part = build_part(spec, StageBlocks(0, 3, True, True), seed=1)
     weight = part.get_submodule("embed").weight
     assert not weight[3].any()
     part(torch.tensor([[3, 4, 3]])).sum().backward()

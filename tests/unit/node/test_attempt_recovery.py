@@ -17,7 +17,7 @@ from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.successor import read_successors
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id, open_jobs
-from hpctrain.slurm.job import SEPARATOR
+from hpctrain.slurm.fields import SEPARATOR
 
 RUN = {
     "name": "gpt",

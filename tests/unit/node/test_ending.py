@@ -18,7 +18,9 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
-from hpctrain.jobs.after_attempt import (
+from hpctrain.jobs.attempt_outcome import AttemptOutcome
+from hpctrain.jobs.cancel import CANCELLED_FILE
+from hpctrain.jobs.policy import (
     AttemptHistory,
     JobVerdict,
     decide_after_attempt,
@@ -26,8 +28,6 @@ from hpctrain.jobs.after_attempt import (
     notification_state,
     read_attempt_history,
 )
-from hpctrain.jobs.attempt_outcome import AttemptOutcome
-from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.jobs.srun_error import srun_log
 from hpctrain.node import attempt, run
 from hpctrain.records.history.attempt import failures_since_checkpoint

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.agent.event_log import EventLog
-from hpctrain.bench.probe.simulated import node_names
-from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
-from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
 from hpctrain.node.probe_progress import EVERY_S, ProbeProgress
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.protocol.coordinator import Coordinator
@@ -15,6 +12,9 @@ from hpctrain.records.history.event import read_events
 from hpctrain.records.run.run import Run
 from hpctrain.report.status import decide_status
 from hpctrain.report.watch_view import PlainView
+from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
+from tools.probe_simulation.tables import node_names
+from tools.probe_simulation.transport import SimulatedClock, SimulatedTransport
 
 RUN = {
     "steps": 5,

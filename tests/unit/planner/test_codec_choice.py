@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import RefusedError
 from hpctrain.cli.commands.plan import command
-from hpctrain.planner.cost.all_reduce import all_reduce_time, uses_all_to_all
+from hpctrain.planner.cost.all_reduce import StageGradients, all_reduce_time
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import MemoryOptions
-from hpctrain.planner.cost.model import REDUCE_SCATTER_SHARE, CostModel
+from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.sharded_collectives import COPY_PASSES
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.placement_links import PlacementLinks
@@ -29,6 +29,8 @@ SLOW, FAST = (2e-4, 8e-8), (5e-5, 2e-10)
 """100 Mbit/s, and a loopback."""
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
 AUTO = {"mode": "auto", "lossy": True}
+DENSE = ["none", "bf16", *Quantized.modes()]
+"""Codecs that keep the loss."""
 
 
 def fixed(**fields):
@@ -48,12 +50,12 @@ def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
     assert slow.predicted.step_time_s["total"] < 0.5 * exact.predicted.step_time_s["total"]
     assert slow.predicted.bound_s <= slow.predicted.step_time_s["total"]
     for made in (slow, fast):
-        assert list(compared(made)) == ["none", "bf16", "int8", "int4", "power_sgd", "topk"]
+        assert list(compared(made)) == [*DENSE, "power_sgd", "topk"]
         assert [each.verdict for each in compared(made).values()].count("chosen") == 1
         assert compared(made)[made.codec.mode].verdict == "chosen"
         assert compared(made)[made.codec.mode].step_s <= compared(made)["none"].step_s
         assert Plan.model_validate_json(made.model_dump_json(by_alias=True)).compression == made.compression
-    assert all(compared(fast)[mode].hidden_s > 0 for mode in ("none", "bf16", "int8", "int4"))
+    assert all(compared(fast)[mode].hidden_s > 0 for mode in DENSE)
     assert all(compared(fast)[mode].hidden_s == 0 for mode in ("power_sgd", "topk"))
     assert "no other way saves enough" in fast.compression[0].reason
 
@@ -73,7 +75,7 @@ def test_what_costs_loss_is_chosen_only_where_that_is_allowed(plan, topology):
     asked = {"compression": {"mode": "auto"}, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
     made = plan(topology(default=SLOW), **asked)
     assert made.codec.mode == "int4"
-    assert list(compared(made)) == ["none", "bf16", "int8", "int4"]
+    assert list(compared(made)) == DENSE
 
 
 @pytest.mark.parametrize(("bits_per_s", "expected"), [(1e8, "int4"), (1e9, "int4"), (4e10, "none")])
@@ -119,8 +121,9 @@ def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology
 
 
 def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
-    assert [getattr(codec, "warmup_steps", None) for codec in candidate_codecs(20, True)] == [None] * 4 + [2, 2]
-    assert [getattr(codec, "warmup_steps", None) for codec in candidate_codecs(10**6, True)] == [None] * 4 + [100, 100]
+    for steps, warmup in ((20, 2), (10**6, 100)):
+        candidates = candidate_codecs(steps, True)
+        assert [getattr(codec, "warmup_steps", None) for codec in candidates] == [None] * len(DENSE) + [warmup] * 2
 
 
 def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
@@ -219,7 +222,7 @@ def test_sums_of_a_sharded_state_take_their_bytes_and_their_processor_seconds(pl
 
     exact = made("none")
     sums = 25_829_888 * (1 if zero == 1 else 2)
-    for mode, each_bytes, share in (("bf16", 2, 1), ("int8", 1 + 1 / 64, REDUCE_SCATTER_SHARE)):
+    for mode, each_bytes, share in (("bf16", 2, 1), ("int8", 1 + 1 / 64, Quantized.reduce_scatter_share)):
         saved = (4 - each_bytes) * (1e-8 / 2 + COPY_PASSES / 1e10) - share * 1e-8
         assert exact.predicted.step_time_s["total"] - made(mode).predicted.step_time_s["total"] == pytest.approx(
             sums * saved, rel=2e-3
@@ -234,8 +237,8 @@ def test_bytes_and_rounds_of_each_way(topology, run):
     numbers = 1_000_000
 
     def found(codec):
-        (rings,) = placement_links.replicate_ring_groups(1, uses_all_to_all(codec))
-        return all_reduce_time(codec, rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, each, BUCKET_BYTES)
+        (rings,) = placement_links.replicate_ring_groups(1, codec.all_to_all)
+        return all_reduce_time(codec, rings, StageGradients(numbers, 4, 1024, 1e-10, each), 1, BUCKET_BYTES)
 
     ring = 2 * 3 / 4 * numbers
     for codec, sent, turns, processor in (
@@ -249,7 +252,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
         assert one.wire_s == pytest.approx(turns * 6 * 1e-3 + 1e-8 * sent)
         assert one.processor_s == pytest.approx(processor)
     (rings,) = placement_links.replicate_ring_groups(1)
-    exact = all_reduce_time(NoCompression(), rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, None, BUCKET_BYTES)
+    exact = all_reduce_time(NoCompression(), rings, StageGradients(numbers, 4, 1024, 1e-10, None), 1, BUCKET_BYTES)
     assert (exact.sent_bytes, exact.wire_s) == (4 * ring, pytest.approx(6e-3 + 4e-8 * ring))
 
 

@@ -59,7 +59,7 @@ def test_only_what_leaves_a_node_is_rounded(plan, topology):
     four = {**TWO, "pp": 4}
     for asked in ({"mode": "auto"}, {"mode": "none", "activations": "bf16"}):
         made = plan(pair, compression=asked, parallel=four)
-        nodes = [replica[0].partition(":")[0] for replica in made.replicas[0].devices]
+        nodes = [replica[0].node for replica in made.replicas[0].devices]
         leaves = [a != b for a, b in pairwise(nodes)]
         assert sum(leaves) == 1
         assert ways(made) == [*("bf16" if leaving else "none" for leaving in leaves), "none"]
@@ -79,7 +79,7 @@ def test_links_of_two_speeds_are_given_two_ways(plan, topology):
         parallel={**TWO, "pp": 3},
     )
     of = {
-        frozenset(place.partition(":")[0] for row in made.replicas[0].devices[stage : stage + 2] for place in row): way
+        frozenset(place.node for row in made.replicas[0].devices[stage : stage + 2] for place in row): way
         for stage, way in enumerate(ways(made)[:-1])
     }
     assert of[frozenset({"local1", "local2"})] == "bf16"

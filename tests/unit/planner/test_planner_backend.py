@@ -3,6 +3,7 @@
 import pytest
 
 from hpctrain.planner.devices.links import Links, message_s, ring_all_reduce_s
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.link_cost import LinkCost
 
@@ -15,7 +16,7 @@ def test_links_over_the_backend_take_the_place_of_those_over_tcp(topology) -> No
     fabric = bare.fabric.model_copy(update={"links": [link.model_copy(update=sides)]})
     measured = bare.model_copy(update={"fabric": fabric})
 
-    device_ids = ["local0:cpu0", "local1:cpu0"]
+    device_ids = [DeviceId("local0:cpu0"), DeviceId("local1:cpu0")]
     times = [message_s(Links(LinkCost(each)), device_ids[:1], device_ids[1:], 1e6) for each in (bare, measured)]
     sums = [ring_all_reduce_s(Links(LinkCost(each)), device_ids, 1e6) for each in (bare, measured)]
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.cost.memory import PROCESS_BYTES, MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.roofline import PassTime
@@ -18,7 +17,7 @@ from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
 from hpctrain.planner.simulate.engine import StageDurations, simulate
-from hpctrain.schedule import make_schedule
+from hpctrain.schedule.generate import make_schedule
 
 seconds = st.floats(0, 100)
 
@@ -36,27 +35,15 @@ def test_sends_that_block_hold_up_the_sender():
     table = make_schedule("1f1b", 2, 2, 8)
     assert simulate(table, durations).makespan == pytest.approx(0.1 + 0.5 + 8 * 6.0 + 0.5 + 0.1)
     # The last rank never waits: it now stands still for each of its gradients but the last.
-    blocked = simulate(table, replace(durations, blocking=True)).makespan
+    blocked = simulate(table, durations._replace(blocking=True)).makespan
     assert blocked == pytest.approx(simulate(table, durations).makespan + 7 * 0.5)
 
 
-def model(topology, run, kind="cpu", profile=None, **fields):
+def model(topology, run, kind="cpu", **fields):
     asked = run(**fields)
     work, _ = workload_of(asked, asked.spec())
     pool = make_device_pool(asked, topology([1.0, 1.0], kind=kind))
-    return CostModel(work, pool.links, profile=profile), make_tensor_parallel_groups(pool, 1)[0]
-
-
-def test_measured_layers_take_the_place_of_the_roofline_where_there_are_any(topology, run):
-    times = LayerTimes((1.0, 2.0), (0.25, 0.5), (0.125, 0.25), 0.0625)
-    cost, unit = model(topology, run, profile=LayerProfile({("type1.0", 1, 4): times}))
-    plain, other = model(topology, run)
-    measured, estimated = cost.module_times(unit, 4), plain.module_times(other, 4)
-    assert measured.whole_model(6) == 6 * 3.0 + 0.75 + 0.375
-    assert cost.module_times(unit, 2) == plain.module_times(other, 2) != estimated, (
-        "another micro-batch was not measured"
-    )
-    assert cost.optimizer_s(unit, ModelPart(2, True, False), 4) == 3 * 0.0625
+    return CostModel(work, pool.links), make_tensor_parallel_groups(pool, 1)[0]
 
 
 def test_narrow_blocks_cost_more_per_flop_on_a_gpu_only(topology, run):

@@ -17,11 +17,9 @@ from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import StageDurations, simulate
-from hpctrain.planner.simulate.fast_engine import fast_simulate
+from hpctrain.planner.simulate.engine import StageDurations, rank_ends, simulate
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.schedule import make_schedule
-from hpctrain.schedule.generate import SCHEDULE_NAMES, why_no_schedule
+from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
 
 SMALL = {"layers": 3, "dim": 128, "heads": 4}
 
@@ -126,9 +124,9 @@ def test_fast_times_are_those_of_the_simulated_table(name, pp, count, blocking, 
         tuple(0.1 for _ in range(stages)), tuple(0.2 for _ in range(stages)), blocking,
     )  # fmt: skip
     line = simulate(make_schedule(name, pp, stages, count), durations)
-    whole = fast_simulate(name, pp, stages, count, durations, whole=True)
+    whole = rank_ends(name, pp, stages, count, durations, whole=True)
     if pp > 1:
         assert whole == pytest.approx([line.rank_end(rank) for rank in range(pp)])
-    short = fast_simulate(name, pp, stages, count, durations)
+    short = rank_ends(name, pp, stages, count, durations)
     # Stages ten times as long as others, and messages as long as stages: 2.1 % is the most that was ever seen.
     assert max(short) == pytest.approx(max(whole), rel=0.05)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpctrain.planner.bounds.interleaved import bound_weights, round_counts
-from hpctrain.schedule import make_schedule
+from hpctrain.schedule.generate import make_schedule
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 7])

@@ -20,14 +20,15 @@ from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import lower_bound, predict
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
-from hpctrain.schedule import check_schedule, schedule_of
+from hpctrain.schedule.check import check_schedule
+from hpctrain.schedule.resolve import schedule_of
 
 PIPELINE = {"mode": "fixed", "pp": 2, "schedule": "1f1b"}
 REPLICAS = {"mode": "fixed", "dp": 2}
 
 
 def nodes_of(row):
-    return [place.partition(":")[0] for stage in row for place in stage]
+    return [place.node for stage in row for place in stage]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
@@ -143,7 +144,7 @@ def test_interleaved_stages_lie_on_the_ranks_in_turn(plan, topology):
 
 def test_tensor_parallelism_stays_within_a_node(plan, topology):
     made = plan(topology((1, 1), devices=2), parallel={"mode": "fixed", "tp": 2, "dp": 2})
-    assert all(len({place.partition(":")[0] for place in row}) == 1
+    assert all(len({place.node for place in row}) == 1
                for replica in made.replicas for row in replica.devices)  # fmt: skip
     across = plan(topology((1, 1)), parallel={"mode": "fixed", "tp": 2})
     assert across.nodes == ["local0", "local1"]
@@ -165,7 +166,7 @@ def test_spares_excluded_nodes_and_extra_devices_are_left_out(plan, topology):
     assert "Left out on the probe's advice: local3." in made.notes
     assert "Kept idle as spares: local1." in made.notes
     single = plan(topology((1, 1), devices=4), cluster={"devices_per_node": 1})
-    assert {place.partition(":")[2] for place in single.ranks} == {"cpu0"}
+    assert {place.device for place in single.ranks} == {"cpu0"}
 
 
 def test_a_plan_uses_at_most_one_end_of_a_link_that_could_not_be_measured(plan, topology):

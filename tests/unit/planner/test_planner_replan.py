@@ -59,7 +59,7 @@ def test_a_lost_stage_without_a_copy_comes_from_a_checkpoint(topology, run):
     pipeline = {"mode": "fixed", "pp": 2, "dp": 1, "schedule": "1f1b"}
     asked, whole = run(parallel=pipeline), topology([1.0] * 3)
     before = make_plan(asked, asked.spec(), whole)
-    lost = before.replicas[0].devices[1][0].partition(":")[0]
+    lost = before.replicas[0].devices[1][0].node
     left = whole.only([node.id for node in whole.nodes if node.id != lost])
     after = make_plan(asked, asked.spec(), left, previous=before)
     assert after.moves == []

@@ -10,7 +10,8 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner.cost.live_activations import live_micro_batches
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.workload import ModelPart, workload_of
-from hpctrain.schedule import make_schedule, stages_by_rank
+from hpctrain.schedule.generate import make_schedule
+from hpctrain.schedule.placement import stages_by_rank
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_COMPILED_TP, WHY_NOT_RECOMPUTED_HALVES
 
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
@@ -113,7 +114,7 @@ def test_sharding_within_nodes_puts_the_replicas_of_a_state_there(plan, topology
     for degrees, nodes in (({"dp": 4}, 2), ({"pp": 2, "dp": 4}, 4), ({"dp": 4}, 1)):
         made = plan(topology((1,) * nodes, devices=8 // nodes), parallel=fixed(zero=1, shard="node", **degrees))
         for stage in range(made.pp):
-            places = [replica.devices[stage][0].partition(":")[0] for replica in made.replicas]
+            places = [replica.devices[stage][0].node for replica in made.replicas]
             for start in range(0, made.dp, made.shards):
                 assert len(set(places[start : start + made.shards])) == 1
         assert made.shards > 1

@@ -15,9 +15,10 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 from hpctrain.planner.layout.placement import MAX_ORDERS, placements, rank_permutations
 from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.engine import StageDurations, simulate
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.schedule import Schedule
 from hpctrain.records.topology.link_cost import LinkCost
-from hpctrain.schedule import make_schedule
+from hpctrain.schedule.generate import make_schedule
 
 seconds = st.floats(0.01, 100)
 
@@ -53,7 +54,8 @@ def test_sharing_out_is_as_good_as_trying_everything(total, stages, data):
 def test_equal_stages_take_the_closed_form(pp, micro_batches, forward, backward, name):
     line = simulate(make_schedule(name, pp, pp, micro_batches), pace_of([forward] * pp, [backward] * pp))
     assert line.makespan == pytest.approx((micro_batches + pp - 1) * (forward + backward))
-    assert line.bubble(pp - 1) == pytest.approx((pp - 1) * (forward + backward))
+    busy = sum(end - start for _, start, end in line.spans[pp - 1])
+    assert line.makespan - busy == pytest.approx((pp - 1) * (forward + backward))
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=2, max_size=4), st.integers(1, 6), st.floats(0, 5))
@@ -86,21 +88,25 @@ def test_a_table_that_waits_for_ever_is_an_error():
         simulate(Schedule.parse([["0B0", "0F0"]]), pace_of([1], [1]))
 
 
+def devices(*names):
+    return [DeviceId(name) for name in names]
+
+
 def test_sums_and_messages_follow_alpha_and_beta(topology):
     links = Links(LinkCost(topology((1, 1, 1), devices=2, links={(0, 1): (1e-3, 1e-6)}, default=(1e-4, 1e-8))))
-    assert message_s(links, ["local0:cpu0"], ["local1:cpu0"], 1000) == pytest.approx(1e-3 + 1e-3)
-    both = message_s(links, ["local0:cpu0", "local0:cpu1"], ["local1:cpu0", "local1:cpu1"], 1000)
+    assert message_s(links, devices("local0:cpu0"), devices("local1:cpu0"), 1000) == pytest.approx(1e-3 + 1e-3)
+    both = message_s(links, devices("local0:cpu0", "local0:cpu1"), devices("local1:cpu0", "local1:cpu1"), 1000)
     assert both == pytest.approx(1e-3 + 2 * 1e-3), "two messages share the node's network card"
-    ring = ring_all_reduce_s(links, ["local0:cpu0", "local2:cpu0"], 1000)
+    ring = ring_all_reduce_s(links, devices("local0:cpu0", "local2:cpu0"), 1000)
     assert ring == pytest.approx(2 * (1e-4 + 500 * 1e-8))
-    assert ring_all_reduce_s(links, ["local0:cpu0", "local1:cpu0", "local2:cpu0"], 3000) == pytest.approx(
+    assert ring_all_reduce_s(links, devices("local0:cpu0", "local1:cpu0", "local2:cpu0"), 3000) == pytest.approx(
         4 * (1e-3 + 1e-3)
     )
 
 
 def test_a_sum_goes_node_by_node_where_that_is_faster(topology):
     links = Links(LinkCost(topology((1, 1), devices=4, default=(1e-6, 1e-6))))
-    eight = [f"local{node}:cpu{device}" for node in (0, 1) for device in range(4)]
+    eight = [DeviceId.of(f"local{node}", f"cpu{device}") for node in (0, 1) for device in range(4)]
     size = 1e6
     ring, by_node = ring_all_reduce_s(links, eight, size), ring_all_reduce_s(links, eight, size, by_node=True)
     assert ring == pytest.approx(2 * 7 / 8 * size * 1e-6, rel=0.01), "each byte crosses the network 7/4 times"
@@ -158,8 +164,8 @@ class _Fast(TensorParallelGroup):
 
 
 def test_many_devices_are_tried_in_likely_orders():
-    device = DeviceSpec("", "cpu", "type", 1.0, None, 1.0, 0.0)
-    many = [_Fast(index, (replace(device, device_id=f"node{index}:cpu0"),)) for index in range(16)]
+    device = DeviceSpec(DeviceId("a:b"), "cpu", "type", 1.0, None, 1.0, 0.0)
+    many = [_Fast(index, (replace(device, device_id=DeviceId(f"node{index}:cpu0")),)) for index in range(16)]
     found, complete = placements(many, list(range(16)), 4, 4, lambda a, b: abs(a.index - b.index))
     assert not complete
     assert 1 < len(found) <= MAX_ORDERS
@@ -167,7 +173,7 @@ def test_many_devices_are_tried_in_likely_orders():
 
 
 def test_pipeline_ranks_are_turned_round_and_unlike_ones_exchanged():
-    fast, slow = (DeviceSpec("", "cpu", f"type{speed}", speed, None, 1.0, 0.0) for speed in (2.0, 1.0))
+    fast, slow = (DeviceSpec(DeviceId("a:b"), "cpu", f"type{speed}", speed, None, 1.0, 0.0) for speed in (2.0, 1.0))
     placement = Placement([tuple(TensorParallelGroup(index, (slow if index == 0 else fast,)) for index in range(3))])
     found = [[unit.index for unit in turned[0]] for turned in rank_permutations(placement)]
     assert found == [[2, 1, 0], [1, 0, 2], [2, 1, 0]]

@@ -13,9 +13,11 @@ from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_
 from hpctrain.planner.simulate.critical_path import critical_path
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.pair_matrix import PairMatrix
 
+FIRST, SECOND = DeviceId("local0:cpu0"), DeviceId("local1:cpu0")
 PLANS = [
     {"pp": 2, "dp": 2, "tp": 1, "schedule": "1f1b", "micro_batch": 2},
     {"pp": 2, "dp": 2, "tp": 1, "schedule": "interleaved_1f1b", "micro_batch": 2},
@@ -45,21 +47,18 @@ def test_slow_nodes_slow_links_and_nothing_else(plan, run, topology):
     before = total(run(), found, made)
     slower = apply_changes(made, TopologyChanges(slow={"local1": 0.5}))
     assert 1.3 * before < total(run(), found, slower) < 2.2 * before
-    assert LinkCost(slower).between("local0:cpu0", "local2:cpu0") == (5e-5, 1e-9)
+    assert LinkCost(slower).between("local0", "local2") == (5e-5, 1e-9)
     narrow = apply_changes(made, TopologyChanges(links={("local1", "local0"): 0.1}))
     costs = LinkCost(narrow)
-    assert costs.between("local0:cpu0", "local1:cpu0") == pytest.approx((5e-5, 1e-8))
-    assert costs.between("local1:cpu0", "local2:cpu0") == (5e-5, 1e-9)
+    assert costs.between("local0", "local1") == pytest.approx((5e-5, 1e-8))
+    assert costs.between("local1", "local2") == (5e-5, 1e-9)
     assert total(run(), found, narrow) > before
 
 
 def test_a_slow_node_does_not_slow_the_links_inside_others(topology):
     made = topology((1.0, 1.0), devices=2)
-    before = LinkCost(made).between("local1:cpu0", "local1:cpu1")
-    assert (
-        LinkCost(apply_changes(made, TopologyChanges(slow={"local0": 0.1}))).between("local1:cpu0", "local1:cpu1")
-        == before
-    )
+    before = LinkCost(made).between("local1", "local1")
+    assert LinkCost(apply_changes(made, TopologyChanges(slow={"local0": 0.1}))).between("local1", "local1") == before
 
 
 def test_lost_nodes_are_planned_for_as_the_agents_do(run, topology):
@@ -112,7 +111,7 @@ def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(plan, run, top
         scene = layout_of_plan(run(**fields), run().spec(), found, topology((1.0, 1.0, 0.8, 0.8)))
         step = simulate_step(scene.cost, scene.layout)
         line = step.lines[step.last]
-        segments = critical_path(line, step.durations_by_replica[step.last])
+        segments = critical_path(line)
         assert segments[0].start == 0
         assert segments[-1].end == pytest.approx(line.makespan)
         for before, after in itertools.pairwise(segments):
@@ -146,7 +145,7 @@ def test_noise_is_repeatable_and_late_messages_only_delay(plan, run, topology, l
 
 def test_measured_spread_is_met_by_a_single_message(topology, late_links):
     made = late_links(topology((1.0, 1.0)), 2e-3)
-    mean = LinkJitter(made).mean_s(["local0:cpu0"], ["local1:cpu0"])
+    mean = LinkJitter(made).mean_s([FIRST], [SECOND])
     drawn = np.random.default_rng(0).exponential(mean, 100_000)
     p50, p95 = np.quantile(drawn, [0.5, 0.95])
     assert p95 - p50 == pytest.approx(2e-3 - 5e-5, rel=0.05)
@@ -157,5 +156,5 @@ def test_of_many_nodes_the_spread_is_that_of_the_matrix(topology):
     pairs = PairMatrix([node.id for node in made.nodes])
     pairs["latency_p50_s"][0, 1], pairs["latency_p95_s"][0, 1] = 5e-5, 2e-3
     jitter = LinkJitter(made.with_pairs(pairs))
-    assert jitter.mean_s(["local0:cpu0"], ["local1:cpu0"]) == pytest.approx(1.95e-3 / np.log(10), rel=1e-4)
-    assert jitter.mean_s(["local1:cpu0"], ["local0:cpu0"]) == 0
+    assert jitter.mean_s([FIRST], [SECOND]) == pytest.approx(1.95e-3 / np.log(10), rel=1e-4)
+    assert jitter.mean_s([SECOND], [FIRST]) == 0

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hpctrain.planner.devices.pool import DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.search.within_nodes import groups_within_nodes, same_kinds
+from hpctrain.records.format.device_id import DeviceId
 
 KINDS = ("fast", "slow")
 
@@ -15,7 +16,7 @@ KINDS = ("fast", "slow")
 def units_of(nodes):
     """By class, of [node] -> kinds of its devices."""
     devices = [
-        DeviceSpec(f"n{number}:{index}", "cuda", kind, 1e12, 1e9, 1e10, 1e-6)
+        DeviceSpec(DeviceId.of(f"n{number}", str(index)), "cuda", kind, 1e12, 1e9, 1e10, 1e-6)
         for number, kinds in enumerate(nodes)
         for index, kind in enumerate(kinds)
     ]
@@ -86,8 +87,5 @@ def test_a_plan_puts_stages_within_nodes_of_unlike_sizes(plan, topology):
     ]
     fixed = {"mode": "fixed", "pp": 3, "dp": 4, "tp": 1, "zero": 0}
     found = plan(made.model_copy(update={"nodes": nodes}), rows=24, parallel=fixed)
-    stages = [
-        {place.partition(":")[0] for replica in found.replicas for place in replica.devices[stage]}
-        for stage in range(3)
-    ]
+    stages = [{place.node for replica in found.replicas for place in replica.devices[stage]} for stage in range(3)]
     assert sorted(map(sorted, stages)) == [["local0", "local3"], ["local1"], ["local2"]]

@@ -7,14 +7,14 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect, open_listener
+from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect
 
 CLOCK = SystemClock()
 
 
 @pytest.fixture
 def listener():
-    opened = open_listener("127.0.0.1", "secret", CLOCK)
+    opened = ProbeListener("127.0.0.1", "secret", CLOCK)
     yield opened
     opened.close()
 
@@ -71,7 +71,7 @@ def test_nonsense_instead_of_a_hello_is_closed(listener: ProbeListener) -> None:
 
 
 def test_nobody_behind_the_address_is_told() -> None:
-    opened = open_listener("127.0.0.1", "secret", CLOCK)
+    opened = ProbeListener("127.0.0.1", "secret", CLOCK)
     port = opened.port
     opened.close()
 

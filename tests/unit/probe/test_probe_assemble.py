@@ -33,7 +33,7 @@ def outcome(n: int = 4, slow_node: str = "", slow_flops: str = "", rate: float =
     names = [f"n{index}" for index in range(n)]
     made = ProbeOutcome(names, rounds_done=n - 1, rounds_planned=n - 1, wall_s=1.25)
     for name in names:
-        made.joined[name] = JoinedNode(f"10.0.0.{len(made.joined)}", 5000, "ib0", name)
+        made.joined[name] = JoinedNode(addr=f"10.0.0.{len(made.joined)}", port=5000, iface="ib0", host=name)
         made.devices[name] = report(5e11 if name == slow_flops else 1e12)
     for a, b in itertools.combinations(names, 2):
         speed = rate if slow_node in (a, b) else RATE
@@ -188,8 +188,8 @@ def test_above_64_nodes_the_pairs_are_a_file_beside_it(tmp_path: Path) -> None:
     assert found.fabric.links == []
     assert found.fabric.classes[0].pairs == 66 * 65 // 2
     assert found.fabric.classes[0].beta_s_per_byte == pytest.approx(1 / RATE, rel=1e-3)
-    assert LinkCost(found).between("n0:cuda0", "n65:cuda0")[1] == pytest.approx(2 / RATE)
-    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == pytest.approx((LATENCY, 1 / RATE))
+    assert LinkCost(found).between("n0", "n65")[1] == pytest.approx(2 / RATE)
+    assert LinkCost(found).between("n0", "n1") == pytest.approx((LATENCY, 1 / RATE))
 
 
 def test_one_node_has_no_links() -> None:
@@ -234,7 +234,9 @@ def test_single_messages_shape_the_line_and_load_slows_its_slope() -> None:
 def test_a_nodes_facts_carry_its_clock_against_the_first_node() -> None:
     made = outcome(2)
     for name in made.nodes:
-        made.joined[name] = JoinedNode("10.0.0.1", 1, "ib0", name, facts=HostFacts(kernel="6.1", mtu={"ib0": 2044}))
+        made.joined[name] = JoinedNode(
+            addr="10.0.0.1", port=1, iface="ib0", host=name, facts=HostFacts(kernel="6.1", mtu={"ib0": 2044})
+        )
     seen = side().model_copy(update={"clock_offset_s": 0.25, "clock_error_s": 1e-5})
     made.pairs = [PairResult("n0", "n1", False, 1, seen, side())]
 
@@ -248,7 +250,7 @@ def test_a_nodes_facts_carry_its_clock_against_the_first_node() -> None:
 def test_two_clocks_that_differ_are_told_of_both_nodes() -> None:
     made = outcome(2)
     for name in made.nodes:
-        made.joined[name] = JoinedNode("10.0.0.1", 1, "ib0", name, facts=HostFacts(kernel="6.1"))
+        made.joined[name] = JoinedNode(addr="10.0.0.1", port=1, iface="ib0", host=name, facts=HostFacts(kernel="6.1"))
     for offset, codes in ((0.4, []), (-3.0, ["CLOCK_SKEW"])):
         seen = side().model_copy(update={"clock_offset_s": offset, "clock_error_s": 1e-5})
         made.pairs = [PairResult("n0", "n1", False, 1, seen, side())]
@@ -266,7 +268,7 @@ def test_what_hosts_and_devices_say_becomes_faults_of_the_verdict() -> None:
         facts = HostFacts(
             mtu={"ib0": 4092 if place else 2044}, hostname_resolves_to="127.0.1.1" if place == 1 else None
         )
-        made.joined[name] = JoinedNode("10.0.0.1", 1, "ib0", name, facts=facts)
+        made.joined[name] = JoinedNode(addr="10.0.0.1", port=1, iface="ib0", host=name, facts=facts)
     gpu = made.devices["n3"].devices[0]
     link = PcieLink(generation=3, width=8, generation_max=5, width_max=16, under_load=True)
     sick = gpu.model_copy(update={"pcie": link, "ecc_errors": 2})
@@ -291,7 +293,7 @@ def test_processors_of_one_machine_are_not_compared() -> None:
     assert topology(made).node("n1").health.verdict == "degraded"
 
     for name in made.nodes:
-        made.joined[name] = JoinedNode("10.0.0.1", 1, "ib0", name, facts=HostFacts(boot_id="one"))
+        made.joined[name] = JoinedNode(addr="10.0.0.1", port=1, iface="ib0", host=name, facts=HostFacts(boot_id="one"))
     assert topology(made).verdict.status == "go"
 
 
@@ -303,8 +305,8 @@ def test_a_pair_without_figures_of_the_backend_costs_what_it_does_to_its_class()
     found = topology(made)
 
     assert found.fabric.classes[0].cost() == (3 * LATENCY, 2 / RATE)
-    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == (3 * LATENCY, 2 / RATE)
-    assert LinkCost(found).between("n2:cuda0", "n3:cuda0") == pytest.approx((3 * LATENCY, 2 / RATE))
+    assert LinkCost(found).between("n0", "n1") == (3 * LATENCY, 2 / RATE)
+    assert LinkCost(found).between("n2", "n3") == pytest.approx((3 * LATENCY, 2 / RATE))
 
 
 def test_single_messages_shape_the_line_of_a_large_cluster_too() -> None:
@@ -313,4 +315,4 @@ def test_single_messages_shape_the_line_of_a_large_cluster_too() -> None:
     end = side(RATE / 2, 2e-5).model_copy(update={"ladder": ladder})
     made.add([PairResult("n0", "n1", False, 33, end, end)], ProbeSettings().bulk_bytes)
 
-    assert LinkCost(topology(made)).between("n0:x", "n1:x") == pytest.approx((2e-5, 2 / RATE), rel=1e-3)
+    assert LinkCost(topology(made)).between("n0", "n1") == pytest.approx((2e-5, 2 / RATE), rel=1e-3)

@@ -43,8 +43,8 @@ def test_a_link_that_is_down_belongs_to_the_only_peer_there_is() -> None:
 @pytest.mark.slow
 @pytest.mark.requires("cuda")
 def test_a_real_gpu_has_its_figures() -> None:
-    with open_nvml() as nvml:
-        readers = [GpuReader(0, nvml)]
+    with open_nvml():
+        readers = [GpuReader(0)]
         load = load_gpus(readers, time.perf_counter)[0]
         device = readers[0].device("gpu", load, readers, time.perf_counter)
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,17 +25,17 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.probe.simulated import node_names
-from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
-from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
 from hpctrain.probe.protocol.coordinator import Coordinator
-from hpctrain.probe.protocol.member import ProbeMember
+from hpctrain.probe.protocol.member import ProbeMember, ProbeNode
 from hpctrain.probe.protocol.messages import Answer, read_answer, read_join, read_order
 from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
-from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect, open_listener
+from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect
 from hpctrain.probe.protocol.transport import ConnectionLost, StarTransport
+from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
+from tools.probe_simulation.tables import node_names
+from tools.probe_simulation.transport import SimulatedClock, SimulatedTransport
 
 CLOCK = SystemClock()
 SETTINGS = ProbeSettings(
@@ -45,7 +46,7 @@ SETTINGS = ProbeSettings(
 
 @pytest.fixture
 def listener() -> Iterator[ProbeListener]:
-    opened = open_listener("127.0.0.1", "secret", CLOCK)
+    opened = ProbeListener("127.0.0.1", "secret", CLOCK)
     yield opened
     opened.close()
 
@@ -289,17 +290,17 @@ def test_whatever_nodes_answer_the_probe_ends_with_a_topology(answers: list[Mess
     plan = ProbeSettings(device="cpu")
     changed_answers = {str(message.get("kind")): message for message in answers}
     transport = Meddling(changed_answers, SimulatedFabric(FabricSpec(4)), names, clock, plan)
-    outcome = Coordinator(transport, names, clock, plan, lambda *_: None).run()
+    outcome = Coordinator(transport, names, clock, plan).run()
     topology = assemble(outcome, plan, 0.0)
     assert topology.from_json(json.loads(json.dumps(topology.to_json(), allow_nan=False)), "it") == topology
 
 
-def serve(listener: ProbeListener, node: str, meddle: Callable[[LineChannel, Message], bool], tmp: object) -> None:
+def serve(listener: ProbeListener, node: str, meddle: Callable[[LineChannel, Message], bool], tmp: Path) -> None:
     """A real node that joins the coordinator behind `listener`; `meddle` may take over an order."""
-    own = open_listener("127.0.0.1", "secret", CLOCK)
+    own = ProbeListener("127.0.0.1", "secret", CLOCK)
     claims = {"kind": "join", "node": node, "addr": "127.0.0.1", "port": own.port}
     channel = connect("127.0.0.1", listener.port, "secret", claims, 5.0, CLOCK)
-    member = ProbeMember(node, "127.0.0.1", "secret", channel, own, SystemRunner(), CLOCK, SETTINGS, tmp)  # type: ignore[arg-type]
+    member = ProbeMember(ProbeNode(node, "127.0.0.1", tmp, SETTINGS, SystemRunner(), CLOCK), channel, own)
     taken = channel.wait_message
 
     def wait(timeout_s: float | None) -> Message | None:
@@ -329,9 +330,9 @@ BAD_WORDS: dict[str, Callable[[LineChannel], object]] = {
 
 @pytest.mark.parametrize("words", BAD_WORDS)
 def test_a_node_that_says_nonsense_is_lost_with_the_reason_and_the_others_are_measured(
-    words: str, tmp_path: object
+    words: str, tmp_path: Path
 ) -> None:
-    listener = open_listener("127.0.0.1", "secret", CLOCK, 3)
+    listener = ProbeListener("127.0.0.1", "secret", CLOCK, 3)
     names = ["n0", "n1", "n2"]
 
     def meddle(channel: LineChannel, message: Message) -> bool:
@@ -344,7 +345,7 @@ def test_a_node_that_says_nonsense_is_lost_with_the_reason_and_the_others_are_me
     ]
     for thread in threads:
         thread.start()
-    coordinator = Coordinator(StarTransport(listener), names, CLOCK, SETTINGS, lambda *_: None)
+    coordinator = Coordinator(StarTransport(listener), names, CLOCK, SETTINGS)
     try:
         outcome = coordinator.run()
     finally:
@@ -365,7 +366,7 @@ def test_a_node_leaves_a_coordinator_that_says_nonsense_with_the_reason(
     message: Message, listener: ProbeListener
 ) -> None:
     ours, theirs = map(LineChannel, socket.socketpair())
-    member = ProbeMember("n0", "127.0.0.1", "secret", ours, listener, SystemRunner(), CLOCK, SETTINGS, None)  # type: ignore[arg-type]
+    member = ProbeMember(ProbeNode("n0", "127.0.0.1", Path(), SETTINGS, SystemRunner(), CLOCK), ours, listener)
     theirs.send(message)
     with pytest.raises(HpctrainError, match="it sent a malformed message"):
         member.serve()

@@ -42,7 +42,7 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch, end: BaseExce
 def test_a_topology_of_some_rounds_is_valid_and_says_so() -> None:
     names = [f"n{index}" for index in range(8)]
     outcome = ProbeOutcome(names, rounds_done=1, rounds_planned=35)
-    outcome.joined = {name: JoinedNode("10.0.0.1", 5000, "ib0", name) for name in names}
+    outcome.joined = {name: JoinedNode(addr="10.0.0.1", port=5000, iface="ib0", host=name) for name in names}
     end = PairFigures(latency=Latency(min=1e-6, p50=1e-6, p95=1e-6), bytes_per_s=1e9, n=8)
     outcome.add([PairResult("n1", "n0", False, 1, end, end)], ProbeSettings().bulk_bytes)
 

@@ -14,7 +14,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
-from hpctrain.probe.protocol.member import ProbeMember
+from hpctrain.probe.protocol.member import ProbeMember, ProbeNode
 from hpctrain.probe.protocol.messages import PairOrder
 from hpctrain.probe.protocol.run import probe_nodes
 
@@ -103,13 +103,8 @@ def probe(folder: Path, who: Sequence[str] = NODES, settings: ProbeSettings = SE
         parts = [
             pool.submit(
                 probe_nodes,
-                folder,
-                me,
+                ProbeNode(me, "127.0.0.1", folder, settings, runner or MeasuringRunner(), SystemClock()),
                 NODES,
-                "127.0.0.1",
-                runner or MeasuringRunner(),
-                SystemClock(),
-                settings,
                 progress if me == NODES[0] else None,
             )
             for me in who
@@ -155,8 +150,8 @@ def test_a_pair_that_cannot_measure_tries_once_more(
     measure, tried = ProbeMember._pair, []
 
     def cut(member: ProbeMember, order: PairOrder) -> Message:
-        if {member._me, order.peer} == {"n0", "n2"} and tried.count(member._me) < fails:
-            tried.append(member._me)
+        if {member._node.name, order.peer} == {"n0", "n2"} and tried.count(member._node.name) < fails:
+            tried.append(member._node.name)
             return {"kind": "pair", "round": order.round, "error": "nothing came"}
         return measure(member, order)
 
@@ -229,4 +224,4 @@ def test_without_its_first_node_the_others_say_so(tmp_path: Path) -> None:
 
 def test_a_foreign_address_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"192\.0\.2\.1"):
-        probe_nodes(tmp_path, "n0", NODES, "192.0.2.1", MeasuringRunner(), SystemClock(), SETTINGS)
+        probe_nodes(ProbeNode("n0", "192.0.2.1", tmp_path, SETTINGS, MeasuringRunner(), SystemClock()), NODES)

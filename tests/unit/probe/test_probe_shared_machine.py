@@ -23,7 +23,9 @@ def codes(rate: float, latency: float, machines: list[str]) -> list[str]:
     names = [f"n{index}" for index in range(4)]
     made = ProbeOutcome(names)
     for name, machine in zip(names, machines, strict=True):
-        made.joined[name] = JoinedNode("10.0.0.1", 1, "eth0", name, facts=HostFacts(boot_id=machine))
+        made.joined[name] = JoinedNode(
+            addr="10.0.0.1", port=1, iface="eth0", host=name, facts=HostFacts(boot_id=machine)
+        )
     for alone, (a, b) in itertools.product((False, True), itertools.combinations(names, 2)):
         share, times = (rate, latency) if "n2" in (a, b) else (1.0, 1.0)
         low, middle = 5e-5 * times, 6e-5 * times

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from hpctrain.probe.measure.clusters import declared_tree, infer_tree, pair_f1
+from hpctrain.probe.measure.clusters import declared_tree, infer_tree
 from hpctrain.probe.measure.pair_sampling import SwitchGroups, near_limit, next_round
 from hpctrain.probe.pair_selection.contention import contention_rounds
+from tools.probe_simulation.tables import pair_f1
 
 
 def distances(leaf: np.ndarray, gap: float, noise: float, seed: int) -> np.ndarray:

@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain.records.plan.codec import CodecSpec, wire_bytes
+from hpctrain.records.plan.compression import Quantized, make_codec
 from hpctrain.records.plan.plan import Plan
 
 BYTES, WORLD = 4e6, 4
 RING = 2 * (WORLD - 1) * BYTES
-
-
-def codec(**settings: Any) -> CodecSpec:
-    return CodecSpec.model_validate({"codec": settings})
 
 
 @pytest.mark.parametrize(
@@ -23,8 +19,7 @@ def codec(**settings: Any) -> CodecSpec:
         ({"mode": "none"}, 1.0),
         ({"mode": "bf16"}, 1 / 2),
         # A scale of four bytes for each 256 numbers.
-        ({"mode": "int8"}, (1 + 1 / 64) / 4),
-        ({"mode": "int4"}, (1 / 2 + 1 / 64) / 4),
+        *(({"mode": mode}, (int(mode[3:]) / 8 + 1 / 64) / 4) for mode in Quantized.modes()),
         # A value of two bytes and a position, or a bit for every position, whichever is less.
         ({"mode": "topk", "density": 0.01}, (0.01 * 2 + 0.01) / 4),
         ({"mode": "topk", "density": 0.25, "values": "int8"}, (0.25 + 1 / 8) / 4),
@@ -35,8 +30,9 @@ def codec(**settings: Any) -> CodecSpec:
     ],
 )
 def test_bytes_on_the_wire(settings: dict[str, Any], share: float) -> None:
-    assert wire_bytes(codec(**settings).codec, BYTES, WORLD) == pytest.approx(RING * share)
-    assert wire_bytes(codec(**settings).codec, BYTES, 1) == 0
+    codec = make_codec(settings)
+    assert codec.wire_bytes(BYTES, WORLD) == pytest.approx(RING * share)
+    assert codec.wire_bytes(BYTES, 1) == 0
 
 
 def test_what_ranks_keep_is_of_mesh_and_codec_not_of_devices() -> None:

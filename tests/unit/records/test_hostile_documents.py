@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
 from hpctrain.lab.spec import read_lab_spec
-from hpctrain.records.corpus.index import CorpusIndex
-from hpctrain.records.corpus.part import CorpusPart
+from hpctrain.records.corpus.index import CorpusIndex, CorpusPart
 from hpctrain.records.corpus.recipe import Recipe, read_recipe
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.jsonl import read_jsonl

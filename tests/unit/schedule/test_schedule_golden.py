@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.schedule import make_schedule
+from hpctrain.schedule.generate import make_schedule
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "schedules.json"
 CASES = json.loads(GOLDEN.read_text())

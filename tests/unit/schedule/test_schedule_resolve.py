@@ -6,7 +6,8 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.records.plan.plan import Plan, Replica, Stage
-from hpctrain.schedule import make_schedule, schedule_of
+from hpctrain.schedule.generate import make_schedule
+from hpctrain.schedule.resolve import schedule_of
 
 
 def plan_of(schedule="1f1b", micro_batches=4, **fields):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import CommandError
 from hpctrain.slurm.accounting import parse_sacct, sacct_argv
-from hpctrain.slurm.job import SEPARATOR, JobState
+from hpctrain.slurm.fields import SEPARATOR
+from hpctrain.slurm.job import JobState
 
 
 def answer(*lines: str) -> str:

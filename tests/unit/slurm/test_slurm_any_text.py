@@ -19,9 +19,9 @@ from hpctrain.slurm.accounting import parse_sacct
 from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.features import has_features
-from hpctrain.slurm.fields import node_names, number
+from hpctrain.slurm.fields import SEPARATOR, node_names, number
 from hpctrain.slurm.gres import parse_gres
-from hpctrain.slurm.job import SEPARATOR, JobInfo, needs_action, parse_scontrol_job, parse_squeue, pending_job_text
+from hpctrain.slurm.job import JobInfo, needs_action, parse_scontrol_job, parse_squeue, pending_job_text
 from hpctrain.slurm.time import read_duration, read_moment
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"

@@ -19,13 +19,13 @@ ASKED = JobRequest(None, 2, 2, HOUR, None, None, None)
 
 
 def node(name: str, state: str = "IDLE", gres: str = "gpu:a100:4", features: tuple[str, ...] = ()) -> NodeInfo:
-    return NodeInfo(name, name, frozenset(state.split("+")), 16, 2**36, parse_gres(gres), (), None, features)
+    return NodeInfo(name, name, frozenset(state.split("+")), parse_gres(gres), features)
 
 
 def partition(name: str, nodes: str = "abc", limit_h: int | None = 24, **more: object) -> Partition:
     plain = Partition(
         name, False, "UP", tuple(nodes), len(nodes), None, limit_h and limit_h * HOUR, None, "OFF", 0, 1, None, (),
-        None, (), None,
+        None, (),
     )  # fmt: skip
     return replace(plain, **more)  # type: ignore[arg-type]
 

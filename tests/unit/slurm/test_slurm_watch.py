@@ -14,21 +14,22 @@ from hpctrain.slurm.watch import DELAY_MAX_S, DELAY_MIN_S, JobWatcher, next_dela
 
 
 def run_for(watcher, fake, seconds, now=0.0):
-    """Poll every second of `seconds`; the changes, and the moments at which Slurm was asked."""
-    changes, asked = [], []
+    """Poll every second of `seconds`; the moments of a change, and those at which Slurm was asked."""
+    changed, asked = [], []
     for _ in range(seconds):
         before = len(fake.argvs)
-        changes += watcher.poll(now)
+        changed += [now] * watcher.poll(now)
         asked += [now] * (len(fake.argvs) - before)
         now += 1.0
         fake.advance(1)
-    return changes, asked
+    return changed, asked
 
 
 def test_calls_become_rarer_up_to_30_s(fake, slurm):
     watcher = JobWatcher(slurm, [fake.submit("job.sh"), fake.submit("job.sh")])
-    changes, asked = run_for(watcher, fake, 120)
-    assert [change.after.state for change in changes] == [JobState.RUNNING] * 2
+    changed, asked = run_for(watcher, fake, 120)
+    assert changed == [0]
+    assert [job.state for job in watcher.known.values()] == [JobState.RUNNING] * 2
     assert asked == [0, 1, 3, 7, 15, 31, 61, 91]
     assert all(argv[0] == "squeue" for argv in fake.argvs[-8:])
 
@@ -39,17 +40,14 @@ def test_a_change_is_told_once_and_brings_the_delay_back(fake, slurm):
     run_for(watcher, fake, 40)
     assert watcher.delay_s == DELAY_MAX_S
     fake.preempt(job_id)
-    (change,) = watcher.poll(61.0)
-    assert (change.before.state, change.after.state, change.after.restarts) == (
-        JobState.RUNNING,
-        JobState.PENDING,
-        1,
-    )
+    assert watcher.known[job_id].state is JobState.RUNNING
+    assert watcher.poll(61.0)
+    assert (watcher.known[job_id].state, watcher.known[job_id].restarts) == (JobState.PENDING, 1)
     assert watcher.delay_s == DELAY_MIN_S
-    assert watcher.poll(62.0) == []
+    assert not watcher.poll(62.0)
     fake.advance(11)
-    (change,) = watcher.poll(64.0)
-    assert change.after.nodes == ("gpu1", "gpu2")
+    assert watcher.poll(64.0)
+    assert watcher.known[job_id].nodes == ("gpu1", "gpu2")
 
 
 def test_a_command_that_watches_asks_at_most_every_ten_seconds(fake, slurm):
@@ -61,7 +59,8 @@ def test_a_command_that_watches_asks_at_most_every_ten_seconds(fake, slurm):
     assert watcher.next_s == 70
     fake.advance(400)
     fake.finish(job_id)
-    assert [change.after.state for change in watcher.poll(70)] == [JobState.COMPLETED]
+    assert watcher.poll(70)
+    assert watcher.known[job_id].state is JobState.COMPLETED
     assert watcher.next_s == 80
     assert not watcher.is_forgotten(job_id)
     fake.advance(301)
@@ -75,7 +74,7 @@ def test_an_answer_that_cannot_be_read_is_not_asked_for_again_at_once(fake, slur
     with pytest.raises(CommandError):
         watcher.poll(0.0)
     before = len(fake.argvs)
-    assert watcher.poll(1.0) == []
+    assert not watcher.poll(1.0)
     assert len(fake.argvs) == before
 
 
@@ -83,9 +82,9 @@ def test_moving_estimates_are_no_change(fake, slurm):
     fake.submit("-N", "3", "job.sh")
     waiting = fake.submit("job.sh")
     watcher = JobWatcher(slurm, [waiting])
-    assert len(watcher.poll(0.0)) == 1
+    assert watcher.poll(0.0)
     fake.jobs[int(waiting)] = replace(fake.jobs[int(waiting)], start_s=fake.now)
-    assert watcher.poll(100.0) == []
+    assert not watcher.poll(100.0)
     assert watcher.known[waiting].start_s == fake.now
 
 
@@ -95,14 +94,14 @@ def test_a_controller_that_is_away_changes_nothing_that_is_known(fake, slurm):
     watcher.poll(0.0)
     known = dict(watcher.known)
     fake.away = True
-    assert watcher.poll(5.0) == []
-    assert watcher.poll(50.0) == []
+    assert not watcher.poll(5.0)
+    assert not watcher.poll(50.0)
     assert "controller is away" in watcher.away
     assert watcher.away_since_s == 5.0
     assert watcher.known == known
     assert not watcher.all_ended
     fake.away = False
-    assert watcher.poll(100.0) == []
+    assert not watcher.poll(100.0)
     assert (watcher.away, watcher.away_since_s, watcher.delay_s) == (None, None, DELAY_MIN_S)
 
 
@@ -121,8 +120,8 @@ def test_the_end(fake, slurm):
     watcher.poll(10.0)
     assert not watcher.all_ended
     fake.fail_node(watcher.known[two].nodes[0])
-    (change,) = watcher.poll(20.0)
-    assert change.after.state is JobState.NODE_FAIL
+    assert watcher.poll(20.0)
+    assert watcher.known[two].state is JobState.NODE_FAIL
     assert watcher.all_ended
 
 
@@ -133,8 +132,8 @@ def test_forgotten_jobs_keep_their_last_state(fake, slurm):
     fake.finish(one)
     watcher.poll(10.0)
     fake.advance(301)
-    (change,) = watcher.poll(311.0)
-    assert (change.job_id, change.after) == (one, None)
+    assert watcher.poll(311.0)
+    assert (watcher.is_forgotten(one), watcher.is_forgotten(two)) == (True, False)
     assert watcher.known[one].state is JobState.COMPLETED
     fake.argvs.clear()
     watcher.poll(400.0)
@@ -143,11 +142,12 @@ def test_forgotten_jobs_keep_their_last_state(fake, slurm):
 
 def test_jobs_come_later(fake, slurm):
     watcher = JobWatcher(slurm)
-    assert watcher.poll(0.0) == []
+    assert not watcher.poll(0.0)
     assert fake.argvs == []
     job_id = fake.submit("job.sh")
     watcher.add(job_id)
-    assert [change.job_id for change in watcher.poll(0.5)] == [job_id]
+    assert watcher.poll(0.5)
+    assert list(watcher.known) == [job_id]
 
 
 @given(st.floats(DELAY_MIN_S, DELAY_MAX_S), st.booleans())

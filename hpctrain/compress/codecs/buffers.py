@@ -1,0 +1,48 @@
+"""Memory that is reused from call to call, because fresh pages cost more than what is written to them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Scratch:
+    """Memory for one purpose. On CUDA torch's allocator reuses memory, and knows which stream is done with it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uninitialised memory on the device of `like`; on a CPU the next call returns the same memory."""
+        if like.is_cuda:
+            return like.new_empty(shape, dtype=dtype)
+        size = math.prod(shape) * dtype.itemsize
+        if self._memory.numel() < size:
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory[:size].view(dtype).view(shape)
+
+
+class BufferPool:
+    """Buffers of which several are in use at a time."""
+
+    def __init__(self, same_size: bool = False) -> None:
+        """
+        Args:
+            same_size: whether a buffer is used again for its own size alone, rather than for smaller ones too.
+        """
+        self._same_size = same_size
+        self._free: list[Tensor] = []
+
+    def take(self, numbers: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """An uninitialised buffer [numbers], which is in use until `give_back`."""
+        for index, buffer in enumerate(self._free):
+            size = buffer.untyped_storage().nbytes() // buffer.element_size()
+            if buffer.dtype == dtype and (size == numbers if self._same_size else size >= numbers):
+                return self._free.pop(index).as_strided((numbers,), (1,))
+        return like.new_empty(numbers, dtype=dtype)
+
+    def give_back(self, *buffers: Tensor) -> None:
+        """Take back buffers that are no longer in use."""
+        self._free += buffers

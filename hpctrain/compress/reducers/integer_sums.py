@@ -1,0 +1,151 @@
+"""Numbers that travel as integers, for sums of whole gradients and of sharded ones: what rounding took stays in
+residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpctrain.base.errors import CheckpointError
+from hpctrain.compress.codecs.buffers import BufferPool
+from hpctrain.compress.codecs.integers import IntegerCode
+from hpctrain.compress.collectives.reduce_scatter import ResidualStats
+
+_PREFIX = "residual."
+
+
+class IntegerResiduals:
+    """The residuals of sums by integers, by key of the sum, for example a bucket.
+
+    The next residual is written to another buffer; the two are swapped once the sums are known to be finite. So a sum
+    that is not finite leaves the residual as it was.
+    """
+
+    def __init__(self, bits: int, of: str) -> None:
+        """
+        Args:
+            bits: of each number on the wire.
+            of: what a residual belongs to, in errors.
+        """
+        self.code = IntegerCode(bits)
+        self._of = of
+        self._residuals: dict[Hashable, _Residual] = {}
+        self._loaded: dict[str, Tensor] = {}
+        """Loaded residuals of sums that were not taken since."""
+        self._pool = BufferPool(same_size=True)
+
+    def begin(self, key: Hashable, names: Sequence[object], sizes: list[int], length: int, like: Tensor) -> Tensor:
+        """Begin a sum; return the uninitialised buffer for its numbers and then its next residual, [length], fp32.
+
+        Args:
+            key: of the sum, the same in every step.
+            names: of its residuals in the state; they lie one after the other.
+            sizes: numbers of each.
+            length: numbers of all, padding included.
+            like: a tensor on the device.
+
+        Raises:
+            CheckpointError: a loaded residual has another size.
+        """
+        if key not in self._residuals:
+            self._residuals[key] = self._first(names, sizes, like.new_zeros(length))
+        buffer = self._residuals[key].next = self._pool.take(length, like)
+        return buffer
+
+    def write(self, key: Hashable, messages: Tensor, exempt: int | None = None) -> Tensor:
+        """Add the residual to the numbers in the buffer, write them to messages, one part each, and leave what rounding
+        took in the buffer.
+
+        Args:
+            key: of a sum that was begun.
+            messages: [ranks, bytes of a part], uint8.
+            exempt: rank whose part is not written, and stays unrounded in the buffer.
+
+        Returns:
+            Squared norm of the numbers.
+        """
+        residual = self._residuals[key]
+        residual.square = torch.dot(residual.next, residual.next)
+        residual.next += residual.current
+        for rank, (part, message) in enumerate(zip(self.parts(key, len(messages)), messages, strict=True)):
+            if rank != exempt:
+                self.code.write(part, message)
+        return residual.square
+
+    def parts(self, key: Hashable, ranks: int) -> Tensor:
+        """The buffer of a sum that was begun, [ranks, part]."""
+        return self._residuals[key].next.view(ranks, -1)
+
+    def end(self, key: Hashable, finite: bool) -> Tensor:
+        """Make the buffer the residual if the sums are finite. Return the memory that is now free, [length]; give it
+        back by `free`."""
+        residual = self._residuals[key]
+        if finite:
+            residual.current, residual.next = residual.next, residual.current
+        return residual.next
+
+    def free(self, memory: Tensor) -> None:
+        """Take back what `end` returned."""
+        self._pool.give_back(memory)
+
+    def end_step(self, device: torch.device) -> None:
+        """Do nothing: each sum replaced its residual already."""
+
+    def stats(self) -> ResidualStats:
+        """Figures of the last sum of each key; all numbers are sent, so the counts are 0."""
+        if not self._residuals:
+            return ResidualStats(0, 0, 0.0, 0.0)
+        residuals = self._residuals.values()
+        kept = torch.stack([torch.dot(residual.current, residual.current) for residual in residuals])
+        squares = torch.stack([residual.square for residual in residuals])
+        return ResidualStats(0, 0, float(squares.sum()), float(kept.sum()))
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's residuals, flat, without a copy."""
+        return self._loaded | {
+            f"{_PREFIX}{name}": part
+            for residual in self._residuals.values()
+            for name, part in zip(residual.names, residual.parts(), strict=True)
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state` returned; missing residuals start at zero.
+
+        If a residual has another size than its numbers, the next sum of them raises CheckpointError.
+        """
+        self._residuals = {}
+        self._loaded = {key: tensor.detach().flatten().clone() for key, tensor in state.items()}
+
+    def _first(self, names: Sequence[object], sizes: list[int], zeros: Tensor) -> _Residual:
+        residual = _Residual(names, sizes, zeros, zeros, zeros.new_zeros(()))
+        for name, part in zip(names, residual.parts(), strict=True):
+            loaded = self._loaded.pop(f"{_PREFIX}{name}", None)
+            if loaded is None:
+                continue
+            if loaded.numel() != part.numel():
+                raise CheckpointError(
+                    f"{_PREFIX}{name}: found {loaded.numel()} numbers for a {self._of} of {part.numel()}; allowed: a "
+                    "state saved with the same parallel degrees; drop it to start afresh"
+                )
+            part.copy_(loaded)
+        return residual
+
+
+@dataclass
+class _Residual:
+    """The residuals of a sum, one after the other, padded with zeros."""
+
+    names: Sequence[object]
+    sizes: list[int]
+    current: Tensor
+    """[n], fp32: what this rank has not sent."""
+    next: Tensor
+    """[n], fp32: the next residual while the sum is under way; else memory that is not this sum's."""
+    square: Tensor
+    """Squared norm of this rank's numbers in the last step."""
+
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.current[: sum(self.sizes)].split(self.sizes)

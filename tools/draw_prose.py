@@ -1,0 +1,64 @@
+"""Draws docstrings of the package and paragraphs of the docs, to be read by somebody who sees them alone.
+
+    python tools/draw_prose.py [SEED] [--count 10]
+
+A text that raises a question is rewritten. The printed seed draws the same texts again from the same tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FEWEST_WORDS = 4
+"""Shorter paragraphs are labels of the table or the listing below them."""
+
+NO_PROSE = ("#", "|", "    ", "<", "Status:")
+"""How headings, tables, listings, pictures and a decision's head begin."""
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each docstring of a module, a class or a function."""
+    for path in sorted((ROOT / "hpctrain").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            text = ast.get_docstring(node)
+            if text:
+                name = getattr(node, "name", "the module")
+                yield f"{path.relative_to(ROOT)}: {name}", text
+
+
+def paragraphs() -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each paragraph or list; headings, tables and listings are left out."""
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        line, in_fence = 1, False
+        for block in path.read_text().split("\n\n"):
+            starts_in_fence = in_fence
+            in_fence ^= block.count("```") % 2 == 1
+            is_prose = not (starts_in_fence or "```" in block or block.startswith(NO_PROSE))
+            if is_prose and len(block.split()) >= FEWEST_WORDS:
+                yield f"{path.relative_to(ROOT)}:{line}", block.strip()
+            line += block.count("\n") + 2
+
+
+def main() -> None:
+    """Print the seed, the docstrings and the paragraphs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", nargs="?", type=int, default=secrets.randbelow(10_000))
+    parser.add_argument("--count", type=int, default=10)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    print(f"seed {options.seed}")
+    for texts in (list(docstrings()), list(paragraphs())):
+        for place, text in draw.sample(texts, options.count):
+            print(f"\n== {place}\n{text}")
+
+
+if __name__ == "__main__":
+    main()

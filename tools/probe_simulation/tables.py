@@ -1,0 +1,267 @@
+"""The probe at sizes that no test machine has: the real coordinator, rounds and verdict on a simulated fabric.
+
+Only the network, the clock and the coordinator's cost per message are simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.bench.record import machine_and_versions
+from hpctrain.probe.faults.network_faults import network_faults
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.outcome import ContentionRound, PairResult, ProbeOutcome
+from hpctrain.probe.measure.rounds import Round
+from hpctrain.probe.measure.settings import Mode, ProbeSettings
+from hpctrain.probe.pair_selection.contention import oversubscription
+from hpctrain.probe.pair_selection.measurement_schedule import measurement_schedule, switch_tree
+from hpctrain.probe.pair_selection.prior import PriorSwitches
+from hpctrain.probe.protocol.coordinator import Coordinator
+from hpctrain.records.topology.link import Latency
+from tools.probe_simulation.fabric import FabricFaults, FabricSpec, Ints, SimulatedFabric
+from tools.probe_simulation.transport import Failures, SimulatedClock, SimulatedTransport
+
+SLOW_20, SLOW_10 = 0.8, 0.9
+"""Bandwidth factors of the two bad nodes of a run."""
+
+
+@dataclass(frozen=True)
+class RuntimeRow:
+    """One whole probe of the links."""
+
+    nodes: int
+    mode: Mode
+    gbit_per_s: float
+    rounds: int
+    wall_s: float
+    """Time of measuring the links, on the simulated clock."""
+    overhead_s: float
+    """Seconds of a round without transfers and size sweep: coordinator's messages, connections, round trips."""
+    backend_s: float
+    """Time of the messages over the training backend."""
+    told: bool = False
+    """Whether the switches were declared, by Slurm or an earlier file."""
+
+
+@dataclass(frozen=True)
+class HealthRow:
+    """Health probes with different seeds of a fabric with two bad nodes, one 20 % and one 10 % slower."""
+
+    rounds: int
+    noise: float
+    bursts: float
+    runs: int
+    false_positive: float
+    """Share of the good nodes that were reported as slow."""
+    found_20: float
+    """Share of the runs in which the 20 % slower node was reported as slow."""
+    found_10: float
+
+
+@dataclass(frozen=True)
+class SwitchRow:
+    """Accuracy of the inferred switches."""
+
+    nodes: int
+    mode: Mode
+    hop_gap: float
+    noise: float
+    oversubscription: float
+    runs: int
+    rounds: int
+    """Median number of rounds."""
+    f1_min: float
+    """Pair-F1 of the leaves, in the worst run."""
+    ratio_error_max: float
+    """Relative error of the oversubscription ratio, in the worst run."""
+
+
+@dataclass(frozen=True)
+class SimulationPlan:
+    """Settings of the simulation."""
+
+    sizes: Sequence[int] = (64, 256, 1000)
+    gbit_per_s: Sequence[float] = (10.0, 25.0)
+    runs: int = 1000
+    nodes: int = 64
+    """Nodes of the fabric in the health probes."""
+    rounds: Sequence[int] = (2, 5, 9, 15)
+    noise: Sequence[tuple[float, float]] = ((0.03, 0.1), (0.05, 0.1))
+    """(noise, bursts) of each row of the table."""
+    switch_runs: int = 5
+
+
+def simulate(plan: SimulationPlan, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Simulate all three tables; return the record of the bench."""
+    record = machine_and_versions("probe-simulated", asdict(plan))
+    health = [health_row(plan, *cell, tell) for cell in _cells(plan)]
+    switches = list(_switch_rows(plan, tell))
+    runtime = list(_runtime_rows(plan, tell))
+    return {
+        **record,
+        "health": [asdict(row) for row in health],
+        "switches": [asdict(row) for row in switches],
+        "runtime": [asdict(row) for row in runtime],
+    }
+
+
+def simulated_probe(
+    fabric: SimulatedFabric,
+    settings: ProbeSettings,
+    failures: Failures | None = None,
+    switches: bool = False,
+    prior: PriorSwitches | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    clock: SimulatedClock | None = None,
+) -> ProbeOutcome:
+    """Run a whole probe with the real coordinator; its `wall_s` is on the simulated clock.
+
+    Args:
+        switches: whether Slurm declares each node's switches.
+        prior: the switches of an earlier topology.
+        clock: the clock of the simulation.
+    """
+    names = node_names(fabric.spec.nodes)
+    clock = clock or SimulatedClock()
+    transport = SimulatedTransport(fabric, names, clock, settings, failures, switches)
+    return Coordinator(transport, names, clock, settings, progress, prior).run()
+
+
+def node_names(count: int) -> list[str]:
+    """Names of that many nodes: n0000, n0001, …"""
+    return [f"n{index:04d}" for index in range(count)]
+
+
+def runtime_row(nodes: int, mode: Mode, gbit_per_s: float, told: bool = False) -> RuntimeRow:
+    """Time of one probe of a healthy fabric with 2:1 oversubscription, and the overhead of its rounds."""
+    spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
+    clock, began = SimulatedClock(), dict[str, float]()
+    done = simulated_probe(
+        SimulatedFabric(spec), ProbeSettings(mode=mode, device="cpu"), switches=told, clock=clock,
+        progress=lambda phase, *_: _note(began, phase, clock.time),
+    )  # fmt: skip
+    # The same probe without data to send: its time is the overhead.
+    bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0, ladder_bytes=())
+    empty = simulated_probe(SimulatedFabric(spec), bare, switches=told)
+    return RuntimeRow(
+        nodes, mode, gbit_per_s, done.rounds_done,
+        wall_s=round(began["devices"], 2),
+        overhead_s=round(empty.wall_s / max(1, empty.rounds_done), 4),
+        backend_s=round(clock.time - began["backend"], 2),
+        told=told,
+    )  # fmt: skip
+
+
+def _note(began: dict[str, float], phase: str, now: float) -> None:
+    began.setdefault(phase, now)
+
+
+def health_row(
+    plan: SimulationPlan, rounds: int, noise: float, bursts: float, tell: Callable[[str], None] = lambda _: None
+) -> HealthRow:
+    """How often health is reported correctly; each run has another seed, other bad nodes and another schedule."""
+    tell(f"health: {rounds} rounds, noise {noise:.0%}, bursts {bursts:.0%}, {plan.runs} runs")
+    names = node_names(plan.nodes)
+    wrong = slow_20 = slow_10 = 0
+    for seed in range(plan.runs):
+        bad_20, bad_10 = seed % plan.nodes, (seed + 1 + plan.nodes // 2) % plan.nodes
+        shares = {bad_20: SLOW_20, bad_10: SLOW_10}
+        spec = FabricSpec(plan.nodes, per_leaf=16, noise=noise, bursts=bursts)
+        fabric = SimulatedFabric(spec, FabricFaults(sends=shares, receives=shares), seed)
+        settings = ProbeSettings(mode="health", health_rounds=rounds, seed=seed, device="none")
+        outcome = ProbeOutcome(list(names))
+        play(outcome, fabric, settings)
+        faults = network_faults(outcome, switch_tree(outcome, settings), settings)
+        called = {fault.node for fault in faults if fault.node is not None}
+        slow_20 += names[bad_20] in called
+        slow_10 += names[bad_10] in called
+        wrong += len(called - {names[bad_20], names[bad_10]})
+    good = plan.runs * (plan.nodes - 2)
+    return HealthRow(rounds, noise, bursts, plan.runs, wrong / good, slow_20 / plan.runs, slow_10 / plan.runs)
+
+
+def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings) -> None:
+    """Carry out the measurement schedule without coordinator and clock, to save time; adds the figures to `outcome`."""
+    for step in measurement_schedule(outcome, settings):
+        for planned in step:
+            results = _results(outcome.nodes, planned, fabric)
+            outcome.rounds_done += 1
+            if planned.purpose == "contention":
+                outcome.contention.append(ContentionRound(planned.alone, tuple(results)))
+            elif planned.purpose == "retest":
+                outcome.retests += results
+            else:
+                outcome.add(results, settings.bulk_bytes)
+
+
+def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float = 0.2, noise: float = 0.05) -> SwitchRow:
+    """Accuracy of the inferred leaves and their oversubscription, over runs with different seeds."""
+    measured = []
+    for seed in range(runs):
+        spec = FabricSpec(nodes, per_leaf=16, hop_gap=hop_gap, noise=noise, oversubscription=(ratio, 1.0))
+        fabric = SimulatedFabric(spec, seed=seed)
+        settings = ProbeSettings(mode=mode, seed=seed, device="none")
+        outcome = ProbeOutcome(node_names(nodes))
+        play(outcome, fabric, settings)
+        tree = switch_tree(outcome, settings)
+        leaves = tree.levels[0] if tree.levels else fabric.leaf * 0 - 1
+        inferred = oversubscription(tree, outcome.matrix().index, outcome.contention).get(1, 0.0)
+        measured.append((outcome.rounds_done, pair_f1(leaves, fabric.leaf), abs(inferred / ratio - 1)))
+    rounds = sorted(row[0] for row in measured)[len(measured) // 2]
+    worst, error = min(row[1] for row in measured), max(row[2] for row in measured)
+    return SwitchRow(nodes, mode, hop_gap, noise, ratio, runs, rounds, round(worst, 4), round(error, 4))
+
+
+def pair_f1(labels: Ints, truth: Ints) -> float:
+    """Return how well clusters were recovered: F1 of 'these two share a switch' over all pairs; 1 is perfect."""
+    upper = np.triu_indices(len(truth), 1)
+    inferred = (labels[:, None] == labels[None, :])[upper] & (labels >= 0)[upper[0]]
+    true = (truth[:, None] == truth[None, :])[upper]
+    hits = int((inferred & true).sum())
+    return 2 * hits / max(1, int(inferred.sum()) + int(true.sum()))
+
+
+def _cells(plan: SimulationPlan) -> Iterable[tuple[int, float, float]]:
+    return ((rounds, noise, bursts) for noise, bursts in plan.noise for rounds in plan.rounds)
+
+
+def _switch_rows(plan: SimulationPlan, tell: Callable[[str], None]) -> Iterable[SwitchRow]:
+    modes: tuple[tuple[int, Mode], ...] = ((128, "full"), (512, "sampled"))
+    for nodes, mode in modes:
+        for ratio in (1.0, 2.0, 4.0):
+            tell(f"switches: {nodes} nodes, {mode}, {ratio:g}:1, {plan.switch_runs} runs")
+            yield switch_row(nodes, mode, ratio, plan.switch_runs)
+
+
+def _runtime_rows(plan: SimulationPlan, tell: Callable[[str], None]) -> Iterable[RuntimeRow]:
+    modes: tuple[tuple[Mode, bool], ...] = (("health", False), ("sampled", False), ("sampled", True), ("full", False))
+    for nodes in plan.sizes:
+        for mode, told in modes:
+            for rate in plan.gbit_per_s if mode == "full" else plan.gbit_per_s[-1:]:
+                start = time.perf_counter()
+                row = runtime_row(nodes, mode, rate, told)
+                took_s = time.perf_counter() - start
+                what = f"{mode}, switches told" if told else mode
+                tell(f"runtime: {nodes} nodes, {what}, {rate:g} Gb/s in {took_s:.1f} s")
+                yield row
+
+
+def _results(names: Sequence[str], planned: Round, fabric: SimulatedFabric) -> list[PairResult]:
+    figures = fabric.measure(planned.pairs)
+    made = []
+    for place, (a, b) in enumerate(planned.pairs):
+        ends = [
+            PairFigures(latency=Latency(min=low, p50=middle, p95=high), bytes_per_s=rate, n=8)
+            for (low, middle, high), rate in zip(
+                figures.latency_s[place].tolist(),
+                (float(figures.back_bytes_per_s[place]), float(figures.there_bytes_per_s[place])),
+                strict=True,
+            )
+        ]
+        made.append(PairResult(names[a], names[b], planned.alone, len(planned.pairs), *ends))
+    return made

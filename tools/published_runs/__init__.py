@@ -1,0 +1,1 @@
+"""The cost model compared with published runs, and its constants fitted to them."""

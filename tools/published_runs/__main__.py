@@ -1,0 +1,34 @@
+"""`python -m tools.published_runs`: the cost model compared with a table of published runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from hpctrain.base.errors import HpctrainError
+from tools.published_runs.measure import DATA_VARIABLE, data_file, measure
+from tools.published_runs.show import show
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compare, show tables, and print the record with --json."""
+    parser = argparse.ArgumentParser(prog="python -m tools.published_runs", description=__doc__)
+    parser.add_argument("--data", type=Path, help=f"table of measured runs; default: the one in ${DATA_VARIABLE}")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON on stdout")
+    options = parser.parse_args(argv)
+    try:
+        record = measure(data_file(options.data), lambda what: print(f"measuring {what}", file=sys.stderr))
+    except HpctrainError as error:
+        sys.exit(str(error))
+    show(record, Console(stderr=options.json, highlight=False, width=None if sys.stdout.isatty() else 140))
+    if options.json:
+        print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Fit the planner's constants to measured runs, and measure their error on held-out runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants
+from tools.published_runs.scenario import PublishedScenario
+
+FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")
+"""Families of runs that constants are fitted on: many runs, one kind of GPU, no profiles of their own. All other
+families are only predicted."""
+MOST_OF_A_PROBLEM = 48
+"""Most runs of one problem in a fit, evenly spaced: more runs of the same kind change little and take time."""
+PACKAGED: Mapping[str, float] = {
+    "efficiency": CUDA_CONSTANTS.efficiency,
+    "half_width": CUDA_CONSTANTS.half_width,
+    "activation_passes": CUDA_CONSTANTS.activation_passes[0],
+    "block_ops": CUDA_CONSTANTS.block_ops[0],
+    "collective_ops": CUDA_CONSTANTS.collective_ops,
+    "optimizer_bytes": 10.3,
+    "step_ops": CUDA_CONSTANTS.step_ops,
+    "weight_passes": CUDA_CONSTANTS.weight_passes[0],
+    "logits_passes": CUDA_CONSTANTS.logits_passes[0],
+    "action_ops": CUDA_CONSTANTS.action_ops,
+    "overlap_power": CUDA_CONSTANTS.overlap_power,
+}
+"""Result of `fit` on all runs of `FITTED_FAMILIES`. `optimizer_bytes` is that of Megatron's fused optimizer."""
+LAST_MULTI = 40
+"""Number of the last vTrain run on several nodes that was used for `PACKAGED`."""
+START: Mapping[str, float] = {
+    "efficiency": 0.75,
+    "half_width": 30.0,
+    "activation_passes": 3.0,
+    "block_ops": 64.0,
+    "collective_ops": 1.0,
+    "optimizer_bytes": 16.0,
+    "step_ops": 64.0,
+    "weight_passes": 1.5,
+    "logits_passes": 1.5,
+    "action_ops": 38.0,
+    "overlap_power": 4.0,
+}
+"""Start values of a fit, kept where the runs do not decide: the counts of CPU (calls times 0.15, activations halved,
+because kernels are fused) and a typical efficiency. None comes from the runs, so held-out runs stay unseen."""
+LARGEST_EFFICIENCY = 0.95
+PULL = 0.02
+"""Weight of the regularisation that pulls a constant to its start value."""
+NOISE = 0.02
+"""Relative errors above this count linearly instead of squared, so that single disturbed runs do not dominate."""
+BACKWARD_OPS = 1.6
+"""Calls in a block's backward pass divided by those in its forward pass; as on CPU."""
+
+
+def constants_by(values: Mapping[str, float]) -> CostConstants:
+    """The constants of Megatron's blocks, with these values."""
+    forward, logits, weights = values["activation_passes"], values["logits_passes"], values["weight_passes"]
+    return replace(
+        CUDA_CONSTANTS,
+        efficiency=min(values["efficiency"], LARGEST_EFFICIENCY),
+        half_width=values["half_width"],
+        activation_passes=(forward, 2 * forward),
+        block_ops=(values["block_ops"], BACKWARD_OPS * values["block_ops"]),
+        collective_ops=values["collective_ops"],
+        optimizer_bytes=values["optimizer_bytes"],
+        split_optimizer_bytes=values["optimizer_bytes"],
+        split_optimizer_ops=CUDA_CONSTANTS.optimizer_ops,
+        step_ops=values["step_ops"],
+        weight_passes=(weights, 2 * weights),
+        logits_passes=(logits, 2 * logits),
+        action_ops=values["action_ops"],
+        overlap_power=max(1.0, values["overlap_power"]),
+        tensor_parallel_ops=(0.0, 0.0),  # hand-written in Megatron, DTensor in hpctrain
+        recompute_ops=(0.0, 0.0),
+    )
+
+
+def fit(scenes: Sequence[PublishedScenario], start: Mapping[str, float] = START, steps: int = 14) -> dict[str, float]:
+    """Return the constants with the least relative error; each problem has the same weight, however many runs it has.
+
+    Args:
+        start: the constants to fit, with their start values.
+        steps: most iterations of the solver.
+
+    Raises:
+        ValueError: there is no run to fit to.
+    """
+    chosen = _thinned(scenes)
+    if not chosen:
+        raise ValueError("no runs to fit constants to")
+    counts = Counter(scene.run.problem for scene in chosen)
+    weight = np.array([1 / math.sqrt(counts[scene.run.problem]) for scene in chosen])
+    measured = np.log([scene.run.step_s or math.nan for scene in chosen])
+    names, first = list(start), np.log(list(start.values()))
+
+    def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        constants = constants_by(dict(zip(names, np.exp(logs), strict=True)))
+        predicted = np.log([scene.step_s(constants) for scene in chosen])
+        return np.concatenate([weight * (predicted - measured), PULL * (logs - first)])
+
+    found = least_squares(errors, first, loss="soft_l1", f_scale=NOISE, diff_step=1e-3, max_nfev=steps)
+    return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
+
+
+def was_fitted(scene: PublishedScenario) -> bool:
+    """Whether `PACKAGED` was fitted on this run: vTrain's first 41 on several nodes and its odd ones on one node."""
+    run = scene.run
+    if run.family not in FITTED_FAMILIES or run.step_s is None:
+        return False
+    number = int(run.id[-4:]) if run.id[-4:].isdigit() else -1
+    return 0 <= number <= LAST_MULTI if run.family == "vTrain multi-node" else number % 2 == 1
+
+
+def held_out(scenes: Sequence[PublishedScenario], progress: Callable[[str], None]) -> dict[str, float]:
+    """Return step times by run, each predicted with constants that were fitted without its whole problem.
+
+    Runs that `PACKAGED` was not fitted on are predicted with `PACKAGED`.
+    """
+    seen = [scene for scene in scenes if was_fitted(scene)]
+    problems = dict.fromkeys(scene.run.problem for scene in seen)
+    constants = {}
+    for problem in problems:
+        others = [scene for scene in seen if scene.run.problem != problem]
+        if others:
+            progress(f"constants without {problem}")
+            constants[problem] = constants_by(fit(others))
+    usual = constants_by(PACKAGED)
+    return {
+        scene.run.id: scene.step_s(constants.get(scene.run.problem, usual) if was_fitted(scene) else usual)
+        for scene in scenes
+    }
+
+
+def packaged(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
+    """Step times by run, predicted with `PACKAGED`."""
+    constants = constants_by(PACKAGED)
+    return {scene.run.id: scene.step_s(constants) for scene in scenes}
+
+
+def _thinned(scenes: Sequence[PublishedScenario]) -> list[PublishedScenario]:
+    by_problem: dict[str, list[PublishedScenario]] = {}
+    for scene in scenes:
+        by_problem.setdefault(scene.run.problem, []).append(scene)
+    return [scene for same in by_problem.values() for scene in same[:: -(-len(same) // MOST_OF_A_PROBLEM)]]

@@ -1,0 +1,100 @@
+"""The planner's predictions compared with published runs.
+
+Errors and rankings are out of sample: a run that the packaged constants were fitted on is predicted with constants
+that were fitted without its whole problem. Results with the packaged constants are printed separately.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.base.errors import InputError
+from hpctrain.bench.planner.errors import Errors, errors_of
+from hpctrain.bench.record import machine_and_versions
+from tools.published_runs.fit import held_out, packaged, was_fitted
+from tools.published_runs.sailor import FOLDER, read_figures
+from tools.published_runs.scenario import PublishedScenario, scenes_of
+from tools.published_runs.score import baseline, by_problem, rankings, time_errors
+from tools.published_runs.table import read_runs
+
+FILE = "measured_runs.csv"
+DATA_VARIABLE = "HPCTRAIN_DATA"
+
+
+def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
+    """The table to score: `given`, else the one in the folder that HPCTRAIN_DATA names.
+
+    Raises:
+        InputError: neither exists.
+    """
+    if given is not None:
+        return given
+    folder = environment.get(DATA_VARIABLE)
+    if not folder:
+        raise InputError(f"no table of measured runs: give one with --data, or set {DATA_VARIABLE} to its folder")
+    return Path(folder) / FILE
+
+
+def measure(path: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Score the table; layer profiles come from the folder beside it, else from the one in HPCTRAIN_DATA's folder.
+
+    Raises:
+        InputError: the table or the profiles cannot be read.
+    """
+    scenes, left_out = scenes_of(read_runs(path), read_figures(_profile_folder(path)))
+    if not scenes:
+        raise InputError(f"{path}: no run of it can be described: {next(iter(left_out.values()))}")
+    progress(f"{len(scenes)} runs")
+    told, usual = held_out(scenes, progress), packaged(scenes)
+    errors, orders = time_errors(scenes, told), rankings(scenes, told)
+    fitted = [scene for scene in scenes if was_fitted(scene)]
+    simple = baseline(scenes)
+    simple_orders = rankings(scenes, simple)
+    return machine_and_versions("published_runs", {"data": path.name}) | {
+        "error_pct": _by_problem(errors),
+        "error_in_sample_pct": _by_problem(time_errors(fitted, usual)),
+        "errors": {problem: asdict(each) for problem, each in errors.items()},
+        "memory_errors": {problem: asdict(each) for problem, each in _memory_errors(scenes).items()},
+        "regret_pct": _mean([each.regret_pct for each in orders.values()]),
+        "rank_correlation": _mean([each.rank_correlation for each in orders.values()]),
+        "rankings": {problem: asdict(each) for problem, each in orders.items()},
+        "baseline": {
+            "error_pct": _by_problem(time_errors(scenes, simple)),
+            "rankings": {problem: asdict(each) for problem, each in simple_orders.items()},
+        },
+        "left_out": left_out,
+        "failed_runs": sum(scene.run.step_s is None for scene in scenes),
+    }
+
+
+def _profile_folder(path: Path) -> Path:
+    beside = path.parent / FOLDER
+    return beside if beside.is_dir() else Path(os.environ.get(DATA_VARIABLE, "")) / FOLDER
+
+
+def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
+    """Errors by problem and their mean, in percent; every problem has the same weight."""
+    return {
+        "mean": _mean([each.mean for each in errors.values()]),
+        "by_problem": {problem: each.mean for problem, each in errors.items()},
+    }
+
+
+def _memory_errors(scenes: Sequence[PublishedScenario]) -> dict[str, Errors]:
+    """Errors of the predicted memory, for runs with a measured peak."""
+    found = {}
+    for problem, same in by_problem(scenes).items():
+        pairs = [(scene.memory_bytes(), scene.run.peak_bytes) for scene in same if scene.run.peak_bytes is not None]
+        if pairs:
+            found[problem] = errors_of([a for a, _ in pairs], [b for _, b in pairs])
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

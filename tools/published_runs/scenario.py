@@ -1,0 +1,217 @@
+"""A published run as the planner sees it: its model, its devices by data sheet, and its plan as a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from hpctrain import __version__
+from hpctrain.base.even_parts import even_parts
+from hpctrain.planner.cost.memory import MemoryModel
+from hpctrain.planner.cost.memory_options import MemoryOptions
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import Workload
+from hpctrain.planner.devices.constants import CostConstants
+from hpctrain.planner.devices.framework import Framework
+from hpctrain.planner.devices.links import Links
+from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, DeviceSpec
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.topology.link import Link, LinkClass, LinkFigures
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import DeviceType, Fabric, Node, Provenance, Topology
+from tools.published_runs.data_sheets import (
+    ALPHA_S,
+    LINK_SHARE,
+    NODE_BYTES_PER_S,
+    SHEETS,
+    TCP_FLOW_BYTES_PER_S,
+    gpu_of,
+    gpus_of,
+    stated_bytes_per_s,
+)
+from tools.published_runs.gpt_spec import GptSpec
+from tools.published_runs.layer_profile import LayerProfile, ProfiledCostModel
+from tools.published_runs.sailor import SailorFigures
+from tools.published_runs.table import MeasuredRun
+
+HALF = Framework(
+    weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2,
+    blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
+    bucket_bytes=1e9, split_streams=0,
+)  # fmt: skip
+"""Megatron in fp16: weights and gradients in fp16, a master copy and moments in fp32 (Rajbhandari et al. 2020).
+Memory that tensors do not take is the most that a GH200 of the Sailor runs held (context, communicators, workspaces,
+allocator cache). Gradients are summed in DeepSpeed's buckets of 5e8 numbers (its configuration reference)."""
+SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
+PRE_UNITS = 3
+"""AMP's pipeline units before the first block, and after the last one."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedScenario:
+    """A run without the constants: everything that does not change while they are fitted."""
+
+    run: MeasuredRun
+    work: Workload
+    layout: Layout
+    links: Links
+    profile: LayerProfile | None
+
+    def step_s(self, constants: CostConstants) -> float:
+        """Predicted seconds of a step."""
+        by_kind = {"cuda": constants}
+        cost = CostModel(self.work, self.links, by_kind)
+        if self.profile is not None:
+            cost = ProfiledCostModel(self.work, self.links, by_kind, self.profile, self.layout.micro_batch)
+        return predict(cost, self.layout).total
+
+    def memory_bytes(self) -> float:
+        """Predicted peak memory of the fullest device."""
+        return max(self.layout.memory(MemoryModel(self.work)).values())
+
+
+def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str:
+    """The run's scenario, or the reason why it cannot be described."""
+    placement = _cells(run)
+    if isinstance(placement, str):
+        return placement
+    blocks = _blocks(run)
+    if isinstance(blocks, str):
+        return blocks
+    if run.rows % (run.dp * run.micro_batch):
+        return f"{run.rows} sequences do not go into {run.dp} replicas with micro-batches of {run.micro_batch}"
+    spec = GptSpec(
+        layers=run.layers, dim=run.hidden, heads=run.heads, ffn_dim=run.ffn, vocab=run.vocab, positions=run.seq_len,
+        dropout=run.family != "Sailor",
+    )  # fmt: skip
+    memory_options = MemoryOptions(recompute=run.recompute, sequence_parallel=run.sequence_parallel)  # type: ignore[arg-type]
+    work = Workload(
+        spec, run.rows, run.seq_len, "fp16" if run.half else "fp32", memory_options=memory_options,
+        framework=HALF if run.half else SINGLE,
+    )  # fmt: skip
+    schedule = "1f1b" if run.chunks == 1 else "interleaved_1f1b"
+    count = run.rows // (run.dp * run.micro_batch)
+    layout = Layout(placement, schedule, run.micro_batch, (count,) * run.dp, blocks, memory_options)
+    figures = sailor if run.family == "Sailor" else None
+    links = Links(LinkCost(_topology(run, placement, figures)))
+    return PublishedScenario(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
+
+
+def _cells(run: MeasuredRun) -> Placement | str:
+    """The placement `placement[replica][rank]`, with ranks in Megatron's order: tp within dp within pp."""
+    if run.stages is not None:
+        return _stated_cells(run)
+    kinds = gpus_of(run.gpu) if "+" in run.gpu else [gpu_of(run.gpu)] * run.num_gpus
+    if kinds is None or None in kinds:
+        return f"there is no data sheet of {run.gpu!r}"
+    if len(kinds) != run.num_gpus or run.pp * run.dp * run.tp != run.num_gpus:
+        return f"{ParallelDims(run.pp, run.dp, run.tp)} is not its {run.num_gpus} GPUs"
+    places = [
+        _device_spec(f"node{number // run.gpus_per_node}:cuda{number % run.gpus_per_node}", str(kind), run.half)
+        for number, kind in enumerate(kinds)
+    ]
+
+    def unit(replica: int, rank: int) -> TensorParallelGroup:
+        first = (rank * run.dp + replica) * run.tp
+        return TensorParallelGroup(first, tuple(places[first : first + run.tp]))
+
+    return Placement(tuple(unit(replica, rank) for rank in range(run.pp)) for replica in range(run.dp))
+
+
+def _stated_cells(run: MeasuredRun) -> Placement | str:
+    """The placement of a stated plan. Each tensor-parallel group is a node of its own, as in those runs."""
+    assert run.stages is not None
+    if len({len(stage) for stage in run.stages}) != 1 or len({tp for stage in run.stages for _, tp in stage}) != 1:
+        return "its stages differ in replicas or in tensor parallelism, which a plan cannot say"
+    unknown = {gpu for stage in run.stages for gpu, _ in stage} - set(SHEETS)
+    if unknown:
+        return f"there is no data sheet of {', '.join(sorted(unknown))}"
+    rows = []
+    for replica in range(len(run.stages[0])):
+        row = []
+        for rank, stage in enumerate(run.stages):
+            gpu, tp = stage[replica]
+            number = replica * len(run.stages) + rank
+            devices = tuple(_device_spec(f"node{number}:cuda{index}", gpu, run.half) for index in range(tp))
+            row.append(TensorParallelGroup(number, devices))
+        rows.append(tuple(row))
+    return Placement(rows)
+
+
+@lru_cache(maxsize=4096)
+def _device_spec(name: str, kind: str, half: bool) -> DeviceSpec:
+    sheet = SHEETS[kind]
+    flops = sheet.half_flops if half else sheet.single_flops
+    launch_s = DEFAULT_LAUNCH_S["cuda"]
+    return DeviceSpec(DeviceId(name), "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, launch_s)
+
+
+def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
+    """Blocks by stage, as the row states them or equal."""
+    stages = run.pp * run.chunks
+    if run.units is not None:
+        counts = list(run.units)
+        counts[0] -= 1
+        counts[-1] -= 1
+    elif run.cuts is not None:
+        # The first and the last units are embedding, norm, head and reshaping.
+        edges = [min(max(edge - PRE_UNITS, 0), run.layers) for edge in run.cuts]
+        counts = [b - a for a, b in pairwise(edges)]
+    else:
+        counts = list(even_parts(run.layers, stages))
+    if len(counts) != stages or sum(counts) != run.layers or min(counts) < 0:
+        return f"its stages hold {counts} blocks, the model has {run.layers} on {stages} stages"
+    return tuple(counts)
+
+
+def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | None) -> Topology:
+    """Nodes with the data sheets' figures; links as the row, the sheets or the profiles state them."""
+    kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
+    # Data sheets are per direction and GPU; a PCIe rate in the row is closer to the truth.
+    stated = stated_bytes_per_s(run.intra_node)
+    nodes = [
+        Node(id=name, addr="", devices=[], intra_bytes_per_s=LINK_SHARE * (stated or SHEETS[kind].link_bytes_per_s))
+        for name, kind in kinds.items()
+    ]
+    between = LINK_SHARE * (stated_bytes_per_s(run.inter_node) or NODE_BYTES_PER_S)
+    if "PCIe" in run.intra_node and sailor is None:
+        between = min(between, TCP_FLOW_BYTES_PER_S)
+    links = _measured_links(kinds, run.tp, sailor) if sailor else []
+    return Topology(
+        provenance=Provenance(version=__version__, created="", transport="nccl", mode="published"),
+        device_types={kind: DeviceType(kind="cuda", name=kind) for kind in kinds.values()},
+        nodes=nodes,
+        fabric=Fabric(
+            classes=[LinkClass(id="between", alpha_s=ALPHA_S, beta_s_per_byte=1 / between, pairs=0)], links=links
+        ),
+    )
+
+
+def _measured_links(kinds: dict[str, str], gpus: int, sailor: SailorFigures) -> list[Link]:
+    names = list(kinds)
+    links = []
+    for number, a in enumerate(names):
+        for b in names[number + 1 :]:
+            rate = sailor.between(kinds[a], kinds[b], gpus)
+            if rate is not None:
+                figures = LinkFigures(alpha_s=ALPHA_S, beta_s_per_byte=1 / (LINK_SHARE * rate))
+                links.append(Link(a=a, b=b, ab=figures, ba=figures))
+    return links
+
+
+def scenes_of(runs: Sequence[MeasuredRun], sailor: SailorFigures) -> tuple[list[PublishedScenario], dict[str, str]]:
+    """Scenarios of the runs that can be described, and by id the reason why the others cannot."""
+    scenes, left = [], {}
+    for run in runs:
+        found = "the table says that it is suspect" if run.suspect else scene_of(run, sailor)
+        if isinstance(found, str):
+            left[run.id] = found
+        else:
+            scenes.append(found)
+    return scenes, left

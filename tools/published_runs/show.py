@@ -1,0 +1,60 @@
+"""How the comparison with published runs is shown to a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(record: dict[str, Any], console: Console) -> None:
+    """Errors and rankings by problem."""
+    console.print(_times(record))
+    if record["memory_errors"]:
+        console.print(_memory(record))
+    if record["rankings"]:
+        console.print(_rankings(record))
+    if record["left_out"]:
+        first = next(iter(record["left_out"].items()))
+        console.print(f"{len(record['left_out'])} runs left out; the first, {first[0]}: {first[1]}", soft_wrap=True)
+    if record["failed_runs"]:
+        console.print(f"{record['failed_runs']} runs failed when they were measured and have no time", soft_wrap=True)
+
+
+def _times(record: dict[str, Any]) -> Table:
+    inside = record["error_in_sample_pct"]["by_problem"]
+    simple = record["baseline"]["error_pct"]["by_problem"]
+    table = Table(
+        "problem", "runs", "mean", "largest", "bias", "in sample", "bubble only",
+        title="step time: error in % on runs that the constants were not fitted on",
+    )  # fmt: skip
+    for problem, each in record["errors"].items():
+        table.add_row(
+            problem, str(each["runs"]), f"{each['mean']:.1f}", f"{each['largest']:.1f}", f"{each['bias']:+.1f}",
+            f"{inside[problem]:.1f}" if problem in inside else "", f"{simple[problem]:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _memory(record: dict[str, Any]) -> Table:
+    table = Table("problem", "runs", "mean", "largest", "bias", "below", title="peak memory: error in %")
+    for problem, each in record["memory_errors"].items():
+        numbers = [f"{each[key]:.1f}" for key in ("mean", "largest")]
+        table.add_row(problem, str(each["runs"]), *numbers, f"{each['bias']:+.1f}", f"{each['below']:.0f} % of runs")
+    return table
+
+
+def _rankings(record: dict[str, Any]) -> Table:
+    simple = record["baseline"]["rankings"]
+    table = Table(
+        "problem", "searches", "rank correlation", "regret %", "largest", "bubble only: correlation", "regret %",
+        title="order of plans, and the top plan against the best measured one",
+    )  # fmt: skip
+    for problem, each in record["rankings"].items():
+        other = simple[problem]
+        table.add_row(
+            problem, str(each["searches"]), f"{each['rank_correlation']:.3f}", f"{each['regret_pct']:.1f}",
+            f"{each['largest_regret_pct']:.1f}", f"{other['rank_correlation']:.3f}", f"{other['regret_pct']:.1f}",
+        )  # fmt: skip
+    return table
