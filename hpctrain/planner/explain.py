@@ -67,7 +67,7 @@ def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
     if len(topology.nodes) == 1:
         return []
     by_speed = sorted(last, key=lambda devices: sum(flops for _, flops in devices))
-    return [last[devices] for devices in by_speed][: DEFAULT_LIMITS.max_left_out_nodes]
+    return [last[devices] for devices in by_speed][: DEFAULT_LIMITS.max_removed_nodes]
 
 
 def _compared(change: str, plan: Plan, other: Plan) -> Rejected:

@@ -68,7 +68,7 @@ class SearchLimits:
     """Impossible degrees that a plan lists."""
     max_rejected: int = 12
     """Rejected candidates that a plan lists if it is not chosen by time."""
-    max_left_out_nodes: int = 4
+    max_removed_nodes: int = 4
     """Nodes that are left out, one at a time, to explain a plan; each takes a search."""
 
     bound_tolerance: float = 1e-3

@@ -8,6 +8,8 @@ closed form. A "unit" is a tensor-parallel group.
 
 from __future__ import annotations
 
+from functools import cache
+
 from hpctrain.planner.bounds.ideal import relative_speeds
 from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.pipeline_passes import PipelinePasses
@@ -48,7 +50,7 @@ class ClosedFormBound:
         counts = [count for _, count in unit_counts.kinds]
         self.kinds = sorted(zip(speeds, counts, seconds, strict=True), key=lambda kind: -kind[0])
         """(speed, units, seconds of the whole model on one unit) by kind, the fastest first."""
-        self._largest_rank_s: dict[tuple[int, ScheduleSpec], float] = {}
+        self._cut_s = cache(self._slowest_rank_s)
 
     def work_s(self, dims: ParallelDims) -> float:
         """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
@@ -68,7 +70,7 @@ class ClosedFormBound:
             # The first stage's backward is not split. That counts as more speed.
             total += dp * self.kinds[0][0] * self.split_ratio
         update_work = self.kinds[-1][0] * dp * parameters * per_parameter
-        bounds = [(self.count * work + update_work) / total, most * self._largest_rank(option)]
+        bounds = [(self.count * work + update_work) / total, most * self._cut_s(pp, option.schedule_spec)]
         if pp == 1:
             bounds.append(self._whole_models(dp, tail))
         else:
@@ -134,22 +136,19 @@ class ClosedFormBound:
             shares.append(forward / (forward + backward + parts.block_split))
         return min(shares) / option.virtual_stages, max(sum(parts.embedding) for parts in self.timed)
 
-    def _largest_rank(self, option: Option) -> float:
+    def _slowest_rank_s(self, pp: int, schedule_spec: ScheduleSpec) -> float:
         """The least seconds that the slowest rank of any cut takes for one micro-batch; blocks are not divided."""
-        key = (option.dims.pp, option.schedule_spec)
-        if key not in self._largest_rank_s:
-            layers, ranks = self.cost.work.spec.layers, range(option.dims.pp)
-            owner = stage_ranks(option.schedule_spec.name, option.dims.pp, option.stages)
-            embedding, head = self.ends_s
-            fixed = [embedding * (rank == owner[0]) + head * (rank == owner[-1]) for rank in ranks]
+        layers, ranks = self.cost.work.spec.layers, range(pp)
+        owner = stage_ranks(schedule_spec.name, pp, pp * schedule_spec.virtual_stages)
+        embedding, head = self.ends_s
+        fixed = [embedding * (rank == owner[0]) + head * (rank == owner[-1]) for rank in ranks]
 
-            def seconds(rank: int, blocks: int) -> float:
-                return fixed[rank] + blocks * self.block_s
+        def seconds(rank: int, blocks: int) -> float:
+            return fixed[rank] + blocks * self.block_s
 
-            counts = split_evenly(layers, seconds, [0] * option.dims.pp, [layers] * option.dims.pp)
-            assert counts is not None, "every rank may hold all blocks"
-            self._largest_rank_s[key] = max(map(seconds, ranks, counts))
-        return self._largest_rank_s[key]
+        counts = split_evenly(layers, seconds, [0] * pp, [layers] * pp)
+        assert counts is not None, "every rank may hold all blocks"
+        return max(map(seconds, ranks, counts))
 
     def _whole_models(self, dp: int, tail: float) -> float:
         """Bound in seconds for replicas of one unit each; micro-batches are not divided."""

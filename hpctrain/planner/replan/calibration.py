@@ -56,7 +56,7 @@ def fit_profile(
     fit = _Fit(plan, run, spec, topology, timed)
     profile = CalibrationProfile(source=source, generations=[timed[0].generation], steps=len(timed))
     profile = _with_memory(profile, fit.scene(None), rows)
-    for with_factors in (_with_compute, _with_tensor_parallel, _with_rest):
+    for with_factors in (_with_compute, _with_tensor_parallel, _with_communication_and_update):
         profile = with_factors(profile, fit)
     return profile
 
@@ -163,7 +163,7 @@ def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> Calibration
     return _remarked(profile, tensor_parallel=remark) if remark else profile
 
 
-def _with_rest(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
+def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
     """Add one factor for communication and update, fitted to the whole step, because neither is timed separately.
 
     A term that takes too little of the step, or is compressed, stays unknown.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from hpctrain.planner.bounds.closed_form import ClosedFormBound
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
@@ -30,9 +32,10 @@ class OptionBounds:
 
     def __init__(self, cost: CostModel, pool_placements: PoolPlacements, limits: SearchLimits) -> None:
         self.cost, self.pool_placements, self.limits = cost, pool_placements, limits
-        self._closed_forms: dict[tuple[int, int], ClosedFormBound] = {}
         self._memory = MemoryFeasibility(cost)
-        self._knapsacks: dict[Option, KnapsackBound] = {}
+        self._closed_form = cache(lambda tp, size: ClosedFormBound(cost, pool_placements.counts(tp), size))
+        self.knapsack = cache(self._knapsack)
+        """Option -> its knapsack bound."""
 
     def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
         """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
@@ -41,12 +44,6 @@ class OptionBounds:
     def step_s(self, option: Option) -> float:
         """Seconds of a step that no layout of the option beats, in closed form."""
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
-
-    def knapsack(self, option: Option) -> KnapsackBound:
-        """The cached knapsack bound of an option."""
-        if option not in self._knapsacks:
-            self._knapsacks[option] = self._knapsack(option)
-        return self._knapsacks[option]
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
         """Placements that may finish within `limit_s` seconds by the knapsack bound."""
@@ -79,12 +76,6 @@ class OptionBounds:
     def any_feasible_within(self, dims: ParallelDims, micro_batch: int, limit_s: float) -> bool:
         """False if only V-shaped schedules could finish within `limit_s` seconds, even with unlimited memory."""
         return self._knapsack(Option(dims, ScheduleSpec("1f1b"), micro_batch), waits=False).feasible_within(limit_s)
-
-    def _closed_form(self, tp: int, micro_batch: int) -> ClosedFormBound:
-        key = (tp, micro_batch)
-        if key not in self._closed_forms:
-            self._closed_forms[key] = ClosedFormBound(self.cost, self.pool_placements.counts(tp), micro_batch)
-        return self._closed_forms[key]
 
     def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:
         counts, shards = self.pool_placements.counts(option.dims.tp), self._most_shards(option.dims)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.pool import DevicePool
 from hpctrain.planner.devices.tensor_parallel_group import (
     Placement,
-    TensorParallelGroup,
     interchangeable_classes,
     make_tensor_parallel_groups,
 )
@@ -26,32 +27,18 @@ class PoolPlacements:
         self.pool, self.cost, self.max_compared_units = pool, cost, max_compared_units
         self.complete = True
         """False if some orders of devices were left out."""
-        self._units: dict[int, list[TensorParallelGroup]] = {}
-        self._counts: dict[int, UnitCounts] = {}
-        self._placements: dict[ParallelDims, list[Placement]] = {}
+        self.units = cache(partial(make_tensor_parallel_groups, pool))
+        """tp -> the tensor-parallel groups of that size."""
+        self.counts = cache(lambda tp: UnitCounts(cost, self.units(tp)))
+        """tp -> these groups, counted by kind."""
+        self.placements = cache(self._likely_placements)
+        """Degrees -> their likely placements."""
 
-    def units(self, tp: int) -> list[TensorParallelGroup]:
-        """The tensor-parallel groups of that size."""
-        if tp not in self._units:
-            self._units[tp] = make_tensor_parallel_groups(self.pool, tp)
-        return self._units[tp]
-
-    def counts(self, tp: int) -> UnitCounts:
-        """The tensor-parallel groups of that size, counted by kind."""
-        if tp not in self._counts:
-            self._counts[tp] = UnitCounts(self.cost, self.units(tp))
-        return self._counts[tp]
-
-    def placements(self, dims: ParallelDims) -> list[Placement]:
-        """The likely placements of these degrees."""
-        if dims not in self._placements:
-            pp, dp, tp = dims
-            units = self.units(tp)
-            classes = list(range(len(units)))
-            if len(units) <= self.max_compared_units:
-                classes = interchangeable_classes(units, self.pool.links, self.cost.work.stage_boundary_bytes(1))
-            self._placements[dims], complete = placements(
-                units, classes, pp, dp, lambda a, b: self.cost.send_s(a, b, 1)
-            )
-            self.complete = self.complete and complete
-        return self._placements[dims]
+    def _likely_placements(self, dims: ParallelDims) -> list[Placement]:
+        units = self.units(dims.tp)
+        classes = list(range(len(units)))
+        if len(units) <= self.max_compared_units:
+            classes = interchangeable_classes(units, self.pool.links, self.cost.work.stage_boundary_bytes(1))
+        likely, complete = placements(units, classes, dims.pp, dims.dp, lambda a, b: self.cost.send_s(a, b, 1))
+        self.complete = self.complete and complete
+        return likely
