@@ -87,6 +87,8 @@ class SearchLimits:
     """Choices of classes for the ranks of a replica up to which a bound enumerates all cuts."""
     max_cut_mixes: int = 30_000
     """Pairs of a cut and such a choice up to which a bound enumerates them."""
+    max_end_ranks: int = 3
+    """Ranks at each end of the pipeline at which the sets of weights for interleaved 1F1B begin or end."""
     cuts_per_batch: int = 100
     """Cuts that are evaluated in one batch."""
 

@@ -16,8 +16,6 @@ from hpctrain.planner.bounds.unit_counts import UnitClass
 REFERENCE_SPLIT = (1 / 3, 2 / 3)
 """Shares of forward and backward that the weights of bounds are tuned for; the bounds hold with any weights."""
 MIN_OVERLAP = 1e-3
-END_RANKS = 3
-"""Ranks at each end of the pipeline at which the sets of weights begin or end."""
 
 
 class RoundCounts(NamedTuple):
@@ -107,7 +105,7 @@ def cap_by_passes(
 
 
 @lru_cache(maxsize=1024)
-def bound_weights(pp: int, micro_batches: int) -> FloatArray:
+def bound_weights(pp: int, micro_batches: int, end_ranks: int) -> FloatArray:
     """[set, kind, rank] -> weights of bounds on a replica's time; the weights of a set add up to one.
 
     First kind of bound: rank r starts after the first stages of the ranks before it, and ends before their last
@@ -115,12 +113,15 @@ def bound_weights(pp: int, micro_batches: int) -> FloatArray:
     second stage. Blocks in first stages lengthen the first kind and shorten the second. In each set a rank near the end
     has a bound of the first kind, and ranks before it have the second. With `REFERENCE_SPLIT` the weights make the sum
     independent of where the blocks are.
+
+    Args:
+        end_ranks: ranks at each end of the pipeline at which the sets begin or end.
     """
     before, between, after = round_counts(pp, np.array([micro_batches]))
     forward, backward = REFERENCE_SPLIT
     overlap = np.maximum((before - between) * forward + (after - 1) * backward, MIN_OVERLAP)
     sets = []
-    for last, first in itertools.product(range(pp - 1, max(0, pp - 1 - END_RANKS), -1), range(END_RANKS)):
+    for last, first in itertools.product(range(pp - 1, max(0, pp - 1 - end_ranks), -1), range(end_ranks)):
         if first < last:
             weights = np.zeros((2, pp))
             weights[0, last] = 1

@@ -88,7 +88,8 @@ class ReplicaFinish:
         beside = both.sum(axis=1, keepdims=True) + 2 * self.hops - none
         bound = np.zeros(len(at))
         distinct, which = np.unique(numbers, return_inverse=True)
-        for weights in np.array([bound_weights(pp, int(n)) for n in distinct])[which].swapaxes(0, 1):
+        sets = np.array([bound_weights(pp, int(n), self.ranks.limits.max_end_ranks) for n in distinct])
+        for weights in sets[which].swapaxes(0, 1):
             first, second = weights[:, 0], weights[:, 1]
             later = first.sum(axis=1, keepdims=True) - np.cumsum(first, axis=1)
             slope = later * block - second * added_by_block

@@ -56,10 +56,8 @@ def _fastest(spaces: Iterable[SearchSpace], start: SearchResult) -> SearchResult
 
 def _all_memory_options() -> Iterator[MemoryOptions]:
     """All memory options but the default, which saves nothing."""
-    levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)
-    kinds: tuple[Recompute, ...] = get_args(Recompute)
-    for zero, recompute, sequence in itertools.product(levels, kinds, (False, True)):
-        memory_options = MemoryOptions(zero=zero, recompute=recompute, sequence_parallel=sequence)
+    for zero, recompute, split in itertools.product(get_args(ZeroLevel), get_args(Recompute), (False, True)):
+        memory_options = MemoryOptions(zero=zero, recompute=recompute, sequence_parallel=split)
         if memory_options != DEFAULT_MEMORY_OPTIONS:
             yield memory_options
 

@@ -24,6 +24,6 @@ def test_what_is_done_around_a_pass_is_what_tables_do(pp):
 
 def test_weights_add_up_to_one():
     for pp, count in ((2, 1), (2, 4), (4, 3), (4, 8), (8, 32)):
-        weights = bound_weights(pp, count)
+        weights = bound_weights(pp, count, 3)
         assert weights.min() >= 0
         assert weights.sum(axis=(1, 2)) == pytest.approx(1)
