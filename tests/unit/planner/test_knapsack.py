@@ -17,6 +17,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 
 SAVINGS = (
     MemoryOptions(),
@@ -48,7 +49,8 @@ def random_layout(search, rng):
     pp, dp, tp = rng.choice(search.candidate_dims)
     size, schedule_spec = rng.choice(search.work.micro_batch_sizes()), rng.choice(search.work.schedule_specs(pp))
     units, stages = search.units(tp), pp * schedule_spec.virtual_stages
-    if (search.work.memory_options.zero and dp == 1) or search.why_no_layout(Option((pp, dp, tp), schedule_spec, size)):
+    option = Option(ParallelDims(pp, dp, tp), schedule_spec, size)
+    if (search.work.memory_options.zero and dp == 1) or search.why_no_layout(option):
         return None
     middle = parts_of(rng, search.work.spec.layers, stages, 1)
     if middle is None:

@@ -18,6 +18,7 @@ from hpctrain.planner.search.evaluate import best_of
 from hpctrain.planner.search.local_search import refine
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import lower_bound, predict
+from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.check import check_schedule
@@ -95,7 +96,7 @@ def test_no_order_of_devices_beats_the_chosen_one(topology, run):
     (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)
     search = SearchSpace(pool, CostModel(work, pool.links))
     totals = []
-    for placement in search.placements((3, 1, 1)):
+    for placement in search.placements(ParallelDims(3, 1, 1)):
         layout = fit_layout(search.cost, placement, ScheduleSpec("1f1b"), 2)
         prediction = predict(search.cost, layout)
         assert lower_bound(search.cost, layout) <= prediction.total * (1 + 1e-9)
