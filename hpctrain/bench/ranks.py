@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from hpctrain.agent.worker_messages import Report, StartOrder, StoreAddress
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.module_argv import outside_current_folder
 from hpctrain.bench.comparison import TimeSample
 from hpctrain.records.plan.plan import Plan
-from hpctrain.worker.build import StartOrder, Trainer, build
+from hpctrain.worker.build import Trainer, build
 
 Answer = TypeVar("Answer")
 
@@ -66,19 +67,17 @@ def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Tr
         meeting.set("port", str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get("port"))
-    return build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None, "bench"))
+    store = StoreAddress(addr="127.0.0.1", port=port, secret="bench", fd=descriptor)
+    return build(folder, StartOrder(plan="plan.json", rank=rank, generation=0, store=store))
 
 
 class NoAgentChannel:
-    """An agent channel without an agent: it requests nothing and drops all messages."""
-
-    def save_wanted(self) -> bool:
-        return False
+    """An agent channel without an agent: it requests nothing and drops all reports."""
 
     def stop_wanted(self) -> bool:
         return False
 
-    def tell(self, kind: str, /, **content: object) -> None:
+    def send(self, report: Report) -> None:
         pass
 
 

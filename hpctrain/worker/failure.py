@@ -7,17 +7,15 @@ import sysconfig
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hpctrain.agent.worker_messages import TEXT_CHARS
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named, fault_of
 
-MESSAGE_CHARS = 8000
-"""Longest message that is sent to the agent; the log has all of it."""
 SENTENCE_CHARS = 1000
 """Longest part of the message in a reason."""
 _HOUSE = Path(__file__).parents[1]
@@ -54,15 +52,11 @@ class Failure:
         whose = f" [{self.fault.words}]" if self.fault.name != EXCEPTION else ""
         return f"{at}: {self.kind}: {said} ({self.line}){whose}"
 
-    def to_message(self) -> dict[str, Any]:
-        """Return the failure as plain values for the agent."""
-        return {"kind": self.kind, "message": self.message, "where": self.where, "fault": self.fault.name}
-
 
 def failure_of(error: BaseException) -> Failure:
     """Return the failure that describes an error."""
     cause = _cause(error)
-    kind, message = type(cause).__name__, str(cause).strip()[:MESSAGE_CHARS]
+    kind, message = type(cause).__name__, str(cause).strip()[:TEXT_CHARS]
     if isinstance(cause, HpctrainError):
         # Its cause may be an error of the system, which says more about the fault.
         faults = [_fault_of(known) for known in (cause, cause.__cause__) if known is not None]

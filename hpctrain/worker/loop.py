@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.agent.worker_messages import CheckpointSaved, Compiling, StepDone, WeightsHash
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.fingerprint import fingerprint
@@ -58,7 +59,7 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
     done = trainer.step >= trainer.run.steps
     loop.finish_saving(wait_for_room=done)
     if done and trainer.run.deterministic:
-        agent_channel.tell("weights", sha256=fingerprint(trainer.pipeline.parameters()))
+        agent_channel.send(WeightsHash(sha256=fingerprint(trainer.pipeline.parameters())))
     return done
 
 
@@ -96,14 +97,14 @@ class Loop:
         with ACTIVITY.doing("optimizer"):
             lr = self._update(norm)
         if trainer.outer_optimizer is not None:
-            with ACTIVITY.doing("meeting of the replicas", waits=True):
+            with ACTIVITY.doing("outer sync", waits=True):
                 dp_bytes += trainer.outer_optimizer.after_step(trainer.step + 1)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
         mine = RankStepMetrics(
             share, counters, trainer.pipeline.step_s, dp_bytes, self._tp_bytes,
-            trainer.reducer.metrics(), self.agent_channel.stop_wanted(), self.agent_channel.save_wanted(),
+            trainer.reducer.metrics(), self.agent_channel.stop_wanted(),
         )  # fmt: skip
         job = gather_step_metrics(trainer, mine)
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
@@ -111,7 +112,7 @@ class Loop:
             raise self._no_number(trainer.step, norm)
         placed = rank_placements(trainer, counters) if self._first else None
         self._first = False
-        if job.save or self._is_due(trainer.run.checkpoint.every):
+        if self._is_due(trainer.run.checkpoint.every):
             self.save()
         self._validate_and_tell(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
         self._tell_saved(trainer.saver.finished())
@@ -125,7 +126,7 @@ class Loop:
         with ACTIVITY.doing("wait for the writer of the checkpoint before"):
             self._tell_saved(trainer.saver.finished(wait=True))
         if trainer.outer_optimizer is not None:
-            with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
+            with ACTIVITY.doing("outer sync for a checkpoint", waits=True):
                 trainer.outer_optimizer.outer_sync()
         self._start_saving()
         self.saved_step = trainer.step
@@ -263,7 +264,7 @@ class Loop:
     def _tell_compiling(self) -> None:
         """If blocks are compiled, ask the agent to allow more time until the next step is reported."""
         if self.trainer.run.compile:
-            self.agent_channel.tell("compiling")
+            self.agent_channel.send(Compiling())
 
     def _batch(self, loader: BatchLoader, start: int, seed: int) -> SampleBatch:
         """Return this replica's sequences of the global batch that starts at sample `start`."""
@@ -277,18 +278,15 @@ class Loop:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
             self._metrics.write(metric_row(trainer, job, info))
-        self.agent_channel.tell("step", step=trainer.step, time_s=info.seconds, loss=job.loss)
+        self.agent_channel.send(StepDone(step=trainer.step, loss=job.loss))
 
     def _tell_saved(self, saved: SaveResult | None) -> None:
         if saved is None:
             return
         # Only the newest save counts: it replaces an earlier one that failed.
         self._save_error = saved.error
-        if self.trainer.coordinate.rank != 0:
-            return
-        self.agent_channel.tell(
-            "saved", step=saved.step, seconds=saved.seconds, size_bytes=saved.size_bytes, error=saved.error
-        )
+        if self.trainer.coordinate.rank == 0:
+            self.agent_channel.send(CheckpointSaved(**asdict(saved)))
 
 
 def manifest_of(trainer: Trainer) -> Manifest:

@@ -39,7 +39,6 @@ class RankStepMetrics:
     compression: dict[str, float]
     """Figures of the rank's reducer, by names in `REDUCER_METRICS`."""
     stop: bool
-    save: bool
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,9 @@ class GlobalStepMetrics:
     micro_batches: list[int]
     memory_bytes_max: float
     stop: bool
-    save: bool
 
 
-_SCALARS = 10 + len(REDUCER_METRICS)
+_SCALARS = 9 + len(REDUCER_METRICS)
 
 
 def gather_step_metrics(trainer: Trainer, mine: RankStepMetrics) -> GlobalStepMetrics:
@@ -78,7 +76,6 @@ def gather_step_metrics(trainer: Trainer, mine: RankStepMetrics) -> GlobalStepMe
         float(sum(counters.sent_bytes for counters in mine.counters.values())),
         float(mine.tp_bytes),
         float(mine.stop),
-        float(mine.save),
         peak_memory_bytes(trainer.device),
         float(trainer.coordinate.dp),
         float(max(counters.forwards for counters in mine.counters.values())),
@@ -103,19 +100,18 @@ def _combine(table: torch.Tensor, plan: Plan) -> GlobalStepMetrics:
     compute, forward, backward = torch.tensor(largest[_SCALARS:]).view(3, -1).tolist()
     counted = [0] * plan.dp
     for row in table.tolist():
-        counted[int(row[8])] = max(counted[int(row[8])], int(row[9]))
+        counted[int(row[7])] = max(counted[int(row[7])], int(row[8]))
     return GlobalStepMetrics(
         loss=total[0],
         bytes_sent=BytesSent(dp=int(total[2]), pp=int(total[3]), tp=int(total[4])),
-        compression=_figures(table[:, 10:_SCALARS]),
+        compression=_figures(table[:, 9:_SCALARS]),
         stage_time_s=compute,
         stage_forward_s=forward,
         stage_backward_s=backward,
         bubble_fraction=total[1] / plan.world_size if plan.pp > 1 else None,
         micro_batches=counted,
-        memory_bytes_max=largest[7],
+        memory_bytes_max=largest[6],
         stop=largest[5] > 0,
-        save=largest[6] > 0,
     )
 
 
