@@ -18,8 +18,17 @@ import time
 import torch
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.base.net.wire import LineChannel, Message
+from hpctrain.base.net.wire import LineChannel, MalformedMessage
 from hpctrain.probe.faults.device_faults import CPU_QUOTA
+from hpctrain.probe.protocol.messages import (
+    ExchangeAnswer,
+    ExchangeOrder,
+    Order,
+    Ready,
+    RendezvousAnswer,
+    RendezvousOrder,
+    read_order,
+)
 from hpctrain.probe.system.host import cpu_name, usable_memory_bytes
 from hpctrain.probe.system.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
 from hpctrain.probe.system.nvml import open_nvml
@@ -56,26 +65,28 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
         kind = device_kind(device)
         # The first product loads the libraries. It comes before the common start, so that no figure contains it.
         _warm(torch.device(kind))
-        channel.send({"kind": "ready"})
+        channel.send(Ready().to_json())
         message = channel.wait_message(GO_S)
-        if message is None or message.get("kind") != "go":
+        if message is None or read_order(message).kind != "go":
             return HpctrainError.exit_code  # the node process gave up or is gone
         channel.send({"kind": "devices", "report": _report(device, share)})
         exchange = BackendMeasurement()
         while (message := channel.wait_message(GO_S)) is not None:
-            channel.send(_messages(exchange, message))
-    except (HpctrainError, RuntimeError) as error:
+            channel.send(_answer(exchange, read_order(message)).to_json())
+    except (HpctrainError, MalformedMessage, RuntimeError) as error:
         channel.send({"kind": "error", "text": _first_line(error)})
         return HpctrainError.exit_code
     channel.close()
     return 0
 
 
-def _messages(exchange: BackendMeasurement, message: Message) -> Message:
-    """Serve an order: `meet` opens the port for the store, `exchange` measures messages with all ranks."""
-    if message.get("kind") == "meet":
-        return {"kind": "meeting", "port": exchange.open_rendezvous(message["addr"])}
-    return {"kind": "exchanged"} | exchange.run(message)
+def _answer(exchange: BackendMeasurement, order: Order) -> RendezvousAnswer | ExchangeAnswer:
+    """Open the port for the store, or measure messages with all ranks, as ordered."""
+    if isinstance(order, RendezvousOrder):
+        return RendezvousAnswer(port=exchange.open_rendezvous(order.addr))
+    if isinstance(order, ExchangeOrder):
+        return exchange.run(order)
+    raise MalformedMessage(f"it ordered {order.kind!r} of a process that measures messages")
 
 
 def _report(device: str, share: int) -> dict[str, object]:
