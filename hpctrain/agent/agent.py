@@ -18,7 +18,7 @@ from hpctrain.agent.hang_report import WorkerActivity, to_message
 from hpctrain.agent.peers import Announcement, PeerMesh
 from hpctrain.agent.reachability import ReachabilityTracker
 from hpctrain.agent.worker_events import event_of
-from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreAddress, WeightsHash
+from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreConnection, WeightsHash
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.net.wire import LineChannel
@@ -254,7 +254,7 @@ class Agent:
         self._enter("running", record.reason)
 
     def _order(self, record: Generation, rank: int) -> StartOrder:
-        store = StoreAddress(addr=record.store.addr, port=record.store.port, secret=self._store_secret(record))
+        store = StoreConnection(addr=record.store.addr, port=record.store.port, secret=self._store_secret(record))
         return StartOrder(plan=record.plan, rank=rank, generation=record.number, store=store, restore=record.restore)
 
     def _apply_update(self, now: float, news: WorkerUpdate) -> None:

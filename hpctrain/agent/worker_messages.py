@@ -28,7 +28,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class StoreAddress(Part):
-    """Where the store of a generation's process group is."""
+    """How a worker reaches the store of its generation's process group."""
 
     addr: Name
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
@@ -57,7 +57,7 @@ class StopOrder(Part):
     kind: Literal["stop"] = "stop"
 
 
-class Ready(Part):
+class WorkerReady(Part):
     """The worker is built; training follows."""
 
     kind: Literal["ready"] = "ready"
@@ -140,7 +140,7 @@ class WorkerError(Part):
 
 
 Order = StartOrder | StopOrder
-Progress = Ready | Compiling | StepDone | CheckpointSaved | NoDiskSpace | Waiting | ResidualsDropped | WeightsHash
+Progress = WorkerReady | Compiling | StepDone | CheckpointSaved | NoDiskSpace | Waiting | ResidualsDropped | WeightsHash
 Report = Progress | WorkerError
 
 _ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hpctrain.agent.worker_messages import Report, StartOrder, StoreAddress
+from hpctrain.agent.worker_messages import Report, StartOrder, StoreConnection
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.module_argv import outside_current_folder
 from hpctrain.bench.comparison import TimeSample
@@ -67,7 +67,7 @@ def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Tr
         meeting.set("port", str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get("port"))
-    store = StoreAddress(addr="127.0.0.1", port=port, secret="bench", fd=descriptor)
+    store = StoreConnection(addr="127.0.0.1", port=port, secret="bench", fd=descriptor)
     return build(folder, StartOrder(plan="plan.json", rank=rank, generation=0, store=store))
 
 

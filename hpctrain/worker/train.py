@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from hpctrain.agent.worker_messages import ErrorDetails, Ready, ResidualsDropped, WorkerError
+from hpctrain.agent.worker_messages import ErrorDetails, ResidualsDropped, WorkerError, WorkerReady
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.linux import set_process_name
@@ -57,7 +57,7 @@ def _work(agent_channel: AgentChannel, folder: Path) -> int:
     start_order = agent_channel.wait_start()
     agent_channel.listen()
     trainer = build(folder, start_order)
-    agent_channel.send(Ready(step=trainer.step))
+    agent_channel.send(WorkerReady(step=trainer.step))
     if trainer.residuals_dropped is not None:
         agent_channel.send(ResidualsDropped(reason=trainer.residuals_dropped))
     done = train(trainer, agent_channel)

@@ -21,7 +21,7 @@ from cases import HALF, PLANS, ROWS, SEED, SEQ, SPEC, WHOLE, deviation, make_pla
 from processes import largest, launch
 from real_text import TEXT
 
-from hpctrain.agent.worker_messages import Report, StartOrder, StepDone, StoreAddress
+from hpctrain.agent.worker_messages import Report, StartOrder, StepDone, StoreConnection
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.published import newest
 from hpctrain.corpus.prepare.options import PrepareOptions
@@ -106,7 +106,7 @@ def open_trainer(
         meeting.set(key, str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get(key))
-    store = StoreAddress(addr="127.0.0.1", port=port, secret="test", fd=descriptor)
+    store = StoreConnection(addr="127.0.0.1", port=port, secret="test", fd=descriptor)
     return build(folder, StartOrder(plan=name, rank=rank, generation=generation, store=store, restore=restore))
 
 

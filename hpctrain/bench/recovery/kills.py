@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpctrain.agent.worker_messages import StartOrder, StoreAddress
+from hpctrain.agent.worker_messages import StartOrder, StoreConnection
 from hpctrain.base.errors import HpctrainError
 from hpctrain.bench.ranks import NoAgentChannel, run_ranks
 from hpctrain.bench.record import make_record
@@ -149,7 +149,7 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
         # torch's messages about a killed peer are expected here.
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
         port, descriptor = server.getsockname()[1], server.detach()
-        store = StoreAddress(addr="127.0.0.1", port=port, secret="bench", fd=descriptor if rank == 0 else None)
+        store = StoreConnection(addr="127.0.0.1", port=port, secret="bench", fd=descriptor if rank == 0 else None)
         trainer = build(folder, StartOrder(plan="plan.json", rank=rank, generation=life, store=store, restore=restore))
         notes = StateHashes(folder / f"hashes-{rank}", trainer)
         if trainer.step:

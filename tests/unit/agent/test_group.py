@@ -14,19 +14,19 @@ from hpctrain.agent.worker_events import event_of
 from hpctrain.agent.worker_messages import (
     Compiling,
     ErrorDetails,
-    Ready,
     Report,
     ResidualsDropped,
     StartOrder,
     StepDone,
-    StoreAddress,
+    StoreConnection,
     WorkerError,
+    WorkerReady,
 )
 from hpctrain.base.activity import Activity
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER, CommandResult
 
-STORE = StoreAddress(addr="127.0.0.1", port=1, secret="secret")
+STORE = StoreConnection(addr="127.0.0.1", port=1, secret="secret")
 ORDERS = [StartOrder(plan="plan.json", rank=rank, generation=2, store=STORE) for rank in (0, 5)]
 
 
@@ -155,10 +155,10 @@ def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runne
     assert group.news(11.0) == []
     assert group.view().last_progress == 10.0
     steps = [StepDone(step=number, loss=2.5) for number in (1, 2)]
-    first.send(Ready(step=0))
+    first.send(WorkerReady(step=0))
     for step in steps:
         second.send(step)
-    assert group.news(12.0) == [WorkerUpdate(0, Ready(step=0)), *(WorkerUpdate(5, step) for step in steps)]
+    assert group.news(12.0) == [WorkerUpdate(0, WorkerReady(step=0)), *(WorkerUpdate(5, step) for step in steps)]
     assert group.view().last_progress == 12.0
     second.send(ResidualsDropped(reason="another layout"))
     second.ends(0)
@@ -174,7 +174,7 @@ def test_a_worker_may_compile_before_its_first_step_and_when_it_says_so(group: W
     group.start(10.0, ORDERS, None)
     first, second = runner.workers
     found = [group.view().compiling]
-    ready, step = Ready(step=0), StepDone(step=1, loss=2.5)
+    ready, step = WorkerReady(step=0), StepDone(step=1, loss=2.5)
     for worker, report in ((first, ready), (first, step), (second, step), (first, Compiling()), (first, step)):
         worker.send(report)
         group.news(11.0)
@@ -186,7 +186,7 @@ def test_the_channels_wake_whoever_waits_for_news(group: WorkerGroup, runner: Fa
     group.start(10.0, ORDERS, None)
     channels = group.channels()
     assert [channel.fileno() >= 0 for channel in channels] == [True, True]
-    runner.workers[1].send(Ready(step=0))
+    runner.workers[1].send(WorkerReady(step=0))
     assert channels[1].wait_message(1.0) == {"kind": "ready", "step": 0}
     assert channels[0].wait_message(0.0) is None
 
@@ -251,9 +251,9 @@ def test_an_error_of_an_unknown_fault_is_an_exception(group: WorkerGroup, runner
 def test_a_worker_whose_report_cannot_be_read_is_ended(group: WorkerGroup, runner: FakeRunner, line: bytes) -> None:
     group.start(10.0, ORDERS, None)
     worker = runner.workers[1]
-    worker.send(Ready(step=0))
+    worker.send(WorkerReady(step=0))
     worker.channel.sock.sendall(line + b"\n")
-    assert group.news(11.0) == [WorkerUpdate(5, Ready(step=0))]
+    assert group.news(11.0) == [WorkerUpdate(5, WorkerReady(step=0))]
     assert worker.killed
     assert group.view().leaving
     # Its channel is closed now, so it may end by itself as a worker that was asked to stop.

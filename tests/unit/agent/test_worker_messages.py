@@ -19,22 +19,22 @@ from hpctrain.agent.worker_messages import (
     ErrorDetails,
     NoDiskSpace,
     Order,
-    Ready,
     Report,
     ResidualsDropped,
     StartOrder,
     StepDone,
     StopOrder,
-    StoreAddress,
+    StoreConnection,
     Waiting,
     WeightsHash,
     WorkerError,
+    WorkerReady,
     read_order,
     read_report,
 )
 from hpctrain.base.net.wire import MalformedMessage
 
-STORE = StoreAddress(addr="127.0.0.1", port=4000, secret="s3cret", fd=7)
+STORE = StoreConnection(addr="127.0.0.1", port=4000, secret="s3cret", fd=7)
 ORDERS: list[Order] = [
     StartOrder(plan="plan.json", rank=0, generation=3, store=STORE, restore="checkpoints/step-00000002"),
     StartOrder(plan="plan-4.json", rank=5, generation=4, store=STORE.model_copy(update={"fd": None})),
@@ -42,7 +42,7 @@ ORDERS: list[Order] = [
 ]
 DETAILS = ErrorDetails(kind="ValueError", message="no", where="/code/model.py:3 in forward", step=3, operation="step 3")
 REPORTS: list[Report] = [
-    Ready(step=0),
+    WorkerReady(step=0),
     Compiling(),
     StepDone(step=1, loss=2.5),
     CheckpointSaved(step=2, seconds=0.5, size_bytes=1 << 40),

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.agent.worker_messages import ResidualsDropped, StartOrder, StoreAddress
+from hpctrain.agent.worker_messages import ResidualsDropped, StartOrder, StoreConnection
 from hpctrain.base.errors import EXIT_FAILED, EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.worker.agent_channel import AgentChannel
 
-ORDER = StartOrder(plan="plan.json", rank=0, generation=0, store=StoreAddress(addr="::1", port=1, secret="s"))
+ORDER = StartOrder(plan="plan.json", rank=0, generation=0, store=StoreConnection(addr="::1", port=1, secret="s"))
 START = ORDER.to_json()
 STOP = {"kind": "stop"}
 
