@@ -27,7 +27,7 @@ Sentence = Annotated[str, BeforeValidator(_sendable)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class StoreAddress(Part):
+class StoreConnection(Part):
     """How a worker reaches the store of its generation's process group."""
 
     addr: Name
@@ -46,7 +46,7 @@ class StartOrder(Part):
     """Path of the plan in the run folder."""
     rank: Count
     generation: Count
-    store: StoreAddress
+    store: StoreConnection
     restore: Name | None = None
     """Path of a verified checkpoint in the run folder; None: start from the seed."""
 
