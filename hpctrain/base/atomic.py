@@ -14,6 +14,9 @@ from typing import Any
 
 from hpctrain.base.errors import StorageError
 
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk and of a full quota."""
+
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a whole file at once; after return it is on disk. On any error the old file is unchanged.
@@ -109,7 +112,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def _remedy(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL_ERRNOS:
         return "free some space or choose another folder; nothing was changed"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a folder that you may write to"

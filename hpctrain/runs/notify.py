@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError, InputError, StorageError, UntrustedError
-from hpctrain.base.owned_files import read_private
+from hpctrain.base.errors import HpctrainError, InputError, StorageError
+from hpctrain.base.owned_files import read_private_text
 from hpctrain.records.history.event import Event
 from hpctrain.records.run.run import Notify, NotifyState, run_of
 
@@ -64,22 +64,11 @@ def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
             raise InputError(f"{where} is not in the environment; export it where you submit")
     else:
         assert notify.url_file is not None, "one of the two is given"
-        where, text = f"notify.url_file: {notify.url_file}", _private_text(Path(notify.url_file))
+        where = f"notify.url_file: {notify.url_file}"
+        text = read_private_text(Path(notify.url_file), ADDRESS_BYTES_MAX, "notify.url_file")
     if not text.strip().startswith(("https://", "http://")):
         raise InputError(f"{where} holds no address that begins with https:// or http://")
     return text.strip()
-
-
-def _private_text(path: Path) -> str:
-    try:
-        return read_private(path, ADDRESS_BYTES_MAX).decode()
-    except UntrustedError as error:
-        raise InputError(
-            f"notify.url_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"notify.url_file: {path}: cannot read: {words}") from None
 
 
 def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | None:

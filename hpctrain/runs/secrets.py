@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.base.owned_files import read_private
+from hpctrain.base.errors import InputError
+from hpctrain.base.owned_files import read_private_text
 from hpctrain.records.run.run import Run
 from hpctrain.runs.notify import notify_url
 from hpctrain.runs.secret_text import find_secret, is_literal, is_secret_name
@@ -51,13 +51,7 @@ def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    try:
-        lines = read_private(path, SECRETS_BYTES_MAX).decode().splitlines()
-    except UntrustedError as error:
-        raise InputError(f"secrets_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"secrets_file: {path}: cannot read: {words}") from None
+    lines = read_private_text(path, SECRETS_BYTES_MAX, "secrets_file").splitlines()
     values = {}
     for number, line in enumerate(lines, start=1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from hpctrain.base.errors import FieldError, FileError
+from hpctrain.base.json_text import LEVELS_MAX, parse_integer
 from hpctrain.records.format.input_file import read_input_text
-from hpctrain.records.format.json_text import LEVELS_MAX, parse_integer
 from hpctrain.records.format.validation_errors import dotted
 
 YAML_BYTES = 2**20

@@ -16,7 +16,7 @@ STATE_BYTES = 12
 """Bytes of each parameter in a checkpoint: the weight and AdamW's two moments, 4 bytes each."""
 
 
-def disk_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
+def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
     """Return what a person should know about the disk space for checkpoints, as lines.
 
     While a checkpoint is written, all kept ones still exist: there must be space for one more.
