@@ -76,7 +76,7 @@ class LocalJob:
             self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind, events)
         state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
-        send_notification(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
+        send_notification(self.folder.path, self.attempt, state, ended.reason, self._clock, os.environ)
         return ended
 
     def _ended(self) -> LocalJobResult:

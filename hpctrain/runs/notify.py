@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import threading
 import urllib.error
@@ -25,7 +26,7 @@ DEADLINE_S = 5.0
 
 
 def send_notification(
-    folder: Path, attempt: int, state: NotifyState, reason: str, node: str, clock: Clock, environ: Mapping[str, str]
+    folder: Path, attempt: int, state: NotifyState, reason: str, clock: Clock, environ: Mapping[str, str]
 ) -> None:
     """Send the state to the address in the run file, if there is one for this state.
 
@@ -45,11 +46,16 @@ def send_notification(
     except InputError as error:
         problem = str(error)
     if problem is not None:
-        text = f"'{state}' was not told: {problem}"
-        _write(folder, Event(
-            time_s=clock.wall(), attempt=attempt, generation=-1, node=node, kind="notify_failed", reason=text,
-            data={"state": state},
-        ))  # fmt: skip
+        node = environ.get("SLURMD_NODENAME") or platform.node()
+        event = Event(
+            time_s=clock.wall(), attempt=attempt, generation=-1, node=node, kind="notify_failed",
+            reason=f"'{state}' was not told: {problem}", data={"state": state},
+        )  # fmt: skip
+        try:
+            append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
+        except StorageError as error:
+            # Not on stdout, where the job script reads the attempt's number.
+            print(f"event not written: {error}", file=sys.stderr, flush=True)
 
 
 def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
@@ -103,11 +109,3 @@ def _post(address: str, message: Mapping[str, object]) -> str | None:
 
 def _no_answer() -> str:
     return f"no answer within {DEADLINE_S:g} s"
-
-
-def _write(folder: Path, event: Event) -> None:
-    try:
-        append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
-    except StorageError as error:
-        # Not on stdout, where the job script reads the attempt's number.
-        print(f"event not written: {error}", file=sys.stderr, flush=True)

@@ -120,7 +120,7 @@ class Ready(Part):
 class DevicesAnswer(FailableAnswer):
     """The report of the node's devices, or the error."""
 
-    kind: Literal["devices"]
+    kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
 
     @model_validator(mode="after")
