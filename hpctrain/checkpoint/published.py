@@ -144,9 +144,9 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
     A checkpoint of a later step was left by an earlier attempt, and the run did not resume from it; it is removed too.
     """
     before = [path for path in listed(checkpoints) if path.name < current.name]
-    kept = {current, *before[max(0, len(before) - (keep - 1)) :]}
+    remaining = {current, *before[max(0, len(before) - (keep - 1)) :]}
     for path in listed(checkpoints):
-        if path not in kept:
+        if path not in remaining:
             remove(path)
 
 

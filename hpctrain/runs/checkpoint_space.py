@@ -42,7 +42,7 @@ def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
     """Return the bytes of one checkpoint. Without a plan, the compression state of a single replica is counted."""
     copies = 1 if plan is None else plan.dp // plan.shards
     codec = run.compression if plan is None else plan.codec
-    kept = 0.0
+    codec_state = 0.0
     if not isinstance(codec, AutoCompression) and (plan is None or copies > 1):
-        kept = copies * kept_bytes(codec, spec.dim)
-    return (STATE_BYTES + kept) * spec.parameters()
+        codec_state = copies * kept_bytes(codec, spec.dim)
+    return (STATE_BYTES + codec_state) * spec.parameters()

@@ -90,13 +90,13 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
 
 def secret_files(source: Path) -> list[str]:
     """Return the files and folders that are not copied because they usually hold tokens, sorted."""
-    found: list[str] = []
+    omitted: list[str] = []
     for folder, names, files in os.walk(source):
         here = _secret(folder, [*names, *files])
         others = _no_code(folder, [*names, *files])
         names[:] = [name for name in names if name not in here | others]
-        found += [str(Path(folder, name).relative_to(source)) for name in here - others]
-    return sorted(found)
+        omitted += [str(Path(folder, name).relative_to(source)) for name in here - others]
+    return sorted(omitted)
 
 
 def import_code_first(code: Path) -> None:

@@ -90,8 +90,8 @@ class RunFolder:
 
     def newest_checkpoint(self) -> str | None:
         """Return the name of the run's newest published checkpoint."""
-        found = listed(self.path / "checkpoints")
-        return found[-1].name if found else None
+        checkpoints = listed(self.path / "checkpoints")
+        return checkpoints[-1].name if checkpoints else None
 
     def _write_attempts(self, attempts: list[dict[str, Any]]) -> None:
         write_text(self.path / "attempts.jsonl", "".join(json.dumps(line) + "\n" for line in attempts))
@@ -194,10 +194,10 @@ def lock_run_folder(path: Path) -> RunLock:
 
 def kept_words(path: Path) -> str:
     """Return what a resumed run would start from, as a sentence."""
-    found = listed(path / "checkpoints")
-    if not found:
+    name = RunFolder(path).newest_checkpoint()
+    if name is None:
         return "there is no checkpoint yet, nothing was saved"
-    return f"the newest checkpoint is that of step {int(found[-1].name.rpartition('-')[2])}"
+    return f"the newest checkpoint is that of step {int(name.rpartition('-')[2])}"
 
 
 def newest_plan(path: Path) -> Path | None:

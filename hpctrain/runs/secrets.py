@@ -25,9 +25,9 @@ def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
     """
     for where, text in _texts(run.to_json()):
         name = where.rpartition(".")[2]
-        found = name if is_secret_name(name) and is_literal(text) else find_secret(text)
-        if found is not None:
-            raise _secret_in_run_file_error(where, found)
+        secret = name if is_secret_name(name) and is_literal(text) else find_secret(text)
+        if secret is not None:
+            raise _secret_in_run_file_error(where, secret)
     secret_values(run, environ)
     if run.notify is not None:
         notify_url(run.notify, environ)
@@ -74,9 +74,9 @@ def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(inner, f"{where}[{number}]")
 
 
-def _secret_in_run_file_error(where: str, found: str) -> InputError:
-    name = found if found.isidentifier() else "NAME"
+def _secret_in_run_file_error(where: str, secret: str) -> InputError:
+    name = secret if secret.isidentifier() else "NAME"
     return InputError(
-        f"{where}: found what looks like a secret ({found}); this file is kept in the run folder and shown: leave it "
+        f"{where}: found what looks like a secret ({secret}); this file is kept in the run folder and shown: leave it "
         f"out, put the value into the environment or a secrets_file, and write secrets: [{name}]"
     )

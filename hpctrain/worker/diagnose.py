@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.checkpoint.staging import local_part
 from hpctrain.records.run.run import Run
 from hpctrain.worker.batch_loader import SampleBatch
 from hpctrain.worker.build import Trainer
@@ -60,30 +60,30 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
         everyone: list[tuple[float, NonFinite | None, NonFinite | None]] = [mine] * trainer.plan.world_size
         dist.all_gather_object(everyone, mine)
     loss = sum(item[0] for item in everyone)
-    first = min((item[1] for item in everyone if item[1]), key=lambda found: (found.order, found.rank), default=None)
-    last = max((item[2] for item in everyone if item[2]), key=lambda found: (found.order, -found.rank), default=None)
+    first = min((item[1] for item in everyone if item[1]), key=lambda bad: (bad.order, bad.rank), default=None)
+    last = max((item[2] for item in everyone if item[2]), key=lambda bad: (bad.order, -bad.rank), default=None)
     return diagnosis_line(step, loss, norm, first or last, trainer.plan.ranks, trainer.run)
 
 
-def diagnosis_line(step: int, loss: float, norm: float, found: NonFinite | None, places: list[str], run: Run) -> str:
+def diagnosis_line(step: int, loss: float, norm: float, tensor: NonFinite | None, places: list[str], run: Run) -> str:
     """Return the line that the user reads.
 
     Args:
-        found: the first non-finite tensor; None when the second forward pass shows none.
+        tensor: the first non-finite tensor; None when the second forward pass shows none.
         places: the device of each rank.
     """
     wrong = f"loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-    if found is None:
+    if tensor is None:
         return (
             f"step {step}: {wrong}, and it cannot be found again: with the same weights and samples every activation "
             f"and gradient is a number now; go on from the last checkpoint, and suspect the hardware"
         )
-    who = f"step {step}, rank {found.rank} ({places[found.rank]})"
-    of = f"{found.what} has {found.bad} of {found.values} values not finite"
-    weights = f"weights finite, the largest {found.largest_weight:.3g}"
-    if found.bad_weights:
-        weights = f"{found.bad_weights} of {found.weights} weights not finite"
-    return f"{who}: {wrong}; first in {_place(found.module)}: {of}; {weights}. {_advice(run, found.bad_weights > 0)}"
+    who = f"step {step}, rank {tensor.rank} ({places[tensor.rank]})"
+    of = f"{tensor.what} has {tensor.bad} of {tensor.values} values not finite"
+    weights = f"weights finite, the largest {tensor.largest_weight:.3g}"
+    if tensor.bad_weights:
+        weights = f"{tensor.bad_weights} of {tensor.weights} weights not finite"
+    return f"{who}: {wrong}; first in {_place(tensor.module)}: {of}; {weights}. {_advice(run, tensor.bad_weights > 0)}"
 
 
 def _place(module: str) -> str:
@@ -109,7 +109,7 @@ def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[floa
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
         share = pipeline.replay_forward(*batch) if training else pipeline.evaluate(*batch)
     trainer.pipeline.take_counters()
-    return share, min(findings, key=lambda found: found.order, default=None)
+    return share, min(findings, key=lambda bad: bad.order, default=None)
 
 
 @contextlib.contextmanager
@@ -155,7 +155,7 @@ class _NonFiniteHooks:
 
 def _gradient(trainer: Trainer) -> NonFinite | None:
     """Return this rank's non-finite gradient nearest to the loss: the backward pass reached it first."""
-    found = None
+    nearest = None
     for stage in trainer.pipeline.stages:
         for place, (name, parameter) in enumerate(stage.submod.named_parameters()):
             bad, values = _not_finite([parameter.grad] if parameter.grad is not None else [])
@@ -163,21 +163,19 @@ def _gradient(trainer: Trainer) -> NonFinite | None:
                 module, _, leaf = name.rpartition(".")
                 weights = _weights([parameter])
                 order = (stage.stage_index, place, 0)
-                found = NonFinite(order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights)
-    return found
+                nearest = NonFinite(
+                    order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights
+                )
+    return nearest
 
 
 def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
     """Return the number of non-finite weights, the number of all weights, and the largest finite absolute value."""
-    tensors = [_local(parameter.detach()) for parameter in parameters]
+    tensors = [local_part(parameter.detach()) for parameter in parameters]
     largest = max(
         (float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) for tensor in tensors if tensor.numel()), default=0.0
     )
     return (*_not_finite(tensors), largest)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, int]:
@@ -189,7 +187,7 @@ def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, in
     bad = values = 0
     for item in tensors:
         if isinstance(item, Tensor) and item.is_floating_point():
-            tensor = _local(item)
+            tensor = local_part(item)
             fine = tensor.isfinite() | tensor.isneginf() if masks else tensor.isfinite()
             bad += int(tensor.numel() - fine.sum())
             values += tensor.numel()

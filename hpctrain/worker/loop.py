@@ -214,9 +214,8 @@ class Loop:
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """Return the error for a step with a non-finite loss or gradient, the same on every rank."""
         trainer = self.trainer
-        self._report_saved(
-            trainer.saver.finished(wait=True)
-        )  # the worker exits soon; a good checkpoint must not be lost
+        # The worker exits soon: a good checkpoint must not be lost.
+        self._report_saved(trainer.saver.finished(wait=True))
         self._report_compiling()  # blocks with hooks are compiled anew
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.sequences, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, batch, norm, training=True))

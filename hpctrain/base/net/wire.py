@@ -54,7 +54,7 @@ class LineChannel:
         self.closed = False
         self.fault = ""
         """The rule that the other side broke, if this side closed for that; empty if the other side closed."""
-        self._rest = b""
+        self._partial = b""
         self._lines: deque[bytes] = deque()
         self._send_seal: LineMac | None = None
         self._receive_seal: LineMac | None = None
@@ -74,10 +74,10 @@ class LineChannel:
         line = json.dumps(message, allow_nan=False).encode()
         if self._send_seal is not None:
             line = self._send_seal.mac(line) + b" " + line
-        left = memoryview(line + b"\n")
+        unsent = memoryview(line + b"\n")
         deadline = _deadline(self.send_timeout_s)
         try:
-            while left := left[self._write(left) :]:
+            while unsent := unsent[self._write(unsent) :]:
                 if not self._ready(select.POLLOUT, deadline):
                     # Part of a line may be sent, and nothing else can follow it: give up this reader.
                     self.close()
@@ -141,10 +141,10 @@ class LineChannel:
         if not data:
             self.close()
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         self._lines.extend(line for line in lines if len(line) <= self.line_limit)
-        if any(len(line) > self.line_limit for line in (*lines, self._rest)):
-            self._rest = b""
+        if any(len(line) > self.line_limit for line in (*lines, self._partial)):
+            self._partial = b""
             self.refuse(f"it sent a line of more than {self.line_limit} bytes")
         return not self.closed
 

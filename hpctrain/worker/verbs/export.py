@@ -74,9 +74,9 @@ def export(question: ExportRequest) -> list[str]:
 
 
 def _loaded(tensor: HfTensor, checkpoint: Path, group: dist.ProcessGroup, dtype: torch.dtype) -> Tensor:
-    own = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.own}
-    load(own, checkpoint, group)
-    whole = to_hf_tensor(tensor, list(own.values())).to(dtype)
+    parameters = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.own}
+    load(parameters, checkpoint, group)
+    whole = to_hf_tensor(tensor, list(parameters.values())).to(dtype)
     if not torch.isfinite(whole).all():
         raise HpctrainError(
             f"{tensor.name}: has numbers that are not finite in {str(dtype).removeprefix('torch.')}; "
