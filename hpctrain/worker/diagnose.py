@@ -161,11 +161,8 @@ def _gradient(trainer: Trainer) -> NonFinite | None:
             bad, values = _not_finite([parameter.grad] if parameter.grad is not None else [])
             if bad:
                 module, _, leaf = name.rpartition(".")
-                weights = _weights([parameter])
-                order = (stage.stage_index, place, 0)
-                nearest = NonFinite(
-                    order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights
-                )
+                where = (stage.stage_index, place, 0), trainer.coordinate.rank, module
+                nearest = NonFinite(*where, f"gradient of {leaf}", bad, values, *_weights([parameter]))
     return nearest
 
 
