@@ -58,7 +58,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            sync_folder(path.parent)
+            sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -93,9 +93,9 @@ def _ends_mid_line(descriptor: int) -> bool:
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

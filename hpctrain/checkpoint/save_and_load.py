@@ -168,14 +168,17 @@ class CheckpointSaver:
             raise StorageError(message[0])
 
 
-def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> None:
+def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None) -> None:
     """Load a verified checkpoint into the tensors in place. Collective; each rank reads only what it needs.
+
+    Args:
+        group: the ranks that load; None: this process alone.
 
     Raises:
         CheckpointError: a tensor is missing or cannot be read.
     """
     try:
-        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group)
+        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group, no_dist=group is None)
     except dcp.api.CheckpointException as error:
         # torch's class does not derive from Exception, so `except Exception` would not catch it.
         raise CheckpointError(f"{path}: cannot load: {_first_failure(error)[1]}") from None

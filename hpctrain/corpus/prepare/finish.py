@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.prepare.shards import ShardWriter, link
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ def write_corpus(
             sources=sources,
         )
         index.write(folder / INDEX_NAME)
-        sync_folder(folder)
+        sync(folder)
     return index
 
 
