@@ -73,4 +73,4 @@ def _alike(buffer: Tensor, tensor: Tensor) -> bool:
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor; another tensor unchanged."""
-    return tensor.tolocal_part() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

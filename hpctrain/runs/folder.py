@@ -192,7 +192,7 @@ def lock_run_folder(path: Path) -> RunLock:
     return RunLock(descriptor)
 
 
-def resume_point_text(path: Path) -> str:
+def resume_text(path: Path) -> str:
     """Return what a resumed run would start from, as a sentence."""
     name = RunFolder(path).newest_checkpoint()
     if name is None:

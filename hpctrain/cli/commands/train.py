@@ -27,7 +27,7 @@ from hpctrain.launch.training import PreparedRun, ResumedRun, check_resumed, pre
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.checkpoint_space import checkpoint_space_warning
 from hpctrain.runs.code_copy import omitted_secrets_text
-from hpctrain.runs.folder import resume_point_text
+from hpctrain.runs.folder import resume_text
 from hpctrain.runs.locate import find_run
 from hpctrain.slurm.commands import Slurm
 
@@ -112,7 +112,7 @@ def _watch(job: LocalJob, as_json: bool) -> None:
 
 
 def _would_resume(going: ResumedRun) -> str:
-    kept = resume_point_text(going.path)
+    kept = resume_text(going.path)
     lines = [
         f"would go on with {going.path.name} to step {going.run.steps}; {kept}",
         f"  nodes     {', '.join(local_nodes(going.count))}",
