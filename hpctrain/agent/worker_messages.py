@@ -33,7 +33,7 @@ class StoreConnection(Part):
     addr: Name
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
     secret: Annotated[str, Field(max_length=TEXT_CHARS, repr=False)]
-    """Part of the prefix of every key that the generation's workers write to the store."""
+    """Prefix of every key that the generation's workers write to the store."""
     fd: Count | None = None
     """Descriptor of the listening socket that the worker of rank 0 inherits and serves; None for the others."""
 

@@ -37,6 +37,7 @@ from hpctrain.worker.batch_loader import BatchLoader, open_batch_loaders
 from hpctrain.worker.deterministic import make_deterministic
 from hpctrain.worker.memory import peak_memory_bytes
 from hpctrain.worker.reducer_state import restore_reducer_state
+from hpctrain.worker.store import open_store
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STORE_TIMEOUT_S = 60
@@ -165,21 +166,10 @@ def _device(place: str) -> torch.device:
 
 def _join(order: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
     """Join the process group over the store, which rank 0 serves on the socket inherited from its agent."""
-    store = dist.TCPStore(
-        order.store.addr,
-        order.store.port,
-        plan.world_size,
-        is_master=order.store.fd is not None,
-        timeout=timedelta(seconds=STORE_TIMEOUT_S),
-        wait_for_workers=False,
-        master_listen_fd=order.store.fd,
-    )
+    store = open_store(order.store, plan.world_size, timedelta(seconds=STORE_TIMEOUT_S))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # torch accepts everyone who reaches the port. The prefix keeps out late workers of another generation or job that
-    # connect by mistake, but no attacker: see docs/security.md.
-    prefixed = dist.PrefixStore(f"generation-{order.generation}-{order.store.secret}", store)
     dist.init_process_group(
-        backend, store=prefixed, rank=order.rank, world_size=plan.world_size, timeout=timeout,
+        backend, store=store, rank=order.rank, world_size=plan.world_size, timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hpctrain.agent.worker_messages import StoreConnection
 from hpctrain.probe.measure.backend import (
     LIMIT_S,
     SIZES,
@@ -29,8 +30,9 @@ from hpctrain.probe.measure.backend import (
 from hpctrain.probe.measure.figures import percentile
 from hpctrain.probe.measure.line_fit import one_way_s
 from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeAnswer, ExchangeOrder
+from hpctrain.worker.store import open_store
 
-TIMEOUT_S = 20.0
+TIMEOUT = timedelta(seconds=20)
 """How long a rank waits for another one in one collective."""
 _MORE, _LARGER, _LAST = 0, 1, 2
 
@@ -70,13 +72,10 @@ class BackendMeasurement:
             self._device = torch.device("cuda", 0)
             torch.cuda.set_device(self._device)
         descriptor = self._listener.detach() if self._listener is not None else None
-        store = dist.TCPStore(
-            order.addr, order.port, order.world, is_master=descriptor is not None,
-            timeout=timedelta(seconds=TIMEOUT_S), wait_for_workers=False, master_listen_fd=descriptor,
-        )  # fmt: skip
+        connection = StoreConnection(addr=order.addr, port=order.port, secret=order.token, fd=descriptor)
         dist.init_process_group(
-            order.backend, store=dist.PrefixStore(order.token, store), rank=order.rank,
-            world_size=order.world, timeout=timedelta(seconds=TIMEOUT_S),
+            order.backend, store=open_store(connection, order.world, TIMEOUT), rank=order.rank,
+            world_size=order.world, timeout=TIMEOUT,
             device_id=self._device if order.backend == "nccl" else None,
         )  # fmt: skip
 
