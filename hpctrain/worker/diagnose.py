@@ -115,42 +115,32 @@ def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[floa
 @contextlib.contextmanager
 def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
     """Check the inputs and outputs of every module of this rank's stages; append non-finite ones to `findings`."""
-    handles = []
-    for stage in trainer.pipeline.stages:
-        watch = _NonFiniteHooks(stage.stage_index, trainer.coordinate.rank, findings)
-        for name, module in stage.submod.named_modules():
-            handles.append(module.register_forward_hook(watch.hook(name or f"stage {stage.stage_index}")))
+    order: dict[tuple[int, str], int] = {}  # by the end of a module's first call, so submodules come first
+
+    def hook(stage: int, name: str) -> Callable[[nn.Module, object, object], None]:
+        def check(module: nn.Module, inputs: object, output: object) -> None:
+            masks = not any(True for _ in module.parameters(recurse=False))
+            place = order.setdefault((stage, name), len(order))
+            for side, (what, tensors) in enumerate((("forward input", inputs), ("forward output", output))):
+                bad, values = _not_finite(tree_leaves(tensors), masks)
+                if bad:
+                    where = (stage, place, side), trainer.coordinate.rank, name
+                    weights = _weights(module.parameters(recurse=False))
+                    findings.append(NonFinite(*where, what, bad, values, *weights))
+                    return
+
+        return check
+
+    handles = [
+        module.register_forward_hook(hook(stage.stage_index, name or f"stage {stage.stage_index}"))
+        for stage in trainer.pipeline.stages
+        for name, module in stage.submod.named_modules()
+    ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-class _NonFiniteHooks:
-    """Forward hooks of one stage. Modules are ordered by the end of their first call, so submodules come first."""
-
-    def __init__(self, stage: int, rank: int, findings: list[NonFinite]) -> None:
-        self._stage = stage
-        self._rank = rank
-        self._findings = findings
-        self._places: dict[str, int] = {}
-
-    def hook(self, name: str) -> Callable[[nn.Module, object, object], None]:
-        """Return the hook of the module of that name."""
-
-        def look(module: nn.Module, inputs: object, output: object) -> None:
-            masks = not any(True for _ in module.parameters(recurse=False))
-            place = self._places.setdefault(name, len(self._places))
-            for side, (what, tensors) in enumerate((("forward input", inputs), ("forward output", output))):
-                bad, values = _not_finite(tree_leaves(tensors), masks)
-                if bad:
-                    weights = _weights(module.parameters(recurse=False))
-                    order = (self._stage, place, side)
-                    self._findings.append(NonFinite(order, self._rank, name, what, bad, values, *weights))
-                    return
-
-        return look
 
 
 def _gradient(trainer: Trainer) -> NonFinite | None:

@@ -39,18 +39,14 @@ def main(argv: list[str]) -> int:
     ACTIVITY.share(options.activity)
     import_code_first(options.folder / CODE_FOLDER)
     agent_channel = AgentChannel(LineChannel(socket.socket(fileno=options.fd), strict=True))
-    code = _guarded(agent_channel, options.folder)
+    try:
+        code = _work(agent_channel, options.folder)
+    except (Exception, SystemExit) as error:  # the agent must learn of every error
+        code = _leave(agent_channel, error)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of gloo may still wait for ranks that are gone, and a normal exit would wait for these threads.
     os._exit(code)
-
-
-def _guarded(agent_channel: AgentChannel, folder: Path) -> int:
-    try:
-        return _work(agent_channel, folder)
-    except (Exception, SystemExit) as error:  # the agent must learn of every error
-        return _leave(agent_channel, error)
 
 
 def _work(agent_channel: AgentChannel, folder: Path) -> int:
