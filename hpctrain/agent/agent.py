@@ -18,6 +18,7 @@ from hpctrain.agent.hang_report import WorkerActivity, to_message
 from hpctrain.agent.peers import Announcement, PeerMesh
 from hpctrain.agent.reachability import ReachabilityTracker
 from hpctrain.agent.worker_events import event_of
+from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreConnection, WeightsHash
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.net.wire import LineChannel
@@ -238,7 +239,7 @@ class Agent:
         self._working = tuple(plan.nodes)
         self._places = plan.ranks
         mine = [rank for rank, device_id in enumerate(plan.ranks) if device_id.node == self._place.node]
-        orders = {rank: self._order(record, rank) for rank in mine}
+        orders = [self._order(record, rank) for rank in mine]
         serves = record.store.node == self._place.node and self._is_member(record)
         if self._is_member(record):
             self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
@@ -252,30 +253,25 @@ class Agent:
             self._peers.watch(channel)
         self._enter("running", record.reason)
 
-    def _order(self, record: Generation, rank: int) -> dict[str, object]:
-        return {
-            "plan": record.plan,
-            "rank": rank,
-            "generation": record.number,
-            "store": {"addr": record.store.addr, "port": record.store.port, "secret": self._store_secret(record)},
-            "restore": record.restore,
-        }
+    def _order(self, record: Generation, rank: int) -> StartOrder:
+        store = StoreConnection(addr=record.store.addr, port=record.store.port, secret=self._store_secret(record))
+        return StartOrder(plan=record.plan, rank=rank, generation=record.number, store=store, restore=record.restore)
 
     def _apply_update(self, now: float, news: WorkerUpdate) -> None:
-        kind = news.message.get("type")
-        if kind == "step":
-            self._last_step = {"step": news.message["step"], "loss": news.message["loss"]}
-        if kind == "step" and news.rank == 0 and self._fault_at is not None:
-            step = int(news.message["step"])
-            self._event_log.write(
-                "recovered", self._number(), f"step {step} is done", seconds=now - self._fault_at, step=step
-            )
-            self._fault_at = None
-        elif kind == "weights" and news.rank == 0:
-            self._weights = {"weights_sha256": news.message["sha256"]}
-        told = event_of(self._place.node, news)
-        if told is not None:
-            self._event_log.write(told[0], self._number(), told[1], **told[2])
+        report = news.report
+        if isinstance(report, StepDone):
+            self._last_step = {"step": report.step, "loss": report.loss}
+            if news.rank == 0 and self._fault_at is not None:
+                self._event_log.write(
+                    "recovered", self._number(), f"step {report.step} is done", seconds=now - self._fault_at,
+                    step=report.step,
+                )  # fmt: skip
+                self._fault_at = None
+        elif isinstance(report, WeightsHash) and news.rank == 0:
+            self._weights = {"weights_sha256": report.sha256}
+        event = event_of(self._place.node, news)
+        if event is not None:
+            self._event_log.write(event[0], self._number(), event[1], **event[2])
 
     def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
         """Write an event for each node that is gone or back since the generation before."""
@@ -318,7 +314,7 @@ class Agent:
             if self._holds_rank0():
                 reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
                 self._event_log.write("preempted", self._number(), reason, asked_by=asked_by)
-            self._group.tell("stop")
+            self._group.stop()
 
     def _decided_elsewhere(self) -> Generation | None:
         """Return a generation that another agent decided and this one has to enter; None where there is none."""

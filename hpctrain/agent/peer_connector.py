@@ -18,9 +18,9 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
+from hpctrain.base.json_text import parse_json
 from hpctrain.base.net.watch import Watch
 from hpctrain.base.owned_files import read_owned
-from hpctrain.records.format.json_text import parse_json
 
 ADDRESS_POLL_S = 0.2
 ADDRESS_READS_PER_CALL = 8

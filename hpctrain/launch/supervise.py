@@ -18,7 +18,7 @@ from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.run.run import NotifyState, Run, run_of
-from hpctrain.runs.folder import RunFolder, RunLock, kept_words
+from hpctrain.runs.folder import RunFolder, RunLock, resume_text
 from hpctrain.runs.notify import send_notification
 
 POLL_S = 0.2
@@ -76,7 +76,7 @@ class LocalJob:
             self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind, events)
         state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
-        send_notification(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
+        send_notification(self.folder.path, self.attempt, state, ended.reason, self._clock, os.environ)
         return ended
 
     def _ended(self) -> LocalJobResult:
@@ -85,17 +85,17 @@ class LocalJob:
         if 0 in codes:
             return LocalJobResult(0, words.get("finished") or "all steps are done")
         if self._killed:
-            return LocalJobResult(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
+            return LocalJobResult(1, f"ended at once on request; {resume_text(self.folder.path)}", stopped=True)
         if "failed" in words:
             # A node that was killed (negative code) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
             why = read_outcome(1, self._events(), False).reason
             return LocalJobResult(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
         if EXIT_RESUMABLE in codes:
-            return LocalJobResult(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
+            return LocalJobResult(1, f"stopped on request; {resume_text(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
         why = words.get("agent_crashed") or "all node processes were killed or ended early"
-        return LocalJobResult(failed, f"{why}; {kept_words(self.folder.path)}")
+        return LocalJobResult(failed, f"{why}; {resume_text(self.folder.path)}")
 
     def _say_killed(self, ended: LocalJobResult) -> None:
         """Write why the run ended: its agents were killed and could not."""

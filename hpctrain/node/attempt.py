@@ -93,15 +93,8 @@ def begin(argv: list[str]) -> int:
         _say(words)
     if options.again == "new_job":
         _ensure_queued(folder, run, slurm, now)
-    send_notification(
-        folder.path,
-        number,
-        "started",
-        f"attempt {number} on {len(nodes)} nodes",
-        _node_name(),
-        SystemClock(),
-        os.environ,
-    )
+    reason = f"attempt {number} on {len(nodes)} nodes"
+    send_notification(folder.path, number, "started", reason, SystemClock(), os.environ)
     print(number)
     return 0
 
@@ -137,7 +130,7 @@ def end(argv: list[str]) -> int:
             _say(f"attempt {options.attempt} ended ({verdict.exit_class}): {reason}")
             if verdict.cause == "time_limit":
                 event_log.write("time_limit", -1, reason)
-            send_notification(folder.path, options.attempt, state, reason, _node_name(), SystemClock(), os.environ)
+            send_notification(folder.path, options.attempt, state, reason, SystemClock(), os.environ)
 
     if options.again is None:
         verdict = _decide_in_allocation(outcome)

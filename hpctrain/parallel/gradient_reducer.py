@@ -99,11 +99,11 @@ class LocalSgdReducer(Reducer):
         return 0
 
     def after_step(self, step: int) -> int:
-        with ACTIVITY.doing("meeting of the replicas", waits=True):
+        with ACTIVITY.doing("outer sync", waits=True):
             return self._outer_optimizer.after_step(step)
 
     def before_checkpoint(self) -> None:
-        with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
+        with ACTIVITY.doing("outer sync for a checkpoint", waits=True):
             self._outer_optimizer.outer_sync()
 
     def state(self) -> dict[str, Tensor]:

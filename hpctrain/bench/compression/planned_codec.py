@@ -20,7 +20,7 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.worker.measure.codec_rates import codec_seconds
-from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20)
 """Numbers of fp32 values in the all-reduces that measure a link."""
@@ -74,14 +74,14 @@ def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
 
 def _device() -> Device:
     """The device of this process, as measured; without a memory size, which does not matter here."""
-    device, now = torch.device("cpu"), time.perf_counter
+    timer = DeviceTimer(torch.device("cpu"))
     return Device(
         id="cpu0",
         type="cpu",
-        flops={"fp32": matmul_flops(device, torch.float32, now)},
-        memory_bytes_per_s=copy_bytes_per_s(device, now),
-        launch_s=launch_seconds(device, now),
-        codec_s=codec_seconds(device, now),
+        flops={"fp32": matmul_flops(timer, torch.float32)},
+        memory_bytes_per_s=copy_bytes_per_s(timer),
+        launch_s=launch_seconds(timer),
+        codec_s=codec_seconds(timer),
     )
 
 

@@ -108,7 +108,7 @@ class OuterOptimizer:
         """
         if not self._in_sync:
             raise RuntimeError(
-                "replicas that train on their own have a state only where they meet: call outer_sync first"
+                "replicas that train on their own have a state only right after an outer sync: call outer_sync first"
             )
         velocities = {f"velocity.{index}": velocity for index, velocity in enumerate(self._velocities)}
         return {"met": torch.tensor(self._sync_count), **velocities}

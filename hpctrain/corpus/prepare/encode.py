@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
 from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of
@@ -81,9 +81,9 @@ class EncodeTask:
             temporary.mkdir(parents=True)
             shards = self._write(temporary, report)
             CorpusPart(text_sha256=self.scan.text_sha256, shards=shards).write(temporary / PART_NAME)
-            sync_folder(temporary)
+            sync(temporary)
             temporary.rename(self.folder)
-            sync_folder(self.folder.parent)
+            sync(self.folder.parent)
         return shards
 
     def _write(self, folder: Path, report: Callable[[int], None]) -> list[Shard]:
