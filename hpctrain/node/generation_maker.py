@@ -22,7 +22,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.runs.folder import newest_plan
+from hpctrain.runs.folder import RunFolder, newest_plan
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_error, saved_step
 from hpctrain.schedule.resolve import schedule_of
 
@@ -45,7 +45,7 @@ class GenerationMaker:
     """Nodes that the attempt began with."""
     event_log: EventLog
 
-    def __call__(self, proposal: Proposal) -> ProposedGeneration:
+    def make(self, proposal: Proposal) -> ProposedGeneration:
         """Return the next generation, and what to publish when it is agreed.
 
         Raises:
@@ -76,8 +76,8 @@ class GenerationMaker:
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest published checkpoint, relative to the run folder."""
-        found = published.listed(self.folder / "checkpoints")
-        return f"checkpoints/{found[-1].name}" if found else None
+        name = RunFolder(self.folder).newest_checkpoint()
+        return f"checkpoints/{name}" if name is not None else None
 
     def _publish(self, number: int, pending: _PendingEvents) -> None:
         for name, plan in pending.files.items():

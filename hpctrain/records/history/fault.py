@@ -168,11 +168,6 @@ def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
     return _BY_NAME[EXCEPTION]
 
 
-def fault_of_xid(xid: int) -> Fault | None:
-    """Return the row of an Xid; None where the Xid does not tell who is to blame."""
-    return _BY_XID.get(xid)
-
-
 def xid_of(line: str) -> int | None:
     """Return the Xid in a line of the kernel's log: 79 in 'NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has …'."""
     match = _XID.search(line)
