@@ -107,10 +107,7 @@ class Agent:
         self._stop_wanted = context.stop_wanted
         self._store = GenerationStore(place.folder / GENERATIONS)
         self._store_secret = peers.store_secret
-        self._phase: Phase = "joining"
-        self._phase_since = context.clock.now()
-        self._reason = ""
-        self._record: Generation | None = None
+        self._state = AgentView(place.node, place.nodes, "joining", context.clock.now())
         self._first_number = 0
         self._stop_told = False
         self._fault_at: float | None = None
@@ -120,7 +117,6 @@ class Agent:
         self._reachability = ReachabilityTracker(place.node, place.nodes, limits)
         self._said_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
-        self._working: tuple[str, ...] = ()
         self._store_socket: socket.socket | None = None
         self._making: tuple[Future[ProposedGeneration], Decision] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
@@ -153,7 +149,7 @@ class Agent:
         now = self._clock.now()
         mine = self._announcement()
         # Sent at once, because the next generation waits until all agree on who is gone.
-        news_of_loss = self._phase == "fault" and mine.unheard != self._said_unheard
+        news_of_loss = self._state.phase == "fault" and mine.unheard != self._said_unheard
         self._said_unheard = mine.unheard
         self._peers.exchange(now, mine, at_once=news_of_loss)
         self._reachability.note(now, self._peers.views())
@@ -217,7 +213,7 @@ class Agent:
             number=self._number() + 1,
             attempt=self._place.attempt,
             members=tuple(known[node] for node in decision.members),
-            previous=self._record or self._store.newest(),
+            previous=self._state.record or self._store.newest(),
             reason=decision.reason,
             failures=failures(self._view()),
             proposer=self._place.incarnation,
@@ -225,14 +221,13 @@ class Agent:
 
     def _adopt(self, record: Generation) -> None:
         """Enter a decided generation: end the workers of the old one, start this node's workers of the new one."""
-        if self._phase == "running":
+        if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
-        self._record = record
         self._stop_told = False
         self._making = None
         plan = Plan.read(self._place.folder / record.plan, owned=True)
-        self._working = tuple(plan.nodes)
+        self._state = replace(self._state, record=record, working=tuple(plan.nodes))
         self._places = plan.ranks
         mine = [rank for rank, place in enumerate(plan.ranks) if place.partition(":")[0] == self._place.node]
         orders = {rank: self._order(record, rank) for rank in mine}
@@ -285,13 +280,14 @@ class Agent:
 
     def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
         """Write an event for each node that is gone or back since the generation before."""
-        before = {member.node for member in self._record.members} if self._record else set(self._place.nodes)
+        last = self._state.record
+        before = set(self._place.nodes) if last is None else {member.node for member in last.members}
         now = {member.node for member in record.members}
         crashed = {view.node: view.reason for view in self._peers.views() if view.phase == "crashed"}
         for node in sorted(before - now):
             if node in left_out:
                 self._event_log.write("node_left_out", record.number, left_out[node], node=node)
-            elif self._record is not None:
+            elif last is not None:
                 known = {"crashed": True} if node in crashed else {}
                 reason = crashed.get(node, f"node {node} is gone")
                 self._event_log.write("node_lost", self._number(), reason, node=node, **known)
@@ -318,7 +314,7 @@ class Agent:
             self._enter("crashed", crash_message(self._place.node, error))
 
     def _pass_on_stop(self) -> None:
-        if self._phase == "running" and not self._stop_told and (asked_by := self._stop_wanted()) is not None:
+        if self._state.phase == "running" and not self._stop_told and (asked_by := self._stop_wanted()) is not None:
             self._stop_told = True
             if self._holds_rank0():
                 reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
@@ -328,7 +324,7 @@ class Agent:
     def _decided_elsewhere(self) -> Generation | None:
         """Return a generation that another agent decided and this one has to enter; None where there is none."""
         ahead = any(view.generation > self._number() for view in self._peers.views())
-        if self._phase not in ("joining", "fault") and not ahead:
+        if self._state.phase not in ("joining", "fault") and not ahead:
             return None
         newest = self._store.newest()
         if newest is None or newest.number <= self._number() or newest.number < self._first_number:
@@ -342,8 +338,8 @@ class Agent:
         self._group.kill()
 
     def _enter(self, phase: Phase, reason: str) -> None:
-        self._phase, self._reason, self._phase_since = phase, reason, self._clock.now()
-        self._peers.exchange(self._phase_since, self._announcement(), at_once=True)
+        self._state = replace(self._state, phase=phase, reason=reason, phase_since=self._clock.now())
+        self._peers.exchange(self._state.phase_since, self._announcement(), at_once=True)
 
     def _linger(self) -> None:
         """Stay reachable until the other agents know the end too, so that none takes this node for lost."""
@@ -355,16 +351,10 @@ class Agent:
             self._peers.wait(TICK_S)
 
     def _view(self) -> AgentView:
-        between = self._phase in ("joining", "fault")
-        return AgentView(
-            me=self._place.node,
-            nodes=self._place.nodes,
-            phase=self._phase,
-            phase_since=self._phase_since,
-            reason=self._reason,
-            record=self._record,
+        between = self._state.phase in ("joining", "fault")
+        return replace(
+            self._state,
             peers=self._peers.views(),
-            working=self._working,
             workers=replace(self._group.view(), doing=self._doing()),
             stop_wanted=self._stop_wanted() is not None,
             checkpoint=self._source.newest_checkpoint() if between else None,
@@ -377,7 +367,7 @@ class Agent:
         unheard = self._reachability.unheard(self._clock.now(), self._peers.views())
         return Announcement(
             node=place.node, incarnation=place.incarnation, addr=place.addr, store_port=store_port,
-            generation=self._number(), phase=self._phase, reason=self._reason, doing=self._doing(),
+            generation=self._number(), phase=self._state.phase, reason=self._state.reason, doing=self._doing(),
             unheard=unheard,
         )  # fmt: skip
 
@@ -385,15 +375,15 @@ class Agent:
         """Return what this node's workers do, once they have made no step for half of the progress timeout. A hang
         blocks all nodes, so every agent knows of all ranks when the timeout is over."""
         silent_s = self._clock.now() - self._group.view().last_progress
-        if self._phase != "running" or silent_s < self._limits.recovery.progress_timeout_s / 2:
+        if self._state.phase != "running" or silent_s < self._limits.recovery.progress_timeout_s / 2:
             return ()
         return self._group.doing(self._places)
 
     def _number(self) -> int:
-        return self._record.number if self._record else self._first_number - 1
+        return self._state.record.number if self._state.record else self._first_number - 1
 
     def _is_member(self, record: Generation) -> bool:
         return any(m.node == self._place.node and m.incarnation == self._place.incarnation for m in record.members)
 
     def _holds_rank0(self) -> bool:
-        return self._record is not None and self._record.store.node == self._place.node
+        return self._state.record is not None and self._state.record.store.node == self._place.node

@@ -13,7 +13,7 @@ from hpctrain.jobs.srun_error import with_srun_error
 from hpctrain.node.run import FINISHED_FILE
 from hpctrain.records.history.attempt import attempts_without_checkpoint, failures_since_checkpoint, is_new_checkpoint
 from hpctrain.records.history.event import Event
-from hpctrain.records.history.successor import Successor, job_chain, read_successors
+from hpctrain.records.history.successor import job_chain, read_successors
 from hpctrain.records.run.run import Run
 from hpctrain.runs.fault_fields import confirmed_suspects
 from hpctrain.runs.folder import RunFolder
@@ -35,7 +35,7 @@ def read_attempt_state(
     *before, line = folder.attempts()[: attempt + 1]
     outcome = read_outcome(code, events, (folder.path / FINISHED_FILE).exists())
     progressed = is_new_checkpoint(line.get("checkpoint_before"), folder.newest_checkpoint())
-    chain = _job_chain(line.get("job_id"), read_successors(folder.path))
+    chain = job_chain(line.get("job_id"), read_successors(folder.path))
     counted = [] if progressed else [earlier for earlier in before if earlier.get("job_id") in chain]
     return AttemptState(
         run=folder.path.name,
@@ -58,7 +58,7 @@ def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -
     is_successor = job in {item.job_id for item in successors} and job != newest
     previous = job_info(newest, slurm) if is_successor else None
     by_hand = previous is not None and previous.state is JobState.CANCELLED and not is_preempted(previous)
-    chain = _job_chain(job, successors)
+    chain = job_chain(job, successors)
     return RunState(
         run=folder.path.name,
         retries=run.recovery.retries,
@@ -82,7 +82,3 @@ def job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
         return slurm.job(job) or slurm.ended_jobs([job]).get(job)
     except CommandError:
         return None
-
-
-def _job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
-    return [] if job is None else job_chain(job, successors)

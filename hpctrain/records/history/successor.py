@@ -37,8 +37,13 @@ def read_successors(folder: Path) -> list[Successor]:
     return [Successor.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
-def job_chain(job: str, successors: Sequence[Successor]) -> list[str]:
-    """Return the jobs that led to this one: first the one that the user submitted, last the job itself."""
+def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
+    """Return the jobs that led to this one: first the one that the user submitted, last the job itself.
+
+    It is empty for a run without a job.
+    """
+    if job is None:
+        return []
     before = {item.job_id: item.after for item in successors}
     chain = [job]
     while before.get(chain[0]) not in (None, *chain):
