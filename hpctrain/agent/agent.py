@@ -115,7 +115,7 @@ class Agent:
         self._weights: dict[str, str] = {}
         self._places: list[str] = []
         self._reachability = ReachabilityTracker(place.node, place.nodes, limits)
-        self._said_unheard: tuple[int, ...] = ()
+        self._announced_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
         self._store_socket: socket.socket | None = None
         self._making: tuple[Future[ProposedGeneration], Decision] | None = None
@@ -147,11 +147,11 @@ class Agent:
 
     def _turn(self) -> int | None:
         now = self._clock.now()
-        mine = self._announcement()
+        announcement = self._announcement()
         # Sent at once, because the next generation waits until all agree on who is gone.
-        news_of_loss = self._state.phase == "fault" and mine.unheard != self._said_unheard
-        self._said_unheard = mine.unheard
-        self._peers.exchange(now, mine, at_once=news_of_loss)
+        news_of_loss = self._state.phase == "fault" and announcement.unheard != self._announced_unheard
+        self._announced_unheard = announcement.unheard
+        self._peers.exchange(now, announcement, at_once=news_of_loss)
         self._reachability.note(now, self._peers.views())
         for news in self._group.news(now):
             self._apply_update(now, news)
@@ -208,7 +208,7 @@ class Agent:
 
     def _proposal(self, decision: Decision) -> Proposal:
         announcements = [self._announcement(), *map(self._peers.announcement, decision.members)]
-        known = {said.node: said.member() for said in announcements if said is not None}
+        known = {item.node: item.member() for item in announcements if item is not None}
         return Proposal(
             number=self._number() + 1,
             attempt=self._place.attempt,

@@ -165,9 +165,9 @@ def _while_running(now: float, view: AgentView, limits: DecisionLimits) -> Decis
         # Its peers may notice its end before its exit code is known, and only that says whose fault the end is.
         return Decision("wait", "a worker ends after an error")
     # This node's own workers first, then its peers.
-    own = _own_workers(now, view, limits)
-    if own is not None:
-        return own
+    verdict = _workers_end(now, view, limits)
+    if verdict is not None:
+        return verdict
     for peer in view.peers:
         verdict = _peer_end(peer, view) or _peer_fault(peer, view) or _peer_loss(now, peer, view, limits)
         if verdict is not None:
@@ -177,21 +177,21 @@ def _while_running(now: float, view: AgentView, limits: DecisionLimits) -> Decis
     return Decision("wait", "training")
 
 
-def _own_workers(now: float, view: AgentView, limits: DecisionLimits) -> Decision | None:
+def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decision | None:
     workers = view.workers
     if workers.exit_code == 0:
         return Decision("finish", "all steps are done")
     if workers.exit_code == EXIT_RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=EXIT_RESUMABLE)
     if workers.exit_code is not None and workers.failure is not None and workers.failure.fault.names_a_node:
-        return _own_error(view, workers.exit_code)
+        return _worker_error(view, workers.exit_code)
     if workers.exit_code == EXIT_INFRASTRUCTURE:
-        told = f": {workers.error}" if workers.error else ""
-        return Decision("end_generation", f"a worker lost contact with its peers{told}")
+        details = f": {workers.error}" if workers.error else ""
+        return Decision("end_generation", f"a worker lost contact with its peers{details}")
     if workers.exit_code is not None and workers.exit_code < 0:
         return Decision("end_generation", f"a worker of {view.me} was killed by signal {-workers.exit_code}")
     if workers.exit_code is not None:
-        return _own_error(view, workers.exit_code)
+        return _worker_error(view, workers.exit_code)
     turn = view.working.index(view.me) if view.me in view.working else 0
     limit_s = limits.compiling_timeout_s if workers.compiling else limits.recovery.progress_timeout_s
     if (
@@ -202,7 +202,7 @@ def _own_workers(now: float, view: AgentView, limits: DecisionLimits) -> Decisio
     return None
 
 
-def _own_error(view: AgentView, code: int) -> Decision:
+def _worker_error(view: AgentView, code: int) -> Decision:
     """Return the end of the attempt for all agents; the fault decides how the run goes on."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
     exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1

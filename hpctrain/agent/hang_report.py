@@ -66,8 +66,8 @@ def _group(waiting: Sequence[WorkerActivity]) -> list[str]:
     for (step, operation), ranks in list(groups.items())[:MAX_GROUPS_SHOWN]:
         who = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {_listed(ranks)} wait"
         parts.append(f"{who} in step {step}: {operation}")
-    rest = sum(len(ranks) for ranks in list(groups.values())[MAX_GROUPS_SHOWN:])
-    return [*parts, f"{rest} more ranks wait elsewhere"] if rest else parts
+    others = sum(len(ranks) for ranks in list(groups.values())[MAX_GROUPS_SHOWN:])
+    return [*parts, f"{others} more ranks wait elsewhere"] if others else parts
 
 
 def _listed(ranks: Sequence[int]) -> str:

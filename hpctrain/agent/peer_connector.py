@@ -138,8 +138,8 @@ def publish_address(folder: Path, node: str, address: Address) -> None:
 def published_address(folder: Path, node: str) -> Address | None:
     """Return a node's published address; None where there is none, or none that needs no name look-up."""
     try:
-        said = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
-        addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
+        content = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
+        addr, port = str(ipaddress.ip_address(content["addr"])), content["port"]
     except (OSError, InputError, ValueError, KeyError, TypeError):
         return None
     return (addr, port) if type(port) is int and 0 < port < 1 << 16 else None

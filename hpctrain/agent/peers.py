@@ -140,14 +140,14 @@ class PeerMesh:
         """
         return derive_key(self._key, "store", record.number, record.proposer).hex()
 
-    def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None:
+    def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None:
         """Process what has arrived, dial missing nodes, and send a heartbeat when one is due (or `at_once`)."""
         self._accept_peers(now)
         self._finish_handshakes(now)
         for node, channel in list(self._channels.items()):
             self._receive(now, node, channel)
         self._dial(now)
-        self._send_heartbeats(now, mine, at_once)
+        self._send_heartbeats(now, announcement, at_once)
 
     def _accept_peers(self, now: float) -> None:
         """Accept callers; those that prove to know the run's key become peers, the others are disconnected."""
@@ -205,27 +205,27 @@ class PeerMesh:
     def _receive(self, now: float, node: str, channel: LineChannel) -> None:
         for message in channel.receive():
             try:
-                said = parse_announcement(message)
-                if said.node != node:
-                    raise MalformedMessage(f"it proved to be {node} and says that it is {said.node[:100]!r}")
+                announced = parse_announcement(message)
+                if announced.node != node:
+                    raise MalformedMessage(f"it proved to be {node} and says that it is {announced.node[:100]!r}")
             except MalformedMessage as error:
                 channel.refuse(str(error))
                 break
             self._connector.reset_backoff(node)
-            self._announced[node] = said
+            self._announced[node] = announced
             self._views[node] = PeerView(
-                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing,
-                said.unheard,
+                node, announced.incarnation, True, False, now, announced.generation, announced.phase, announced.reason,
+                announced.doing, announced.unheard,
             )  # fmt: skip
         if channel.closed:
             self._disconnect(node)
 
-    def _send_heartbeats(self, now: float, mine: Announcement, at_once: bool) -> None:
+    def _send_heartbeats(self, now: float, announcement: Announcement, at_once: bool) -> None:
         """Send a heartbeat to all peers when one is due, else only to those that have just joined."""
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now
-        heartbeat = {**dict(mine), "reason": mine.reason[:REASON_CHARS]}
+        heartbeat = {**dict(announcement), "reason": announcement.reason[:REASON_CHARS]}
         for node, channel in list(self._channels.items()):
             if (due or node in self._fresh) and not channel.send(heartbeat):
                 self._disconnect(node)
@@ -252,14 +252,14 @@ def parse_announcement(message: Message) -> Announcement:
         MalformedMessage: it is no heartbeat, or not one that this program sends.
     """
     try:
-        said = Announcement.model_validate(message)
+        announcement = Announcement.model_validate(message)
     except ValidationError as error:
         mistake = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, mistake["loc"]))
         raise MalformedMessage(f"it sent a heartbeat with a wrong {field[:100]!r}: {mistake['msg'][:200]!r}") from None
-    if len(said.reason) > REASON_CHARS:
+    if len(announcement.reason) > REASON_CHARS:
         raise MalformedMessage(f"it sent a heartbeat with a reason of more than {REASON_CHARS} characters")
-    return said
+    return announcement
 
 
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:

@@ -143,8 +143,8 @@ def gpus_per_node_available(
     """
     most = []
     for partition in partitions:
-        found = members(partition, nodes, constraint)
-        counts = sorted((gpu_count(node.gres, gpu_type) for node in found), reverse=True)
+        counts = [gpu_count(node.gres, gpu_type) for node in members(partition, nodes, constraint)]
+        counts.sort(reverse=True)
         most.append(counts[count - 1] if len(counts) >= count else 0)
     return min(most, default=0)
 

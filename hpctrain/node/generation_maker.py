@@ -108,17 +108,16 @@ class GenerationMaker:
         """
         if {member.node for member in previous.members} != set(nodes):
             return True
-        excluded = Topology.read(self.folder / "topology.json", owned=True).verdict.exclude
-        return not set(excluded).isdisjoint(Plan.read(given, owned=True).nodes)
+        return not set(self._topology().verdict.exclude).isdisjoint(Plan.read(given, owned=True).nodes)
 
     def _plan_from_folder(self, path: Path, nodes: list[str], pending: _PendingEvents) -> Plan:
         """Return a plan that lies in the run folder, checked: a person may have edited it."""
         plan = Plan.read(path, owned=True)
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
-        check_devices(plan, Topology.read(self.folder / "topology.json", owned=True), str(path))
+        check_devices(plan, self._topology(), str(path))
         notes = [note for replica in range(plan.dp) if (note := schedule_of(plan, replica)[1])]
-        text = f"{path.name} as given: pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes"
-        pending.events.append(("planned", " ".join([text, *notes]), {"plan": path.name, "notes": notes}))
+        text = " ".join([f"{path.name} as given: {_degrees_text(plan)}", *notes])
+        pending.events.append(("planned", text, {"plan": path.name, "notes": notes}))
         return plan
 
     def _new_plan(
@@ -126,22 +125,25 @@ class GenerationMaker:
     ) -> Plan:
         """Return the planner's plan for these nodes, checked like a given one, so that no worker refuses it."""
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
-        left = Topology.read(self.folder / "topology.json", owned=True).only(nodes)
+        topology = self._topology().only(nodes)
         first = proposal.previous is None and replaced is None
         if first:
             public, remark = "plan.json", ""
-            plan = make_plan(with_fewer_spares(run, lost), spec, left)
+            plan = make_plan(with_fewer_spares(run, lost), spec, topology)
         else:
             public = f"plan-{proposal.number}.json"
-            plan, remark = replan(run, spec, left, lost, replaced, self._profile())
+            plan, remark = replan(run, spec, topology, lost, replaced, self._profile())
         check_plan(plan, run, spec, nodes, public)
         pending.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
         degrees = {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}
-        text = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes" + f" ({remark})" * bool(remark)
+        text = _degrees_text(plan) + f" ({remark})" * bool(remark)
         data = {"plan": public, **degrees, "predicted_step_time_s": predicted, "moves": len(plan.moves)}
         pending.events.append(("planned" if first else "replanned", text, data))
         return plan
+
+    def _topology(self) -> Topology:
+        return Topology.read(self.folder / "topology.json", owned=True)
 
     def _profile(self) -> CalibrationProfile | None:
         """Return the calibration from the run's own steps; None if it cannot be read, as the run goes on without it."""
@@ -162,14 +164,14 @@ class GenerationMaker:
         checkpoints = self.folder / "checkpoints"
         with contextlib.suppress(OSError):
             published.discard_unfinished(checkpoints)
-        found, skipped = published.newest(checkpoints, self.run.spec().sha256())
-        if found is None:
+        newest, skipped = published.newest(checkpoints, self.run.spec().sha256())
+        if newest is None:
             self._check_no_checkpoint_lost(number, skipped)
         for item in skipped:
             aside = published.quarantine(item.path)
             reason = f"{item.path.name}: {item.reason}"
             pending.events.append(("checkpoint_skipped", reason, {"path": item.path.name, "now": aside}))
-        return f"checkpoints/{found.path.name}" if found else None
+        return f"checkpoints/{newest.path.name}" if newest else None
 
     def _check_no_checkpoint_lost(self, number: int, skipped: list[published.SkippedCheckpoint]) -> None:
         """Check that a run which begins from the seed had saved nothing.
@@ -188,3 +190,7 @@ class GenerationMaker:
         words = lost_checkpoints_error(self.folder, step, refused)
         self.event_log.write("checkpoints_lost", number, words)
         raise RefusedError(words)
+
+
+def _degrees_text(plan: Plan) -> str:
+    return f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes"

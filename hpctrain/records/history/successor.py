@@ -53,8 +53,8 @@ def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
 
 def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
     """Return the jobs that wait for this one, directly or indirectly, the next one first."""
-    found = [job]
+    queue = [job]
     for item in successors:
-        if item.after in found and item.job_id not in found:
-            found.append(item.job_id)
-    return found[1:]
+        if item.after in queue and item.job_id not in queue:
+            queue.append(item.job_id)
+    return queue[1:]
