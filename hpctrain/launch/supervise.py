@@ -7,17 +7,16 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import EXIT_RESUMABLE
 from hpctrain.base.process import Process, Runner
 from hpctrain.jobs.attempt_outcome import read_outcome
-from hpctrain.launch.local import local_nodes, start_local_node
+from hpctrain.launch.local import LocalNodes, local_nodes
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.run.run import NotifyState, Run, run_of
+from hpctrain.records.run.run import NotifyState, run_of
 from hpctrain.runs.folder import RunFolder, RunLock, resume_text
 from hpctrain.runs.notify import send_notification
 
@@ -111,8 +110,7 @@ class LocalJob:
 
     def _events(self) -> list[Event]:
         """Return this attempt's events."""
-        events = read_events(self.folder.path / "events.jsonl")
-        return [event for event in events if event.attempt == self.attempt]
+        return read_events(self.folder.path / "events.jsonl", self.attempt)
 
 
 def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner, clock: Clock) -> LocalJob:
@@ -125,32 +123,17 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
     nodes = local_nodes(count)
     for line in folder.open_attempts():
         number, killed = line["attempt"], "ended without a word: killed"
-        events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == number]
+        events = read_events(folder.path / "events.jsonl", number)
         folder.end_attempt(number, clock.wall(), killed, None, "infrastructure", events)
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)
-    job, run = LocalJob(folder, attempt, {}, clock), run_of(folder.path)
+    job, local = LocalJob(folder, attempt, {}, clock), LocalNodes(folder.path, nodes, runner, run_of(folder.path))
     try:
         for node in nodes:
-            job.processes[node] = _start(folder.path, run, node, nodes, attempt, logs, lock, runner)
+            log, extra = logs / f"{node}.agent.log", ("--attempt", str(attempt))
+            job.processes[node] = local.start("run", node, log, extra, keep_fds=(lock.descriptor,))
     except BaseException:
         job.kill()
         raise
     return job
-
-
-def _start(
-    folder: Path, run: Run, node: str, nodes: list[str], attempt: int, logs: Path, lock: RunLock, runner: Runner
-) -> Process:
-    return start_local_node(
-        "run",
-        folder,
-        node,
-        nodes,
-        runner,
-        logs / f"{node}.agent.log",
-        extra=("--attempt", str(attempt)),
-        keep_fds=(lock.descriptor,),
-        run=run,
-    )
