@@ -12,12 +12,12 @@ from torch import Tensor
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.codecs.integers import IntegerCode
-from hpctrain.compress.collectives.reduce_scatter import ResidualStats
+from hpctrain.compress.collectives.reduce_scatter import Residuals, ResidualStats
 
 _PREFIX = "residual."
 
 
-class IntegerResiduals:
+class IntegerResiduals(Residuals):
     """The residuals of sums by integers, by key of the sum, for example a bucket.
 
     The next residual is written to another buffer; the two are swapped once the sums are known to be finite. So a sum
@@ -90,9 +90,6 @@ class IntegerResiduals:
     def free(self, memory: Tensor) -> None:
         """Take back what `end` returned."""
         self._pool.give_back(memory)
-
-    def end_step(self, device: torch.device) -> None:
-        """Do nothing: each sum replaced its residual already."""
 
     def stats(self) -> ResidualStats:
         """Figures of the last sum of each key; all numbers are sent, so the counts are 0."""

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
-from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.collectives.sparse_exchange import balanced_borders, exchange, gather
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
@@ -39,7 +38,7 @@ class SparseReducer(Reducer):
         self._group = group
         self._world = dist.get_world_size(group)
         self._rank = dist.get_rank(group)
-        self._state = state
+        self._state = self.holder = state
         self._feedback = state.feedback
         self._compressed = state.positions
         self._is_compressed = frozenset(state.positions)
@@ -83,17 +82,6 @@ class SparseReducer(Reducer):
         self._state.record_sent(selected, numbers, float(square))
         self._state.count_step()
         return sent
-
-    def metrics(self) -> dict[str, float]:
-        """Figures of the last step: density, the share of the compressed tensors' numbers that this rank sent; and
-        residual_norm_ratio, the norm of its residuals over that of its gradient, if that is finite."""
-        return residual_metrics([self._state])
-
-    def state(self) -> dict[str, Tensor]:
-        return self._state.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._state.load_state(state)
 
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
         """Sum the gradients and all residuals exactly; return the bytes sent."""

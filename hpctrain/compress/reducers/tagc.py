@@ -12,7 +12,7 @@ needs 1/0.818, and it cannot fail. A sketch would pay only if index and numbers 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,10 +25,8 @@ from hpctrain.compress.collectives.feedback import ErrorFeedback
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, residual_ratio_metric
 from hpctrain.compress.reducers.tagc_index import union_of
 from hpctrain.compress.reducers.warm_up import WarmUp
+from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.plan.compression import Tagc
-
-SelectWithValues = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""Values [n] in fp32, k -> int64 positions, sorted, of about k numbers to send, and these numbers."""
 
 
 class TagcReducer(Reducer):
@@ -45,7 +43,6 @@ class TagcReducer(Reducer):
         chosen: Sequence[int],
         codec: Tagc,
         feedback: ErrorFeedback,
-        select: SelectWithValues,
     ) -> None:
         """
         Args:
@@ -53,14 +50,12 @@ class TagcReducer(Reducer):
             chosen: indices of the gradients that are compressed; the others are summed exactly.
             codec: the settings, the same on every rank.
             feedback: holds the residuals; used by this reducer alone.
-            select: selects the numbers of a tensor that a rank sends.
         """
         self._group = group
         self._world = dist.get_world_size(group)
         self._chosen = tuple(chosen)
         self._codec = codec
         self._feedback = feedback
-        self._select = select
         self._rest, self._whole = DenseReducer(group), DenseReducer(group)
         self._warm_up = WarmUp(group, codec.warmup_steps)
         self._metrics: dict[str, float] = {}
@@ -124,7 +119,7 @@ class TagcReducer(Reducer):
         choices, start = [], 0
         for index, tensor in zip(self._chosen, tensors, strict=True):
             whole = self._feedback.add(str(index), _flat(tensor))
-            places, values = self._select(whole, math.ceil(self._codec.density * whole.numel()))
+            places, values = select_with_values(whole, math.ceil(self._codec.density * whole.numel()))
             choices.append(_Choice(str(index), tensor, start, whole, places, values))
             start += tensor.numel()
         peaks = torch.stack(
