@@ -96,9 +96,9 @@ class IntegerResiduals(Residuals):
         if not self._residuals:
             return ResidualStats(0, 0, 0.0, 0.0)
         residuals = self._residuals.values()
-        kept = torch.stack([torch.dot(residual.current, residual.current) for residual in residuals])
+        residual_squares = torch.stack([torch.dot(residual.current, residual.current) for residual in residuals])
         squares = torch.stack([residual.square for residual in residuals])
-        return ResidualStats(0, 0, float(squares.sum()), float(kept.sum()))
+        return ResidualStats(0, 0, float(squares.sum()), float(residual_squares.sum()))
 
     def state(self) -> dict[str, Tensor]:
         """This rank's residuals, flat, without a copy."""

@@ -56,7 +56,7 @@ class TagcReducer(Reducer):
         self._chosen = tuple(chosen)
         self._codec = codec
         self._feedback = feedback
-        self._rest, self._whole = DenseReducer(group), DenseReducer(group)
+        self._exempt, self._whole = DenseReducer(group), DenseReducer(group)
         self._warm_up = WarmUp(group, codec.warmup_steps)
         self._metrics: dict[str, float] = {}
         self._norm = torch.tensor(math.nan)
@@ -66,17 +66,17 @@ class TagcReducer(Reducer):
         if self._world == 1:
             return 0
         compressed = self._warm_up.over(gradients[0].device)
-        apart = set(self._chosen)
-        rest = [gradient for index, gradient in enumerate(gradients) if index not in apart]
+        chosen = frozenset(self._chosen)
+        exempt = [gradient for index, gradient in enumerate(gradients) if index not in chosen]
         tensors = [gradients[index] for index in self._chosen]
-        sent_bytes = self._rest.reduce(rest)
+        sent_bytes = self._exempt.reduce(exempt)
         self._metrics = {}
         if not compressed or not tensors:
             return sent_bytes + self._whole.reduce(tensors)
         sent_bytes += self._ring_bytes(1)
         # A step with a number that is not finite is summed exactly, so that all ranks see it, and before it could
         # change a residual.
-        if not self._finite_everywhere([*rest, *tensors]):
+        if not self._finite_everywhere([*exempt, *tensors]):
             return sent_bytes + self._whole.reduce(tensors)
         step = self._warm_up.step
         if self._feedback.is_flush_step(step):
@@ -90,17 +90,17 @@ class TagcReducer(Reducer):
     def _reduce_chosen(self, tensors: list[Tensor]) -> int:
         choices = self._choose(tensors)
         total = sum(choice.tensor.numel() for choice in choices)
-        mine = torch.cat([choice.places + choice.start for choice in choices])
+        selected = torch.cat([choice.places + choice.start for choice in choices])
         numbers = torch.cat([choice.numbers() for choice in choices])
         with ACTIVITY.doing("index over dp", waits=True):
-            union, index_bytes = union_of(mine, total, self._group)
-        slots = torch.searchsorted(union, mine)
-        sums, found, cells = self._sum(slots, numbers, len(union), total)
-        arrived = found[slots]
+            union, index_bytes = union_of(selected, total, self._group)
+        slots = torch.searchsorted(union, selected)
+        sums, decoded, cells = self._sum(slots, numbers, len(union), total)
+        arrived = decoded[slots]
         self._metrics = {
-            "density": len(mine) / total,
+            "density": len(selected) / total,
             "union_density": len(union) / total,
-            "unread": 1 - float(found.float().mean()) if len(found) else 0.0,
+            "unread": 1 - float(decoded.float().mean()) if len(decoded) else 0.0,
         }
         ends = torch.tensor([choice.start + choice.tensor.numel() for choice in choices], device=union.device)
         union_counts = _counts(torch.searchsorted(union, ends))
