@@ -91,7 +91,7 @@ class LocalSgdReducer(Reducer):
             share: tokens of the global batch per token of this replica. The loss was divided by the tokens of the
                 global batch, so multiplying by it gives the mean over this replica's tokens.
         """
-        self._outer_optimizer = outer_optimizer
+        self._outer_optimizer = self.holder = outer_optimizer
         self._share = share
 
     def reduce(self, gradients: list[Tensor]) -> int:
@@ -106,22 +106,13 @@ class LocalSgdReducer(Reducer):
         with ACTIVITY.doing("outer sync for a checkpoint", waits=True):
             self._outer_optimizer.outer_sync()
 
-    def state(self) -> dict[str, Tensor]:
-        return self._outer_optimizer.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._outer_optimizer.load_state(state)
-
-    def drop_state(self) -> None:
-        self._outer_optimizer.drop_state()
-
 
 class HybridShardReducer(Reducer):
     """The reducer of hybrid sharding: gradients are summed over the shard axis, then over the replicate axis."""
 
     def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
         self._shard_reducer = shard_reducer
-        self._replicate_reducer = replicate_reducer
+        self._replicate_reducer = self.holder = replicate_reducer
 
     def reduce(self, gradients: list[Tensor]) -> int:
         return self._shard_reducer.reduce(gradients) + self._replicate_reducer.reduce(gradients)
@@ -131,15 +122,3 @@ class HybridShardReducer(Reducer):
 
     def before_checkpoint(self) -> None:
         self._replicate_reducer.before_checkpoint()
-
-    def state(self) -> dict[str, Tensor]:
-        return self._replicate_reducer.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._replicate_reducer.load_state(state)
-
-    def drop_state(self) -> None:
-        self._replicate_reducer.drop_state()
-
-    def metrics(self) -> dict[str, float]:
-        return self._replicate_reducer.metrics()

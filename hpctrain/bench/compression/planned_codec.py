@@ -44,15 +44,10 @@ def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
     cost = _link_cost(group)
     # All at the same time, as in a probe: processes that share cores then measure their real share.
     dist.barrier(group)
-    devices: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(devices, _device(), group=group)
-    found: list[CodecSpec | None] = [None]
-    if dist.get_rank(group) == 0:
-        found = [_planned(devices, work, cost)]
-    dist.broadcast_object_list(found, group=group, group_src=0)
-    (spec,) = found
-    assert spec is not None, "rank 0 has sent one"
-    return spec
+    measured: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(measured, (_device(), cost), group=group)
+    # Every rank makes the same plan, from what all have measured and the link as the first one has.
+    return _planned([device for device, _ in measured], work, measured[0][1])
 
 
 def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
@@ -97,7 +92,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
 
 def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
     """A topology with one device per node and equal links."""
-    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[each]) for number, each in enumerate(devices)]
+    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
     return Topology(
         provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),
         device_types={"cpu": DeviceType(kind="cpu", name="this machine")},
