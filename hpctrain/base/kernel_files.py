@@ -23,15 +23,15 @@ def kernel_number(file: Path) -> int | None:
         return None
 
 
-def cgroup_folders(controller: str, own: Path, mount: Path) -> Iterator[tuple[Path, int]]:
+def cgroup_folders(controller: str, process: Path, mount: Path) -> Iterator[tuple[Path, int]]:
     """Yield the folders that limit this process, its cgroup before the parents, each with the version of cgroups.
 
     Args:
         controller: what is limited, as cgroup v1 names it: cpu, memory.
-        own: the process's /proc/self/cgroup.
+        process: the process's /proc/self/cgroup.
         mount: where cgroups are mounted: /sys/fs/cgroup.
     """
-    for line in (kernel_text(own) or "").splitlines():
+    for line in (kernel_text(process) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue

@@ -53,6 +53,13 @@ class Process(Protocol):
         """Return the exit code, or None when it still runs after `timeout_s`."""
 
 
+def end_process(process: Process) -> None:
+    """Kill the process if it still runs, and wait for its end."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
 class Runner(Protocol):
     """Runs commands and starts processes."""
 

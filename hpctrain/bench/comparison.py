@@ -48,8 +48,8 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
     Raises:
         ValueError: there is no pair, or the other side took no time.
     """
-    ours = np.array([mine.wall_s for mine, _ in pairs])
-    other = np.array([theirs.wall_s for _, theirs in pairs])
+    ours = np.array([sample.wall_s for sample, _ in pairs])
+    other = np.array([other_sample.wall_s for _, other_sample in pairs])
     if len(pairs) == 0 or (other <= 0).any():
         raise ValueError(f"{case}: no pairs that took time")
     ratios = ours / other
@@ -63,8 +63,8 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
         high=high,
         ours_s=float(np.median(ours)),
         other_s=float(np.median(other)),
-        ours_cpu_s=float(np.median([mine.cpu_s for mine, _ in pairs])) if cpu else None,
-        other_cpu_s=float(np.median([theirs.cpu_s for _, theirs in pairs])) if cpu else None,
+        ours_cpu_s=float(np.median([sample.cpu_s for sample, _ in pairs])) if cpu else None,
+        other_cpu_s=float(np.median([other_sample.cpu_s for _, other_sample in pairs])) if cpu else None,
         spread=float((quartiles[1] - quartiles[0]) / 2 / np.median(ratios)),
         pairs=len(pairs),
     )

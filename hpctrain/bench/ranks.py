@@ -20,6 +20,7 @@ from hpctrain.base.module_argv import outside_current_folder
 from hpctrain.bench.comparison import TimeSample
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build
+from hpctrain.worker.loop import Loop
 
 Answer = TypeVar("Answer")
 
@@ -57,16 +58,23 @@ def _rank(
         Path(answer).write_bytes(pickle.dumps(given))
 
 
-def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Trainer:
-    """Build the trainer of a worker process from its start order, which is made here as an agent makes it."""
-    descriptor = None
+def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
+    """Build the trainer of a worker process from its start order, which is made here as an agent makes it, and its
+    training loop."""
+    descriptor, meeting = None, dist.FileStore(str(folder / "meeting"), world)
     if rank == 0:
         plan.write(folder / "plan.json")
         server = socket.create_server(("127.0.0.1", 0))
         meeting.set("port", str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get("port"))
-    return build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None, "bench"))
+    trainer = build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None, "bench"))
+    return trainer, loop_alone(trainer)
+
+
+def loop_alone(trainer: Trainer) -> Loop:
+    """Return a training loop that no agent watches."""
+    return Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
 
 
 class NoAgentChannel:

@@ -23,8 +23,8 @@ def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> di
     Args:
         rows: dataclasses, one per case.
     """
-    told = machine_and_versions(bench, settings)
-    return told | {"rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]}
+    record = machine_and_versions(bench, settings)
+    return record | {"rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]}
 
 
 def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,14 @@ NEVER = 10**9
 def make_corpus(folder: Path) -> None:
     """Write a corpus of hpctrain's own source text, which every machine has."""
     prepare([Path(hpctrain.__file__).parent], folder, PrepareOptions(valid_fraction=0.1, limit_bytes=400_000))
+
+
+@contextlib.contextmanager
+def temporary_corpus() -> Iterator[Path]:
+    """Yield a temporary folder with that corpus in its folder `corpus`."""
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        make_corpus(Path(name, "corpus"))
+        yield Path(name)
 
 
 def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:

@@ -144,11 +144,11 @@ def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequen
     Args:
         kind: the cluster's PreemptType.
     """
-    found = [_partition(kind, partition, partitions, nodes) for partition in partitions]
+    findings = [_partition(kind, partition, partitions, nodes) for partition in partitions]
     if not any(partition.state == "UP" and _ready(partition, nodes) for partition in partitions):
         words = "no partition that you see is up and has a node that takes jobs: a job would only wait"
-        found.append(DoctorFinding("partitions", "all", "problem", "none is ready", words, "ask the site"))
-    return found
+        findings.append(DoctorFinding("partitions", "all", "problem", "none is ready", words, "ask the site"))
+    return findings
 
 
 def _partition(

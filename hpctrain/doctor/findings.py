@@ -51,20 +51,20 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
 
 def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None) -> list[DoctorFinding]:
     """Findings about container runtimes, and about pyxis; `pyxis` None: there is no Slurm that could have it."""
-    found = []
+    findings = []
     for runtime in runtimes:
         if runtime.version is None:
             words = f"it is on the path, and `{runtime.name} --version` fails"
-            found.append(_container(runtime.name, "note", "does not run", words, "load its module again"))
+            findings.append(_container(runtime.name, "note", "does not run", words, "load its module again"))
         else:
-            found.append(_container(runtime.name, "ok", runtime.version))
+            findings.append(_container(runtime.name, "ok", runtime.version))
     if not runtimes:
         words = "on this machine; a run needs no container, it uses the Python that submits it"
-        found.append(_container("apptainer, singularity", "note", "not on the path", words))
+        findings.append(_container("apptainer, singularity", "note", "not on the path", words))
     if pyxis is not None:
         words = "srun can start containers by itself (--container-image)" if pyxis else "srun starts no containers"
-        found.append(_container("pyxis", "ok", "present" if pyxis else "absent", words))
-    return found
+        findings.append(_container("pyxis", "ok", "present" if pyxis else "absent", words))
+    return findings
 
 
 def torch_findings(
@@ -140,10 +140,10 @@ def _counted(names: Sequence[str]) -> str:
 
 def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
     """Findings about interfaces, and about which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
-    found = [_network(entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
+    findings = [_network(entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
     if not network.interfaces:
-        found.append(_network("interfaces", "note", "loopback only", "no other machine can be reached"))
-    return [*found, _choice(network), *(_exported(network, name) for name in network.exported)]
+        findings.append(_network("interfaces", "note", "loopback only", "no other machine can be reached"))
+    return [*findings, _choice(network), *(_exported(network, name) for name in network.exported)]
 
 
 def _speed(entry: Interface) -> str:

@@ -125,8 +125,8 @@ def inspect_driver(runner: Runner, which: Which) -> Driver | None:
     except CommandError as error:
         return Driver((), None, str(error))
     if done.code != 0:
-        said = (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.code} and no message"]
-        return Driver((), None, said[0])
+        lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.code} and no message"]
+        return Driver((), None, lines[0])
     rows = [line.rpartition(",") for line in done.stdout.splitlines() if "," in line]
     return Driver(tuple(name.strip() for name, _, _ in rows), rows[0][2].strip() if rows else None)
 
@@ -140,15 +140,15 @@ def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, 
         chosen = local_environment(1, {})["GLOO_SOCKET_IFNAME"]
         return NetworkFacts(interfaces, None, chosen, exported=exported, known=known)
     try:
-        found, reason = interface_of(routed_address(peer.addr)), ""
+        chosen_interface, reason = interface_of(routed_address(peer.addr)), ""
     except InputError as error:
         # The rest of the message advises an option of the probe.
-        found, reason = None, str(error).partition(";")[0]
-    return NetworkFacts(interfaces, peer.name, found, reason, exported, known)
+        chosen_interface, reason = None, str(error).partition(";")[0]
+    return NetworkFacts(interfaces, peer.name, chosen_interface, reason, exported, known)
 
 
 def _interfaces(sysfs: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
-    stats, found = psutil.net_if_stats(), []
+    stats, interfaces = psutil.net_if_stats(), []
     for name, entries in psutil.net_if_addrs().items():
         state = stats.get(name)
         addresses = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
@@ -156,8 +156,8 @@ def _interfaces(sysfs: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
         if state is None or not state.isup or not addresses or all(_is_loopback(address) for address in addresses):
             continue
         speed = state.speed * 10**6 if state.speed > 0 else None
-        found.append(Interface(name, addresses[0], speed, kernel_text(sysfs / name / "type") == _INFINIBAND))
-    return tuple(found)
+        interfaces.append(Interface(name, addresses[0], speed, kernel_text(sysfs / name / "type") == _INFINIBAND))
+    return tuple(interfaces)
 
 
 def _is_loopback(address: str) -> bool:

@@ -81,5 +81,5 @@ def _spread(values: list[float | None], form: Callable[[float], str]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return ABSENT
-    told = dict.fromkeys(form(value) for value in (min(known), statistics.median(known), max(known)))
-    return "\n".join(told)
+    texts = dict.fromkeys(form(value) for value in (min(known), statistics.median(known), max(known)))
+    return "\n".join(texts)

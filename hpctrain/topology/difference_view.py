@@ -17,30 +17,30 @@ ROWS_PER_GROUP_MAX = 20
 _TITLES = {"nodes": "Nodes", "health": "Health", "drivers": "Drivers", "devices": "Devices", "links": "Links"}
 
 
-def render_differences(found: list[Difference], tolerance: float) -> RenderableType:
+def render_differences(differences: list[Difference], tolerance: float) -> RenderableType:
     """Return a table for each group with its largest changes first, then the summary."""
-    if not found:
+    if not differences:
         return Text(f"nothing differs; figures may, by up to {tolerance:.0%}")
     parts: list[RenderableType] = []
     for group in GROUPS:
-        rows = sorted((entry for entry in found if entry.group == group), key=_size, reverse=True)
+        rows = sorted((entry for entry in differences if entry.group == group), key=_size, reverse=True)
         if rows:
             parts.append(_table(_TITLES[group], rows[:ROWS_PER_GROUP_MAX]))
         if len(rows) > ROWS_PER_GROUP_MAX:
             parts.append(Text(f"and {len(rows) - ROWS_PER_GROUP_MAX} smaller changes; --json has all", style="dim"))
-    return Group(*parts, Text(summary(found)))
+    return Group(*parts, Text(summary(differences)))
 
 
-def summary(found: list[Difference]) -> str:
+def summary(differences: list[Difference]) -> str:
     """Return one line of counts: '1 node went, 1 came; 3 figures of links worse, 1 better'."""
-    went = sum(entry.group == "nodes" and entry.after is None for entry in found)
-    came = sum(entry.group == "nodes" and entry.before is None for entry in found)
+    went = sum(entry.group == "nodes" and entry.after is None for entry in differences)
+    came = sum(entry.group == "nodes" and entry.before is None for entry in differences)
     parts = [f"{went} node(s) went" if went else "", f"{came} node(s) came" if came else ""]
     for group in GROUPS[1:]:
-        directions = Counter(_direction(entry) for entry in found if entry.group == group)
+        directions = Counter(_direction(entry) for entry in differences if entry.group == group)
         if directions:
             counts = [f"{directions[word]} {word}" for word in ("worse", "better", "other") if directions[word]]
-            culprit = _common_node([entry for entry in found if entry.group == group and entry.better is False])
+            culprit = _common_node([entry for entry in differences if entry.group == group and entry.better is False])
             parts.append(f"{_TITLES[group].lower()}: {', '.join(counts)}{culprit if group == 'links' else ''}")
     return "; ".join(filter(None, parts))
 
@@ -71,10 +71,10 @@ def _table(title: str, rows: list[Difference]) -> Table:
         table.add_column(heading, justify="right", overflow="fold")
     for entry in rows:
         ratio = entry.ratio
-        told = ABSENT if ratio is None else f"{'↑' if ratio > 1 else '↓'} {ratio:.2f}"
+        change = ABSENT if ratio is None else f"{'↑' if ratio > 1 else '↓'} {ratio:.2f}"
         style = {"better": "green", "worse": "red", "other": ""}[_direction(entry)]
         table.add_row(
-            entry.what, _value(entry.before, entry.unit), _value(entry.after, entry.unit), Text(told, style=style)
+            entry.what, _value(entry.before, entry.unit), _value(entry.after, entry.unit), Text(change, style=style)
         )
     return table
 

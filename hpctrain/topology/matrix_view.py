@@ -87,7 +87,7 @@ def _nodes(
     classes: dict[str | None, list[float]] = {}
     for value, kind in values.values():
         classes.setdefault(kind, []).append(value)
-    usual = {kind: statistics.median(found) for kind, found in classes.items()}
+    usual = {kind: statistics.median(members) for kind, members in classes.items()}
     cells = {
         cell: Text(_short(value / scale), style=quantity.colour(value, usual[kind]))
         for cell, (value, kind) in values.items()
@@ -99,27 +99,27 @@ def _nodes(
 def _between_groups(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
     """Return matrices between clusters, with the planner's figures for each pair: large files list only outliers."""
     home, costs = _cluster_of_node(topology), LinkCost(topology)
-    found: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
+    figures: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
     for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
         cost = costs.find(a, b)
         if cost is None:
             continue
-        found["latency"].setdefault((home[a], home[b]), []).append(cost[0])
+        figures["latency"].setdefault((home[a], home[b]), []).append(cost[0])
         if cost[1] > 0:
-            found["bandwidth"].setdefault((home[a], home[b]), []).append(1 / cost[1])
+            figures["bandwidth"].setdefault((home[a], home[b]), []).append(1 / cost[1])
     names = list(dict.fromkeys(home.values()))
     return [
         part
         for name in QUANTITIES
-        if name in quantities and found[name]
-        for part in _folded(_KNOWN[name][-1], names, found[name])
+        if name in quantities and figures[name]
+        for part in _folded(_KNOWN[name][-1], names, figures[name])
     ]
 
 
-def _folded(quantity: _Quantity, names: list[str], found: dict[_Cell, list[float]]) -> list[RenderableType]:
-    scale, unit = _scale(quantity, [value for group in found.values() for value in group])
+def _folded(quantity: _Quantity, names: list[str], groups: dict[_Cell, list[float]]) -> list[RenderableType]:
+    scale, unit = _scale(quantity, [value for group in groups.values() for value in group])
     cells = {}
-    for cell, group in found.items():
+    for cell, group in groups.items():
         usual = statistics.median(group)
         text = Text()
         for value in (min(group), usual, max(group)):

@@ -60,12 +60,12 @@ def _verdict(topology: Topology) -> Text:
 
 def _unhealthy_nodes(topology: Topology) -> list[Text]:
     """Return the nodes that are not ok, each with those reasons that the verdict does not list."""
-    told = {_reason_line(fault) for fault in topology.verdict.faults}
+    listed = {_reason_line(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:
         # Where a node's reason is a fault of the verdict, the verdict puts the node's name before its text.
-        own = {f"{reason.code}: {node.id}: {reason.text}": _reason_line(reason) for reason in node.health.reasons}
-        reasons = [words for named, words in own.items() if named not in told and words not in told]
+        texts = {f"{reason.code}: {node.id}: {reason.text}": _reason_line(reason) for reason in node.health.reasons}
+        reasons = [words for named, words in texts.items() if named not in listed and words not in listed]
         if reasons:
             line = Text(f"  {node.id} ")
             line.append(node.health.verdict, style=COLOURS.get(node.health.verdict, "red"))
@@ -79,8 +79,8 @@ def _unhealthy_nodes(topology: Topology) -> list[Text]:
 
 def _evidence_and_fix(reason: Reason) -> str:
     """Return two lines: what the figure was compared with, and what to do next."""
-    told = (("seen", reason.evidence), ("do", reason.fix))
-    return "".join(f"\n    {label}: {words}" for label, words in told if words)
+    labelled = (("seen", reason.evidence), ("do", reason.fix))
+    return "".join(f"\n    {label}: {words}" for label, words in labelled if words)
 
 
 def _reason_line(reason: Reason) -> str:
@@ -88,15 +88,15 @@ def _reason_line(reason: Reason) -> str:
 
 
 def _provenance(topology: Topology) -> Text:
-    told = topology.provenance
-    where = "loopback of one machine, not a network" if told.loopback else told.transport
-    text = f"{len(topology.nodes)} node(s), {told.created}, {where}"
-    if told.mode in _UNMEASURED:
-        text += f", {told.mode}"
-    if told.rounds_planned:
-        text += f", {told.rounds_done} of {told.rounds_planned} rounds"
-    if told.wall_s is not None:
-        text += f" in {format_seconds(told.wall_s)}"
+    provenance = topology.provenance
+    where = "loopback of one machine, not a network" if provenance.loopback else provenance.transport
+    text = f"{len(topology.nodes)} node(s), {provenance.created}, {where}"
+    if provenance.mode in _UNMEASURED:
+        text += f", {provenance.mode}"
+    if provenance.rounds_planned:
+        text += f", {provenance.rounds_done} of {provenance.rounds_planned} rounds"
+    if provenance.wall_s is not None:
+        text += f" in {format_seconds(provenance.wall_s)}"
     return Text(text)
 
 

@@ -148,14 +148,14 @@ def _max_min(path: Ints, capacity: Floats, limits: Floats) -> Floats:
         limits: rate limit of each flow.
     """
     rates = np.zeros(len(path))
-    left = np.append(capacity, np.inf)  # the last one is resource -1
+    remaining = np.append(capacity, np.inf)  # the last one is resource -1
     open_flows = np.ones(len(path), dtype=bool)
     while open_flows.any():
         some = path[open_flows]
-        count = np.bincount(some.ravel() % len(left), minlength=len(left))
-        share = left / np.maximum(count, 1)
+        count = np.bincount(some.ravel() % len(remaining), minlength=len(remaining))
+        share = remaining / np.maximum(count, 1)
         wanted = np.minimum(share[some].min(axis=1), limits[open_flows])
-        least = np.full(len(left), np.inf)
+        least = np.full(len(remaining), np.inf)
         np.minimum.at(least, some.ravel(), np.repeat(wanted, some.shape[1]))
         # A resource that every one of its flows wants only its share of is a bottleneck, so these flows are done. A
         # flow at its own limit is done too.
@@ -164,9 +164,9 @@ def _max_min(path: Ints, capacity: Floats, limits: Floats) -> Floats:
         done = held | (wanted >= limits[open_flows])
         chosen = np.flatnonzero(open_flows)[done]
         rates[chosen] = wanted[done]
-        np.subtract.at(left, path[chosen].ravel(), np.repeat(wanted[done], path.shape[1]))
-        left = np.maximum(left, 0.0)
-        left[-1] = np.inf
+        np.subtract.at(remaining, path[chosen].ravel(), np.repeat(wanted[done], path.shape[1]))
+        remaining = np.maximum(remaining, 0.0)
+        remaining[-1] = np.inf
         open_flows[chosen] = False
     return rates
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.module_argv import program
-from hpctrain.base.process import Process, Runner
+from hpctrain.base.process import Process, Runner, end_process
 from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSpec
 
 PAUSE_S = 0.2
@@ -41,9 +41,7 @@ def run_scene(runner: Runner, scene: LaunchSpec, folder: Path, prefixes: Sequenc
         _wait(processes, logs)
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            end_process(process)
     return LaunchResult.read(folder)
 
 

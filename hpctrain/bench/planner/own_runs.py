@@ -8,21 +8,18 @@ rows, but count in no mean.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch.distributed as dist
-
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Runner
 from hpctrain.bench.planner.score import errors_of
-from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
+from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
 from hpctrain.bench.record import machine_and_versions
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
@@ -33,7 +30,6 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.worker.loop import Loop
 
 WORLD = 2
 SMALL = DecoderSpec(layers=4, dim=256, heads=4, vocab=BYTES_VOCABULARY)
@@ -111,12 +107,10 @@ def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Ca
     Raises:
         HpctrainError: the probe or a process of the bench failed.
     """
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
+    with temporary_corpus() as folder:
         progress("a probe of two workers")
         (folder / "probe").mkdir()
         topology = probe_local(WORLD, folder / "probe", runner, clock, device="cpu")
-        make_corpus(folder / "corpus")
         trained: list[Trained] = []
         for number, spec in enumerate(settings.specs):
             for case, plan in PLANS.items():
@@ -134,8 +128,7 @@ def _train(folder: Path, corpus: Path, case: str, spec: DecoderSpec, plan: Plan,
 
 
 def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
-    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+    _, loop = open_loop(rank, world, folder, plan)
     for _ in range(steps):
         loop.one_step()
     leave_process_group()

@@ -77,12 +77,12 @@ def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, 
     ]
     of_nodes = {code for _, code in named}
     whole = [("", fault.code) for fault in topology.verdict.faults if fault.code not in of_nodes]
-    found = list(dict.fromkeys(named + whole))
-    texts = tuple(f"{code} {node}".strip() for node, code in found)
+    codes = list(dict.fromkeys(named + whole))
+    texts = tuple(f"{code} {node}".strip() for node, code in codes)
     if case.code is None:
-        return texts, not found
+        return texts, not codes
     allowed = {(victim, code) for code in (case.code, *case.also)}
-    return texts, (victim, case.code) in found and set(found) <= allowed
+    return texts, (victim, case.code) in codes and set(codes) <= allowed
 
 
 def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -101,12 +101,12 @@ def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Ca
     wrong: list[tuple[str, ...]] = []
     for case in (*CASES, *[CLEAN] * clean):
         topology, seconds = _run_case(machine, layout, layout.names[:NODES], case)
-        found, right = judge(case, layout.names[VICTIM], topology)
-        progress(f"{case.name}: found {', '.join(found) or 'nothing'}")
+        texts, right = judge(case, layout.names[VICTIM], topology)
+        progress(f"{case.name}: found {', '.join(texts) or 'nothing'}")
         if case.code is not None:
-            rows.append(FaultRow(case.name, case.code, found, right, seconds))
+            rows.append(FaultRow(case.name, case.code, texts, right, seconds))
         elif not right:
-            wrong.append(found)
+            wrong.append(texts)
     record = machine_and_versions("probe-faults", {"clean": clean, "nodes": NODES})
     return record | {"rows": [asdict(row) for row in rows], "clean": {"runs": clean, "wrong": wrong}}
 

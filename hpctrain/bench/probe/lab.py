@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.process import end_process
 from hpctrain.bench.probe.lab_probe import probe_lab_nodes
 from hpctrain.bench.record import make_record
 from hpctrain.lab.faults import shape
@@ -90,13 +91,13 @@ def compare_rates(case: str, ours: Sequence[LinkFigures], iperf3: Sequence[float
     rates = [figures.isolated_bytes_per_s for figures in ours if figures.isolated_bytes_per_s]
     if not rates or not iperf3:
         raise ValueError(f"{case}: nothing was measured")
-    mine, theirs = statistics.median(rates), statistics.median(iperf3)
+    rate, theirs = statistics.median(rates), statistics.median(iperf3)
     return RateRow(
         case=case,
-        ours_bytes_per_s=mine,
+        ours_bytes_per_s=rate,
         iperf3_bytes_per_s=theirs,
-        error_pct=100 * (mine / theirs - 1),
-        ours_spread_pct=100 * (max(rates) - min(rates)) / mine,
+        error_pct=100 * (rate / theirs - 1),
+        ours_spread_pct=100 * (max(rates) - min(rates)) / rate,
         iperf3_spread_pct=100 * (max(iperf3) - min(iperf3)) / theirs,
         cpu_contended=sum(figures.cpu_contended is True for figures in ours),
     )
@@ -123,14 +124,12 @@ def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds:
         deadline = machine.clock.now() + CONNECT_S
         while (received := received_bytes_per_s((done := machine.try_run(client)).stdout)) is None:
             if machine.clock.now() >= deadline:
-                said = " ".join((done.stderr or done.stdout).split())
-                raise CommandError(f"bench probe: iperf3 from {source} to {target} gave no rate: {said}")
+                message = " ".join((done.stderr or done.stdout).split())
+                raise CommandError(f"bench probe: iperf3 from {source} to {target} gave no rate: {message}")
             machine.clock.sleep(0.2)  # its server has not started yet
         return received
     finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+        end_process(server)
 
 
 def received_bytes_per_s(text: str) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.module_argv import program
-from hpctrain.base.process import Process
+from hpctrain.base.process import Process, end_process
 from hpctrain.lab.daemons import NETNS
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
@@ -64,9 +64,7 @@ def probe_lab_nodes(
             _wait(folder, {name: process for name, process in processes.items() if name != stopped})
         finally:
             for process in processes.values():
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+                end_process(process)
         return Topology.read(folder / "topology.json"), machine.clock.now() - began
 
 
@@ -87,6 +85,6 @@ def _wait(folder: Path, processes: dict[str, Process]) -> None:
     for name, process in processes.items():
         if (end := process.wait(PROBE_S)) != 0:
             log = folder / f"{name}.log"
-            said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+            lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
             how = f"did not end within {PROBE_S:g} s" if end is None else f"ended with {end}"
-            raise CommandError(f"bench probe: {name} {how}; {said[-1] if said else 'nothing said'}")
+            raise CommandError(f"bench probe: {name} {how}; {lines[-1] if lines else 'nothing said'}")

@@ -73,6 +73,6 @@ def _job(machine: Machine, layout: LabLayout) -> tuple[Topology, float]:
         done = machine.runner.run(argv, PROBE_S, dict(os.environ) | {"SLURM_CONF": str(layout.slurm_conf)})
         seconds = machine.clock.now() - began
         if done.code not in (EXIT_DONE, EXIT_WARNINGS, EXIT_REFUSED) or not output.exists():
-            said = " ".join((done.stderr or done.stdout).split())[-300:]
-            raise CommandError(f"bench probe: `hpctrain probe -N {JOB_NODES}` ended with {done.code}: {said}")
+            message = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise CommandError(f"bench probe: `hpctrain probe -N {JOB_NODES}` ended with {done.code}: {message}")
         return Topology.read(output), seconds

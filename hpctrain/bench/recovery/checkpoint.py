@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,9 +21,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
-from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
+from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
@@ -53,37 +52,34 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
     """
     progress("stalls and steps")
     plan = make_plan(1, 1, settings.spec.layers, settings.rows, 1)
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
-        make_corpus(folder / "corpus")
+    with temporary_corpus() as folder:
         make_run(folder / "run", folder / "corpus", settings.spec, settings.rows, settings.seq_len)
         rows, facts = run_ranks(_saves, 1, folder / "run", plan, settings)
-    told = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
-    return make_record("checkpoint", rows, told)
+    described = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
+    return make_record("checkpoint", rows, described)
 
 
 def _saves(
     rank: int, world: int, folder: Path, plan: Plan, settings: SaveSettings
 ) -> tuple[list[ComparisonRow], dict[str, Any]]:
-    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
-    ways = SaveMethods(trainer, folder)
+    trainer, loop = open_loop(rank, world, folder, plan)
+    methods = SaveMethods(trainer, folder)
     loop.one_step()
-    first = ways.stall(OURS)
+    first = methods.stall(OURS)
     stalls: list[dict[str, TimeSample]] = []
     steps: list[tuple[TimeSample, TimeSample]] = []
     names = [OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC]
     for number in range(settings.rounds):
         names = names[1:] + names[:1]
-        stalls.append({name: ways.stall(name) for name in names})
-        steps.append(_steps_beside_writer(loop, ways, first=number % 2 == 0))
+        stalls.append({name: methods.stall(name) for name in names})
+        steps.append(_steps_beside_writer(loop, methods, first=number % 2 == 0))
     leave_process_group()
     rows = [
-        compare(f"stall, {other}", other, [(found[OURS], found[other]) for found in stalls])
+        compare(f"stall, {other}", other, [(times[OURS], times[other]) for times in stalls])
         for other in (SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC)
     ]
     rows.append(compare("step while writing", "a step with no writer", steps))
-    return rows, {"state_bytes": ways.state_bytes(), "first_stall_s": first.wall_s}
+    return rows, {"state_bytes": methods.state_bytes(), "first_stall_s": first.wall_s}
 
 
 class SaveMethods:
@@ -94,13 +90,13 @@ class SaveMethods:
         self._folder = folder
         self._group = dist.new_group(backend="gloo")
 
-    def stall(self, way: str) -> TimeSample:
+    def stall(self, method: str) -> TimeSample:
         """Time that the training waits for a save; a background writer has ended when this returns."""
         tensors = self._tensors()
         target = self._folder / "torch"
         shutil.rmtree(target, ignore_errors=True)
         start, cpu_start = time.perf_counter(), time.process_time()
-        wait = self._start(way, tensors, target)
+        wait = self._start(method, tensors, target)
         taken = TimeSample(time.perf_counter() - start, time.process_time() - cpu_start)
         wait()
         return taken
@@ -120,18 +116,18 @@ class SaveMethods:
         saved = self._trainer.saver.finished(wait=True)
         assert saved is None or saved.error is None, saved
 
-    def _start(self, way: str, tensors: dict[str, Tensor], target: Path) -> Callable[[], object]:
+    def _start(self, method: str, tensors: dict[str, Tensor], target: Path) -> Callable[[], object]:
         """Save in that way as far as the training has to wait; return a function that waits for the rest."""
-        if way == TORCH_SAVE:
+        if method == TORCH_SAVE:
             dcp.save(tensors, storage_writer=dcp.FileSystemWriter(target), process_group=self._group)
             return lambda: None
-        if way == TORCH_ASYNC:
+        if method == TORCH_ASYNC:
             writer = dcp.FileSystemWriter(target)
             saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
             assert isinstance(saving, Future), "torch answers otherwise only when asked for its own stager"
             return saving.result
         self._trainer.saver.save(tensors, manifest_of(self._trainer))
-        if way == SYNCHRONOUS:
+        if method == SYNCHRONOUS:
             self.finish()
         return self.finish
 
@@ -139,21 +135,21 @@ class SaveMethods:
         return collect(self._trainer.pipeline.parameters(), self._trainer.optimizer)
 
 
-def _steps_beside_writer(loop: Loop, ways: SaveMethods, first: bool) -> tuple[TimeSample, TimeSample]:
+def _steps_beside_writer(loop: Loop, methods: SaveMethods, first: bool) -> tuple[TimeSample, TimeSample]:
     """Median steps (while hpctrain writes, without a writer), measured in either order."""
     if first:
-        beside = _while_writing(loop, ways)
+        beside = _while_writing(loop, methods)
         return beside, _median([_step(loop) for _ in range(3)])
     alone = _median([_step(loop) for _ in range(3)])
-    return _while_writing(loop, ways), alone
+    return _while_writing(loop, methods), alone
 
 
-def _while_writing(loop: Loop, ways: SaveMethods) -> TimeSample:
-    ways.save()
+def _while_writing(loop: Loop, methods: SaveMethods) -> TimeSample:
+    methods.save()
     samples = [_step(loop)]
-    while ways.writing():
+    while methods.writing():
         samples.append(_step(loop))
-    ways.finish()
+    methods.finish()
     # The writer was active during a part of the last step only.
     return _median(samples[:-1] or samples)
 

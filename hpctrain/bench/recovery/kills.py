@@ -14,7 +14,6 @@ import random
 import select
 import signal
 import socket
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -23,16 +22,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.bench.ranks import NoAgentChannel, run_ranks
+from hpctrain.bench.ranks import loop_alone, run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Checkpoint
 from hpctrain.worker.build import StartOrder, Trainer, build
-from hpctrain.worker.loop import Loop
 
 WORLD = 2
 SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
@@ -65,36 +63,34 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
         HpctrainError: a checkpoint that verified did not load, or the loaded state was not the saved one.
     """
     progress(f"{count} kills")
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
-        make_corpus(folder / "corpus")
+    with temporary_corpus() as folder:
         plan = make_plan(WORLD, 1, SPEC.layers, 2, 4)
         checkpoint = Checkpoint(every=1, keep=2)
         make_run(folder / "run", folder / "corpus", SPEC, plan.sequences, 32, checkpoint=checkpoint, seed=seed)
         plan.write(folder / "run" / "plan.json")
-        found = run_ranks(_all_lives, 1, folder / "run", count, seed)
+        result = run_ranks(_all_lives, 1, folder / "run", count, seed)
     settings = {"seed": seed, "spec": SPEC.model_dump(exclude_none=True)}
-    return make_record("checkpoint", [], settings) | {"kills": asdict(found)}
+    return make_record("checkpoint", [], settings) | {"kills": asdict(result)}
 
 
 def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> KillResult:
     """Run all lives in a process that has imported everything and never computed: its forks are workers at once."""
-    chance, found, start = random.Random(seed), KillResult(), time.perf_counter()
+    chance, result, start = random.Random(seed), KillResult(), time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     checkpoints, newest = folder / "checkpoints", 0
     for life in range(count):
         _one_life(folder, life, _restore(checkpoints, chance), chance)
-        found.kills += 1
-        found.while_writing += any(checkpoints.glob(".step-*.tmp"))
+        result.kills += 1
+        result.while_writing += any(checkpoints.glob(".step-*.tmp"))
         published.discard_unfinished(checkpoints)
         best, skipped = published.newest(checkpoints)
-        found.corrupt += [f"{item.path.name}: {item.reason}" for item in skipped]
-        found.lost += best is None and newest > 0
+        result.corrupt += [f"{item.path.name}: {item.reason}" for item in skipped]
+        result.lost += best is None and newest > 0
         step = best.manifest.step if best is not None else 0
-        found.older += step < newest
-        newest = found.last_step = max(newest, step)
-    found.seconds = time.perf_counter() - start
-    return found
+        result.older += step < newest
+        newest = result.last_step = max(newest, step)
+    result.seconds = time.perf_counter() - start
+    return result
 
 
 def _restore(checkpoints: Path, chance: random.Random) -> str | None:
@@ -108,16 +104,16 @@ def _restore(checkpoints: Path, chance: random.Random) -> str | None:
 def _one_life(folder: Path, life: int, restore: str | None, chance: random.Random) -> None:
     """Start the ranks, wait for a few steps, then kill at a random moment."""
     server = socket.create_server(("127.0.0.1", 0))
-    news, told = os.pipe()
+    news, report = os.pipe()
     workers = []
     for rank in range(WORLD):
         pid = os.fork()
         if pid == 0:
             os.close(news)
-            _work(folder, life, rank, restore, server, told)
+            _work(folder, life, rank, restore, server, report)
         workers.append(pid)
     server.close()
-    os.close(told)
+    os.close(report)
     try:
         _await_steps(news, chance.randint(1, 3), folder)
         time.sleep(chance.uniform(0.0, 0.15))
@@ -138,11 +134,11 @@ def _await_steps(news: int, count: int, folder: Path) -> None:
         text = os.read(news, 100) if ready else b""
         seen += text.count(b".")
         if not text or b"!" in text:
-            said = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
-            raise HpctrainError("a worker failed before it was killed:\n" + ("\n".join(said) or "it said nothing"))
+            errors = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
+            raise HpctrainError("a worker failed before it was killed:\n" + ("\n".join(errors) or "it said nothing"))
 
 
-def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, told: int) -> NoReturn:
+def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, report: int) -> NoReturn:
     """The whole life of a forked worker: it ends by being killed."""
     try:
         # torch's messages about a killed peer are expected here.
@@ -156,15 +152,15 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
         if trainer.step:
             notes.compare(trainer.step)
         notes.before_each_save()
-        loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+        loop = loop_alone(trainer)
         while True:
             loop.one_step()
             if rank == 0:
-                os.write(told, b".")
+                os.write(report, b".")
     except BaseException:  # whatever it is, it must not go on as a second parent
         # A rank whose peer was killed ends here too; the parent reads only what was written before the kill.
         (folder / f"error-{rank}.txt").write_text(traceback.format_exc())
-        os.write(told, b"!")
+        os.write(report, b"!")
         os._exit(1)
 
 

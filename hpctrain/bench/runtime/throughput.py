@@ -8,7 +8,6 @@ pp2          two stages under 1F1B against the schedule's ideal: the same table,
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,16 +17,14 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
-from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks, timed
+from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks, timed
 from hpctrain.bench.record import make_record
 from hpctrain.bench.runtime.baseline import PlainLoop
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
-from hpctrain.worker.build import Trainer
-from hpctrain.worker.loop import Loop
 
 Pairs = list[tuple[TimeSample, TimeSample]]
 SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
@@ -54,9 +51,7 @@ def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Call
         HpctrainError: a process of the bench failed.
     """
     rows = []
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
-        make_corpus(folder / "corpus")
+    with temporary_corpus() as folder:
         for case in cases:
             progress(case)
             world, plan, body = CASES[case]
@@ -70,7 +65,7 @@ def against_plain(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
     """Compare blocks of steps of the worker's loop and of the plain loop, in an order that alternates."""
-    trainer, loop = _open(rank, world, folder, plan)
+    trainer, loop = open_loop(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
     sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
     for side in sides:
@@ -88,7 +83,7 @@ def against_ideal(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
     """Compare the schedule's time in each step with its ideal, simulated with that step's own stage times."""
-    trainer, loop = _open(rank, world, folder, plan)
+    trainer, loop = open_loop(rank, world, folder, plan)
     schedule, _ = schedule_of(plan, 0)
     pairs: Pairs = []
     for number in range(settings.warm_steps + settings.pairs * settings.block_steps):
@@ -106,11 +101,6 @@ def against_ideal(
             pairs.append((TimeSample(float(took_s), 0.0), TimeSample(ideal_s, 0.0)))
     leave_process_group()
     return compare(case, "the ideal of its schedule", pairs, cpu=False)
-
-
-def _open(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
-    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    return trainer, Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
 
 
 CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., ComparisonRow]]] = {

@@ -154,14 +154,14 @@ def _kill(count: int, as_json: bool) -> None:
     from hpctrain.bench.recovery.kills import measure_kills
 
     record = measure_kills(count, _say)
-    found = record["kills"]
+    kills = record["kills"]
     click.echo(
-        f"{found['kills']} kills, {found['while_writing']} of them while a checkpoint was being written: "
-        f"{found['lost']} lost, {len(found['corrupt'])} corrupt, {found['older']} older than the one before",
+        f"{kills['kills']} kills, {kills['while_writing']} of them while a checkpoint was being written: "
+        f"{kills['lost']} lost, {len(kills['corrupt'])} corrupt, {kills['older']} older than the one before",
         err=as_json,
     )
     _echo_json(record, as_json)
-    if found["lost"] or found["corrupt"] or found["older"]:
+    if kills["lost"] or kills["corrupt"] or kills["older"]:
         sys.exit(EXIT_FAILED)
 
 
@@ -208,9 +208,9 @@ def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times:
 def _check_options(kind: str | None) -> None:
     """Refuse options of another kind of `bench probe` than the one asked for."""
     context = click.get_current_context()
-    for name, (option, own) in _PROBE_OPTIONS.items():
-        if own != kind and context.get_parameter_source(name) is _GIVEN:
-            raise InputError(f"{option}: not with --{kind}" if own is None else f"{option}: only with --{own}")
+    for name, (option, needed) in _PROBE_OPTIONS.items():
+        if needed != kind and context.get_parameter_source(name) is _GIVEN:
+            raise InputError(f"{option}: not with --{kind}" if needed is None else f"{option}: only with --{needed}")
 
 
 @command.command("compression")

@@ -54,8 +54,8 @@ def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
         record = measure_faults(machine, layout, clean, say)
     table = Table("fault", "expected", "found", "right", "time")
     for row in record["rows"]:
-        found, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
-        table.add_row(row["case"], row["expected"], found, right, f"{row['seconds']:.1f} s")
+        codes, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
+        table.add_row(row["case"], row["expected"], codes, right, f"{row['seconds']:.1f} s")
     people.print(table)
     runs, wrong = record["clean"]["runs"], record["clean"]["wrong"]
     people.print(f"{len(wrong)} of {runs} clean probes named a fault{': ' if wrong else ''}{wrong or ''}", markup=False)
@@ -72,8 +72,8 @@ def time_table(people: Console, say: Say) -> dict[str, Any]:
         record = measure_times(machine, layout, say)
     table = Table("probe", "time", "pairs measured", "said")
     for row in record["rows"]:
-        said = ", ".join(row["codes"]) or "nothing"
-        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", said)
+        codes = ", ".join(row["codes"]) or "nothing"
+        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", codes)
     people.print(table)
     return record
 

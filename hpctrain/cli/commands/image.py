@@ -22,7 +22,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.image_checks import examine_container
-from hpctrain.container.build.build import build, build_options, build_permissions
+from hpctrain.container.build.build import Builder, build, build_options, build_permissions
 from hpctrain.container.build.labels import PREFIX, labels_of
 from hpctrain.container.build.lock import debian_packages, locked_packages
 from hpctrain.container.build.recipe import BASES, Environment, ImageRecipe, default_environment, definition, parse_base
@@ -81,12 +81,16 @@ def build_command(
         return
     runtime = find_runtime("auto", shutil.which)
     options = build_options(build_permissions(this_host()), runtime, recipe, remote)
-    built = build(
-        recipe, output, commit, runtime, options, runner, SystemClock(), os.environ,
-        lambda line: click.echo(f"  {line}", err=True), force,
-    )  # fmt: skip
+    builder = Builder(
+        runtime, options, os.environ, runner, SystemClock(), lambda line: click.echo(f"  {line}", err=True)
+    )
+    built = build(recipe, output, commit, builder, force)
     how = f"built in {built.time_s:.0f} s" if built.fresh else "up to date"
     click.echo(f"{output}: {how}, {format_bytes(built.size_bytes)}; look at it with `hpctrain image check {output}`")
+
+
+def _say(line: str) -> None:
+    click.echo(f"  {line}", err=True)
 
 
 def _recipe(

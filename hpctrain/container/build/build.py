@@ -13,7 +13,7 @@ from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.kernel_files import kernel_number
-from hpctrain.base.process import Runner
+from hpctrain.base.process import Runner, end_process
 from hpctrain.container.run.binds import ENVIRONMENT
 from hpctrain.container.run.runtime import Host, Runtime
 from hpctrain.container.build.labels import INPUTS, labels_of
@@ -33,6 +33,20 @@ class BuildPermissions:
     host: Host
     user_namespaces: bool
     """Whether a process may create a user namespace."""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """The program that builds images, and what it is run with."""
+
+    runtime: Runtime
+    options: list[str]
+    """Options of its `build`, from `build_options`."""
+    environ: Mapping[str, str]
+    runner: Runner
+    clock: Clock
+    say: Say
+    """Called with each new line of progress."""
 
 
 @dataclass(frozen=True)
@@ -76,74 +90,68 @@ def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecip
     return options
 
 
-def build(
-    recipe: ImageRecipe, image: Path, commit: str, runtime: Runtime, options: list[str], runner: Runner, clock: Clock,
-    environ: Mapping[str, str], say: Say, force: bool = False,
-) -> BuildResult:  # fmt: skip
+def build(recipe: ImageRecipe, image: Path, commit: str, builder: Builder, force: bool = False) -> BuildResult:
     """Build the image unless one with the same inputs exists.
 
     On any error, and when interrupted, an earlier image is unchanged and nothing else is left.
 
     Args:
-        say: called with each new line of progress.
         force: build in any case.
 
     Raises:
         HpctrainError: the build failed, or its result is not the requested image.
         StorageError: the image cannot be written there.
     """
-    started, inputs = clock.now(), inputs_sha256(recipe)
-    if image.exists() and not force and _is_of(image, inputs, runtime, runner):
+    started, inputs, runtime = builder.clock.now(), inputs_sha256(recipe), builder.runtime
+    if image.exists() and not force and _is_of(image, inputs, builder):
         return BuildResult(image, False, image.stat().st_size, 0.0)
     with storage_errors(image):
         image.parent.mkdir(parents=True, exist_ok=True)
     temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp.sif")
-    env = {name: value for name, value in environ.items() if not name.endswith("TAINER_FAKEROOT")}
     try:
         with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
             file, log = Path(folder, "image.def"), Path(folder, "build.log")
             file.write_text(definition(recipe, commit))
             # With --force, the labels of a base that hpctrain built too are replaced.
-            argv = [runtime.path, "build", "--force", *options, str(temporary), str(file)]
-            code = _run(argv, env, log, runner, clock, say)
-            said = _lines(log)
+            argv = [runtime.path, "build", "--force", *builder.options, str(temporary), str(file)]
+            code = _run(argv, log, builder)
+            lines = _lines(log)
         if code != 0 or not temporary.exists():
-            raise HpctrainError(f"{image}: {runtime.name} build ended with {code}: {_reason(said)}")
-        if not _is_of(temporary, inputs, runtime, runner):
+            raise HpctrainError(f"{image}: {runtime.name} build ended with {code}: {_reason(lines)}")
+        if not _is_of(temporary, inputs, builder):
             raise HpctrainError(f"{image}: what {runtime.name} built does not carry the label {INPUTS}; not kept")
         with storage_errors(image):
             temporary.replace(image)
             sync_folder(image.parent)
     finally:
         temporary.unlink(missing_ok=True)
-    return BuildResult(image, True, image.stat().st_size, clock.now() - started)
+    return BuildResult(image, True, image.stat().st_size, builder.clock.now() - started)
 
 
-def _is_of(image: Path, inputs: str, runtime: Runtime, runner: Runner) -> bool:
+def _is_of(image: Path, inputs: str, builder: Builder) -> bool:
     try:
-        return labels_of(runtime, image, runner).get(INPUTS) == inputs
+        return labels_of(builder.runtime, image, builder.runner).get(INPUTS) == inputs
     except HpctrainError:
         return False
 
 
-def _run(argv: list[str], env: Mapping[str, str], log: Path, runner: Runner, clock: Clock, say: Say) -> int:
-    process = runner.start(argv, env=env, log=log)
-    told = 0
+def _run(argv: list[str], log: Path, builder: Builder) -> int:
+    env = {name: value for name, value in builder.environ.items() if not name.endswith("TAINER_FAKEROOT")}
+    process = builder.runner.start(argv, env=env, log=log)
+    count = 0
     try:
         while True:
             code = process.poll()
             lines = _lines(log)
-            for line in lines[told:]:
+            for line in lines[count:]:
                 if not line.startswith("+"):  # the shell's trace of the definition
-                    say(line)
-            told = len(lines)
+                    builder.say(line)
+            count = len(lines)
             if code is not None:
                 return code
-            clock.sleep(POLL_S)
+            builder.clock.sleep(POLL_S)
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        end_process(process)
 
 
 def _lines(log: Path) -> list[str]:

@@ -48,12 +48,12 @@ def read_dockerfile(path: Path) -> Dockerfile:
     try:
         lines = _instructions(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(path, [FieldError("", f"cannot read: {error}")]) from None
+        raise _mistake(path, "", f"cannot read: {error}") from None
     dropped = [line for _, word, line in lines if word in _NO_MEANING]
-    kept = [_rewritten(path, number, word, line) for number, word, line in lines if word not in _NO_MEANING]
-    if sum(line.startswith("FROM ") for line in kept) != 1:
-        raise FileError(path, [FieldError("FROM", "only Dockerfiles with one FROM can be built; build the others first")])
-    recipe = _parse(path, kept)
+    rewritten = [_rewritten(path, number, word, line) for number, word, line in lines if word not in _NO_MEANING]
+    if sum(line.startswith("FROM ") for line in rewritten) != 1:
+        raise _mistake(path, "FROM", "only Dockerfiles with one FROM can be built; build the others first")
+    recipe = _parse(path, rewritten)
     source = str(recipe.fromHeader)
     bootstrap, name = next(
         ((kind, source[len(start) :]) for start, kind in _LOCAL.items() if source.startswith(start)), ("docker", source)
@@ -70,7 +70,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 def _instructions(text: str) -> list[tuple[int, str, str]]:
     """Return (line number, instruction in capitals, whole instruction in one line) for each instruction."""
-    found: list[tuple[int, str, str]] = []
+    instructions: list[tuple[int, str, str]] = []
     start, parts = 0, [""]
     for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("#") or not (line.strip() or parts != [""]):
@@ -81,9 +81,9 @@ def _instructions(text: str) -> list[tuple[int, str, str]]:
         parts.append(body.removesuffix("\\").strip())
         if not body.endswith("\\"):
             whole = " ".join(filter(None, parts))
-            found.append((start, whole.split(maxsplit=1)[0].upper(), whole))
+            instructions.append((start, whole.split(maxsplit=1)[0].upper(), whole))
             parts = [""]
-    return found
+    return instructions
 
 
 def _rewritten(path: Path, number: int, word: str, line: str) -> str:
@@ -93,23 +93,21 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
         try:
             return f"{word} {shlex.join(json.loads(rest))}"
         except (ValueError, TypeError):
-            raise FileError(path, [FieldError(word, f"found {rest!r}; write a JSON list, or a command", number)]) from None
+            raise _mistake(path, word, f"found {rest!r}; write a JSON list, or a command", number) from None
     if word == "ENV" and "=" not in rest.split(maxsplit=1)[0]:
         name, _, value = rest.partition(" ")
         return f'ENV {name}="{value.strip()}"'
     if word in ("COPY", "ADD"):
         options = [item for item in rest.split() if item.startswith("--")]
         if any(item.startswith("--from") for item in options):
-            raise FileError(
-                path, [FieldError(word, "--from: several stages cannot be built; build the others first", number)]
-            )
+            raise _mistake(path, word, "--from: several stages cannot be built; build the others first", number)
         rest = " ".join(item for item in rest.split() if not item.startswith("--"))
         rest = " ".join(json.loads(rest)) if rest.startswith("[") else rest
         if word == "ADD" and re.match(r"(https?|ftp)://", rest):
             return f"RUN {_download(rest)}"
         return f"{word} {rest}"
     if word not in ("RUN", "CMD", "ENTRYPOINT", "ENV", "ARG", "FROM", "WORKDIR"):
-        raise FileError(path, [FieldError(word, "is no instruction that can be built", number)])
+        raise _mistake(path, word, "is no instruction that can be built", number)
     return f"{word} {rest}"
 
 
@@ -129,13 +127,15 @@ def _parse(path: Path, lines: list[str]) -> DockerParser:
         try:
             recipes = DockerParser(str(rewritten)).recipe
         except Exception as error:  # a parser of other people's files may raise anything
-            raise FileError(
-                path, [FieldError("", f"spython cannot read it: {error}; write a definition by hand")]
-            ) from None
+            raise _mistake(path, "", f"spython cannot read it: {error}; write a definition by hand") from None
     recipe = next(iter(recipes.values()))
     if not recipe.fromHeader:
         raise InputError(f"{path}: FROM names nothing")
     return recipe
+
+
+def _mistake(path: Path, field: str, text: str, line: int | None = None) -> FileError:
+    return FileError(path, [FieldError(field, text, line)])
 
 
 def _exported(commands: list[str], environment: list[str]) -> list[str]:

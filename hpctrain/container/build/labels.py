@@ -24,6 +24,6 @@ def labels_of(runtime: Runtime, image: Path, runner: Runner) -> dict[str, str]:
     try:
         labels = json.loads(done.stdout)["data"]["attributes"]["labels"] or {}
     except (ValueError, KeyError, TypeError):
-        said = done.stderr.strip().splitlines() or [f"{runtime.name} inspect ended with {done.code}"]
-        raise HpctrainError(f"{image}: no image that {runtime.name} can read: {said[-1]}") from None
+        lines = done.stderr.strip().splitlines() or [f"{runtime.name} inspect ended with {done.code}"]
+        raise HpctrainError(f"{image}: no image that {runtime.name} can read: {lines[-1]}") from None
     return {str(name): str(value) for name, value in labels.items()}

@@ -31,7 +31,7 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
     Raises:
         InputError: a package is not installed here.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     waiting = [(HPCTRAIN_DISTRIBUTION, tuple(extras))]
     while waiting:
         name, wanted = waiting.pop()
@@ -40,13 +40,13 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             raise InputError(f"{name}: not installed here, and hpctrain needs it; install hpctrain again") from None
         if name != HPCTRAIN_DISTRIBUTION:
-            found[name] = distribution.version.partition("+")[0]
+            versions[name] = distribution.version.partition("+")[0]
         for text in distribution.requires or []:
             requirement = Requirement(text)
             key = _normal(requirement.name)
-            if key not in found and key != HPCTRAIN_DISTRIBUTION and _applies(requirement, wanted):
+            if key not in versions and key != HPCTRAIN_DISTRIBUTION and _applies(requirement, wanted):
                 waiting.append((key, tuple(requirement.extras)))
-    return [f"{name}=={version}" for name, version in sorted(found.items())]
+    return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
 def lock_sha256(lock: Sequence[str]) -> str:
@@ -68,14 +68,14 @@ def debian_packages(runner: Runner) -> list[str]:
             f"--base cpu-small: takes Debian's own python{python}, which is not installed here (apt-get install "
             "python3); choose another base: cpu, cuda, rocm, localimage:PATH or a Dockerfile"
         )
-    found: set[str] = set()
+    needed: set[str] = set()
     waiting = [name for name in wanted if name in known]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in needed:
+            needed.add(name)
             waiting += [other for other in known[name][1] if other in known and other not in _OMITTED_DEBIAN_PACKAGES]
-    return [f"{name}={known[name][0]}" for name in sorted(found)]
+    return [f"{name}={known[name][0]}" for name in sorted(needed)]
 
 
 def _installed(runner: Runner) -> dict[str, tuple[str, list[str]]]:

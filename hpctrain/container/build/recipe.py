@@ -85,10 +85,10 @@ class ImageRecipe:
 
 def inputs_sha256(recipe: ImageRecipe) -> str:
     """Return the hash of everything that the image depends on: an image with this label need not be built again."""
-    own = _stamp(recipe.base.source) if recipe.base.kind == "localimage" and recipe.base.source else ""
+    base = _stamp(recipe.base.source) if recipe.base.kind == "localimage" and recipe.base.source else ""
     files = [_stamp(origin) for origin, _ in recipe.base.docker.files] if recipe.base.docker else []
     text = definition(replace(recipe, version=""), commit="", inputs="")
-    return hashlib.sha256("\n".join([text, own, *files]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([text, base, *files]).encode()).hexdigest()
 
 
 def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> str:
@@ -119,4 +119,4 @@ def _stamp(path: str) -> str:
         status = [(item, item.stat()) for item in files]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}; the image needs it") from None
-    return "\n".join(f"{item} {found.st_size} {found.st_mtime_ns}" for item, found in status)
+    return "\n".join(f"{item} {stat.st_size} {stat.st_mtime_ns}" for item, stat in status)

@@ -18,7 +18,7 @@ import psutil
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.process import Runner
+from hpctrain.base.process import Runner, end_process
 from hpctrain.container.check.findings import (
     REQUIRED_PACKAGES,
     SAME_VERSION_PACKAGES,
@@ -73,43 +73,43 @@ def host_environment(environ: Mapping[str, str], driver: str | None) -> HostEnvi
     )
 
 
-def examine(way: ImageStart, file_system: str, runner: Runner, clock: Clock) -> ImageExamination:
+def examine(image: ImageStart, file_system: str, runner: Runner, clock: Clock) -> ImageExamination:
     """Start the image four times: twice to time the start, once to report what it sees, once to be signalled.
 
     Raises:
         HpctrainError: it cannot be started, or has no Python; the message has the runtime's own words.
     """
     with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
-        env = way.environment(Path(folder, "tools"))
-        times = [_start(way, env, runner, clock) for _ in range(2)]
+        env = image.environment(Path(folder, "tools"))
+        times = [_start(image, env, runner, clock) for _ in range(2)]
         done = runner.run(
-            way.command([PYTHON, _INSIDE, "look", *SAME_VERSION_PACKAGES, *REQUIRED_PACKAGES]),
+            image.command([PYTHON, _INSIDE, "look", *SAME_VERSION_PACKAGES, *REQUIRED_PACKAGES]),
             timeout_s=EXAMINE_TIMEOUT_S,
             env=env,
         )
         inside = _answer(done.stdout)
         if inside is None:
-            raise HpctrainError(f"{way.container.image}: {_last(done.stderr) or f'it ended with {done.code}'}")
-        came, survived = _signalled(way, env, Path(folder, "signals.log"), runner, clock)
+            raise HpctrainError(f"{image.container.image}: {_last(done.stderr) or f'it ended with {done.code}'}")
+        came, survived = _signalled(image, env, Path(folder, "signals.log"), runner, clock)
     return ImageExamination(inside, came, survived, times, file_system)
 
 
-def _start(way: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
+def _start(image: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
     """Return the seconds to start Python inside and end it."""
     before = clock.now()
-    done = runner.run(way.command([PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)
+    done = runner.run(image.command([PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)
     if done.code != 0:
         raise HpctrainError(
-            f"{way.container.image}: {PYTHON} cannot be started in it: {_last(done.stderr) or f'code {done.code}'}"
+            f"{image.container.image}: {PYTHON} cannot be started in it: {_last(done.stderr) or f'code {done.code}'}"
         )
     return clock.now() - before
 
 
 def _signalled(
-    way: ImageStart, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock
+    image: ImageStart, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock
 ) -> tuple[list[str], bool]:
     """Return the signals that reached a process inside, and whether it could read from the image afterwards."""
-    process = runner.start(way.command([PYTHON, _INSIDE, "signals"]), env=env, log=log)
+    process = runner.start(image.command([PYTHON, _INSIDE, "signals"]), env=env, log=log)
     try:
         deadline = clock.now() + READY_S
         while "ready" not in log.read_text() and process.poll() is None and clock.now() < deadline:
@@ -119,9 +119,7 @@ def _signalled(
         process.wait(SIGNALS_S)
         answer = _answer(log.read_text())
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        end_process(process)
     return (answer["came"], True) if answer else (["SIGTERM", "SIGUSR2"], False)
 
 

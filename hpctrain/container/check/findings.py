@@ -13,6 +13,7 @@ REQUIRED_PACKAGES = (
     "click",
     "ClusterShell",
     "numpy",
+    "nvidia-ml-py",
     "psutil",
     "pydantic",
     "pyyaml",
@@ -67,18 +68,23 @@ class ImageExamination:
 def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
     """Return all findings, in order."""
     torch = seen.inside["torch"]
-    found = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
+    findings = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
     if "error" not in torch:
-        found += [_gloo(torch), *_gpu(outside, seen, torch)]
+        findings += [_gloo(torch), *_gpu(outside, seen, torch)]
     if outside.infiniband:
         lost = not seen.inside["infiniband"]
         words = "the devices are not seen inside: set `mount dev = yes`, or do without --contain" if lost else ""
-        found.append(ImageFinding("infiniband", "problem" if lost else "ok", ", ".join(outside.infiniband), words))
-    found += [_folder(name, seen.inside[name]) for name in ("home", "temporary", "shared_memory")]
+        findings.append(_required("infiniband", ", ".join(outside.infiniband), words))
+    findings += [_folder(name, seen.inside[name]) for name in ("home", "temporary", "shared_memory")]
     if outside.contained:
         words = "hides home, /tmp and devices from the image: unset it"
-        found.append(ImageFinding("environment", "problem", ", ".join(outside.contained), words))
-    return [*found, _signals(seen), _start(seen)]
+        findings.append(_required("environment", ", ".join(outside.contained), words))
+    return [*findings, _signals(seen), _start(seen)]
+
+
+def _required(name: str, value: str, wrong: str) -> ImageFinding:
+    """Return a problem where something is wrong, else ok."""
+    return ImageFinding(name, "problem" if wrong else "ok", value, wrong)
 
 
 def worst_level(findings: Sequence[ImageFinding]) -> Level:
@@ -91,20 +97,20 @@ def _python(outside: HostEnvironment, seen: ImageExamination) -> ImageFinding:
     inside = str(seen.inside["python"])
     same = inside.split(".")[:2] == outside.python.split(".")[:2]
     words = "" if same else f"here it is {outside.python}: the minor versions must agree, submit and task share pickles"
-    return ImageFinding("python", "ok" if same else "problem", inside, words)
+    return _required("python", inside, words)
 
 
 def _packages(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
     inside: Mapping[str, str | None] = seen.inside["packages"]
-    found = []
+    findings = []
     for name in SAME_VERSION_PACKAGES:
         here, there = outside.packages.get(name), inside.get(name)
         words = "" if here == there else f"here it is {here}; build the image again, or install that version in it"
-        found.append(ImageFinding(name, "problem" if words else "ok", there or "missing", words))
+        findings.append(_required(name, there or "missing", words))
     missing = [name for name in REQUIRED_PACKAGES if inside.get(name) is None]
     words = "hpctrain needs them: build the image with `hpctrain image build`" if missing else ""
     value = f"missing: {', '.join(missing)}" if missing else f"{len(REQUIRED_PACKAGES)} are there"
-    return [*found, ImageFinding("packages", "problem" if missing else "ok", value, words)]
+    return [*findings, _required("packages", value, words)]
 
 
 def _torch(torch: Mapping[str, Any]) -> ImageFinding:
@@ -117,7 +123,7 @@ def _torch(torch: Mapping[str, Any]) -> ImageFinding:
 
 def _gloo(torch: Mapping[str, Any]) -> ImageFinding:
     words = "" if torch["gloo"] else "torch was built without it; runs on CPUs and saving need it"
-    return ImageFinding("gloo", "ok" if torch["gloo"] else "problem", "there" if torch["gloo"] else "missing", words)
+    return _required("gloo", "there" if torch["gloo"] else "missing", words)
 
 
 def _gpu(outside: HostEnvironment, seen: ImageExamination, torch: Mapping[str, Any]) -> list[ImageFinding]:
@@ -130,15 +136,12 @@ def _gpu(outside: HostEnvironment, seen: ImageExamination, torch: Mapping[str, A
     wanted = int(str(torch["cuda"]).partition(".")[0])
     old = not known or known[0][0] < wanted
     words = f"too old for CUDA {torch['cuda']}: build with an older --cuda" if old else ""
-    found = [ImageFinding("driver", "problem" if old else "ok", outside.driver, words)]
-    if not seen.inside["nvidia"] or not torch["devices"]:
-        found.append(
-            ImageFinding("GPUs", "problem", "none seen inside", "container.nv: auto or yes makes them visible")
-        )
-    else:
-        found.append(ImageFinding("GPUs", "ok", f"{torch['devices']}"))
+    findings = [_required("driver", outside.driver, words)]
+    there = seen.inside["nvidia"] and torch["devices"]
+    words = "" if there else "container.nv: auto or yes makes them visible"
+    findings.append(_required("GPUs", f"{torch['devices']}" if there else "none seen inside", words))
     words = "" if torch["nccl"] else "torch was built without it: GPUs of several nodes cannot work together"
-    return [*found, ImageFinding("NCCL", "ok" if torch["nccl"] else "problem", torch["nccl"] or "missing", words)]
+    return [*findings, _required("NCCL", torch["nccl"] or "missing", words)]
 
 
 def _folder(name: str, reason: str | None) -> ImageFinding:
@@ -151,14 +154,14 @@ def _signals(seen: ImageExamination) -> ImageFinding:
     missing = [name for name in ("SIGTERM", "SIGUSR2") if name not in seen.signals]
     if missing:
         words = "a preempted run could not save: use Apptainer without a wrapper of the site's own"
-        return ImageFinding("signals", "problem", f"not delivered: {', '.join(missing)}", words)
+        return _required("signals", f"not delivered: {', '.join(missing)}", words)
     if not seen.survived:
         words = (
             "the image's files vanish when Slurm signals a job, before it has saved; a folder instead of a .sif "
             "(`apptainer build --sandbox`) does not have that"
         )
-        return ImageFinding("signals", "problem", "delivered, and end the image's file system", words)
-    return ImageFinding("signals", "ok", "SIGTERM and SIGUSR2 are delivered")
+        return _required("signals", "delivered, and end the image's file system", words)
+    return _required("signals", "SIGTERM and SIGUSR2 are delivered", "")
 
 
 def _start(seen: ImageExamination) -> ImageFinding:

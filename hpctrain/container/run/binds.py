@@ -86,15 +86,15 @@ def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
     """
     data = run.data
     files = [*data.train_folders, *data.valid_folders, *filter(None, [data.tokenizer, run.model.hf, run.secrets_file])]
-    found = program_binds() + [bind for path in files for bind in _same(Path(path), read_only=True)]
-    found += _same(folder)
+    binds = program_binds() + [bind for path in files for bind in _same(Path(path), read_only=True)]
+    binds += _same(folder)
     for path in _temporary(run, environ):
-        found += _same(path)
-    found += [parse_bind(text) for text in (run.container.binds if run.container else [])]
-    for bind in found:
+        binds += _same(path)
+    binds += [parse_bind(text) for text in (run.container.binds if run.container else [])]
+    for bind in binds:
         if "," in bind.text() or ":" in bind.source + bind.target:
             raise InputError(f"container: {bind.source}: a path with a comma or colon cannot be bound; rename it")
-    return list({bind.target: bind for bind in found}.values())
+    return list({bind.target: bind for bind in binds}.values())
 
 
 def _same(path: Path, read_only: bool = False) -> list[Bind]:

@@ -50,9 +50,9 @@ def variables(container: Container, environ: Mapping[str, str], code: Path | Non
 
     Packages in the person's home, which is visible inside, are ignored: they belong to the Python outside.
     """
-    own = {name: Template(value).safe_substitute(environ) for name, value in container.env.items()}
-    path = os.pathsep.join(filter(None, [str(code) if code else None, LIBRARY, own.get("PYTHONPATH")]))
-    return {"PYTHONNOUSERSITE": "1", **own, IMAGE_VARIABLE: container.image, "PYTHONPATH": path}
+    given = {name: Template(value).safe_substitute(environ) for name, value in container.env.items()}
+    path = os.pathsep.join(filter(None, [str(code) if code else None, LIBRARY, given.get("PYTHONPATH")]))
+    return {"PYTHONNOUSERSITE": "1", **given, IMAGE_VARIABLE: container.image, "PYTHONPATH": path}
 
 
 def pyxis_options(container: Container, binds: Sequence[Bind]) -> list[str]:
@@ -70,6 +70,6 @@ def pyxis_command(container: Container, command: Sequence[str]) -> str:
 
 def _expand_variables(value: str) -> str:
     """Return the value in double quotes, so that a shell expands $NAME and nothing else."""
-    for found, written in (("\\", "\\\\"), ('"', '\\"'), ("`", "\\`"), ("$(", "\\$(")):
-        value = value.replace(found, written)
+    for plain, written in (("\\", "\\\\"), ('"', '\\"'), ("`", "\\`"), ("$(", "\\$(")):
+        value = value.replace(plain, written)
     return f'"{value}"'

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.process import Process, Runner
+from hpctrain.base.process import Process, Runner, end_process
 from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.launch.probe.progress import FINAL_WAIT_S, Progress, no_progress, raise_probe_error, watch_probe
 from hpctrain.records.topology.topology import Topology
@@ -55,6 +55,4 @@ def _wait_all(processes: Sequence[Process], clock: Clock) -> None:
 
 def _kill_all(processes: Sequence[Process]) -> None:
     for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        end_process(process)

@@ -14,8 +14,7 @@ from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.cpu_time import CONTENDED
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.line_fit import AlphaBetaLine
-from hpctrain.probe.measure.outcome import ALL_LINKS_MAX_NODES, PairResult, ProbeOutcome
-from hpctrain.probe.measure.pair_line import fit_pair_lines
+from hpctrain.probe.measure.outcome import ALL_LINKS_MAX_NODES, PairResult, ProbeOutcome, pair_lines
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.contention import oversubscription
 from hpctrain.probe.pair_selection.measurement_schedule import switch_tree
@@ -94,7 +93,7 @@ def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
         for name, end in ((pair.a, pair.at_a), (pair.b, pair.at_b)):
             if end.iface is not None:
                 used.setdefault(name, []).append(end.iface)
-    return {name: statistics.mode(found) for name, found in used.items()}
+    return {name: statistics.mode(names) for name, names in used.items()}
 
 
 def _device_types(outcome: ProbeOutcome) -> dict[str, DeviceType]:
@@ -106,19 +105,17 @@ def _device_types(outcome: ProbeOutcome) -> dict[str, DeviceType]:
 
 def _links(outcome: ProbeOutcome, bulk_bytes: int) -> list[Link]:
     order = {name: place for place, name in enumerate(outcome.nodes)}
-    turned = [pair if order[pair.a] < order[pair.b] else pair.turned() for pair in outcome.pairs]
+    turned = [pair.seen_from(min(pair.a, pair.b, key=order.__getitem__)) for pair in outcome.pairs]
     alone = {(pair.a, pair.b): pair for pair in turned if pair.alone}
     loaded = {(pair.a, pair.b): pair for pair in turned if not pair.alone}
     ends = sorted(alone.keys() | loaded.keys())
     quiet = [alone.get(pair) or loaded[pair] for pair in ends]
-    there = fit_pair_lines([(pair.at_a, pair.at_b) for pair in quiet], bulk_bytes)
-    back = fit_pair_lines([(pair.at_b, pair.at_a) for pair in quiet], bulk_bytes)
+    lines = pair_lines(quiet, bulk_bytes), pair_lines([pair.turned() for pair in quiet], bulk_bytes)
     links = []
-    for place, (a, b) in enumerate(ends):
-        still, busy = quiet[place], loaded.get((a, b))
-        ab = _figures(still, busy, there[place], outcome.backend.get((a, b)))
-        still, busy = still.turned(), busy and busy.turned()
-        ba = _figures(still, busy, back[place], outcome.backend.get((b, a)))
+    for pair, there, back in zip(quiet, *lines, strict=True):
+        a, b, busy = pair.a, pair.b, loaded.get((pair.a, pair.b))
+        ab = _figures(pair, busy, there, outcome.backend.get((a, b)))
+        ba = _figures(pair.turned(), busy and busy.turned(), back, outcome.backend.get((b, a)))
         links.append(Link(a=a, b=b, ab=ab, ba=ba))
     return links
 

@@ -74,10 +74,10 @@ def _by_level(
     backend: Backend, index: Mapping[str, int], levels: npt.NDArray[np.int_]
 ) -> dict[int, list[tuple[str, BackendFigures]]]:
     """Return the figures of messages over the training backend, by the level of their pair."""
-    found: dict[int, list[tuple[str, BackendFigures]]] = {}
+    by_level: dict[int, list[tuple[str, BackendFigures]]] = {}
     for (source, target), figures in backend.items():
-        found.setdefault(int(levels[index[source], index[target]]), []).append(figures)
-    return found
+        by_level.setdefault(int(levels[index[source], index[target]]), []).append(figures)
+    return by_level
 
 
 def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, BackendFigures]:
@@ -87,10 +87,10 @@ def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, 
         by_name.setdefault(name, []).append(figures)
     return {
         name: BackendFigures(
-            alpha_s=statistics.median(each.alpha_s for each in found),
-            beta_s_per_byte=statistics.median(each.beta_s_per_byte for each in found),
+            alpha_s=statistics.median(entry.alpha_s for entry in entries),
+            beta_s_per_byte=statistics.median(entry.beta_s_per_byte for entry in entries),
         )
-        for name, found in by_name.items()
+        for name, entries in by_name.items()
     }
 
 
@@ -152,10 +152,10 @@ def _error(
     beta: Floats,
 ) -> float | None:
     """Return the median relative error of the classes' time for a message, over the held-out pairs."""
-    told = np.full(alpha.shape, np.nan)
+    predicted = np.full(alpha.shape, np.nan)
     for entry in classes:
         kind = levels == (entry.level or 0) if tree.levels else np.ones_like(held_out)
-        told[kind] = entry.alpha_s + entry.beta_s_per_byte * HELD_OUT_BYTES
+        predicted[kind] = entry.alpha_s + entry.beta_s_per_byte * HELD_OUT_BYTES
     true = alpha + beta * HELD_OUT_BYTES
-    tested = held_out & np.isfinite(true) & np.isfinite(told)
-    return float(np.median(np.abs(told[tested] / true[tested] - 1))) if tested.any() else None
+    tested = held_out & np.isfinite(true) & np.isfinite(predicted)
+    return float(np.median(np.abs(predicted[tested] / true[tested] - 1))) if tested.any() else None

@@ -20,14 +20,14 @@ def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str
     known: dict[str, Offset] = {nodes[0]: (0.0, 0.0)} if nodes else {}
     edge = list(known)
     while edge:
-        found: dict[str, Offset] = {}
+        reached: dict[str, Offset] = {}
         for source in edge:
             offset, error = known[source]
             for target, (step, step_error) in between.get(source, {}).items():
-                if target not in known and (target not in found or error + step_error < found[target][1]):
-                    found[target] = (offset + step, error + step_error)
-        known |= found
-        edge = list(found)
+                if target not in known and (target not in reached or error + step_error < reached[target][1]):
+                    reached[target] = (offset + step, error + step_error)
+        known |= reached
+        edge = list(reached)
     return known
 
 

@@ -60,16 +60,16 @@ def overall(
     when no device could be measured, or when a fault has severity refuse.
     """
     exclude = [name for name in outcome.nodes if healths[name].verdict == "bad"]
-    told = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))
-    left = len(outcome.nodes) - len(exclude)
+    by_severity = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))
+    remaining = len(outcome.nodes) - len(exclude)
     unmeasured = bool(outcome.devices_failed) and not outcome.devices
-    refused = 2 * left <= len(outcome.nodes) or unmeasured or any(fault.severity == "refuse" for fault in faults)
+    refused = 2 * remaining <= len(outcome.nodes) or unmeasured or any(fault.severity == "refuse" for fault in faults)
     warned = any(fault.severity != "note" for fault in faults)
     usable = [node for node in nodes if node.id not in exclude]
     return Verdict(
         status="refuse" if refused else "warn" if warned else "go",
         exclude=exclude,
-        faults=[_named(fault) for fault in told],
+        faults=[_named(fault) for fault in by_severity],
         sbatch_hint=f"--exclude={NodeSet.fromlist(exclude)}" if exclude and not loopback else None,
         env={} if loopback else interface_env(usable),
     )
@@ -83,13 +83,13 @@ def _named(fault: ProbeFinding) -> Reason:
 
 
 def _health(name: str, outcome: ProbeOutcome, faults: Sequence[ProbeFinding]) -> Health:
-    own = [fault for fault in faults if fault.node == name]
-    reasons = [fault.reason for fault in own]
-    if any(fault.severity == "exclude" for fault in own):
+    of_node = [fault for fault in faults if fault.node == name]
+    reasons = [fault.reason for fault in of_node]
+    if any(fault.severity == "exclude" for fault in of_node):
         return Health(verdict="bad", reasons=reasons)
     if name in outcome.devices_failed or name in _without_links(outcome):
         return Health(verdict="unknown", reasons=reasons)
-    slow = any(fault.severity == "warn" for fault in own)
+    slow = any(fault.severity == "warn" for fault in of_node)
     return Health(verdict="degraded" if slow else "ok", reasons=reasons)
 
 
@@ -103,24 +103,17 @@ def _unreachable(outcome: ProbeOutcome) -> list[ProbeFinding]:
 
 def _unmeasured(outcome: ProbeOutcome) -> list[ProbeFinding]:
     """Return PROBE_FAILED for all that could not be measured. It never excludes a node, because nothing is known."""
-    again = "run `hpctrain probe` again"
-    parts = [
-        make_finding(
-            name, "warn", "PROBE_FAILED", f"its devices were not measured: {why}", "its measuring process", again
-        )
+    parts: list[tuple[str | None, str, str]] = [
+        (name, f"its devices were not measured: {why}", "its measuring process")
         for name, why in outcome.devices_failed.items()
         if name not in outcome.lost
     ]
-    parts += [
-        make_finding(name, "warn", "PROBE_FAILED", "none of its links works", "every partner of its rounds", again)
-        for name in sorted(_without_links(outcome))
-    ]
-    return parts + [
-        make_finding(
-            None, "warn", "PROBE_FAILED", f"link {a} - {b}: {why}", "both nodes answer the coordinating node", again
-        )
-        for (a, b), why in outcome.broken.items()
-    ]
+    for name in sorted(_without_links(outcome)):
+        parts.append((name, "none of its links works", "every partner of its rounds"))
+    for (a, b), why in outcome.broken.items():
+        parts.append((None, f"link {a} - {b}: {why}", "both nodes answer the coordinating node"))
+    again = "run `hpctrain probe` again"
+    return [make_finding(name, "warn", "PROBE_FAILED", text, evidence, again) for name, text, evidence in parts]
 
 
 def _without_links(outcome: ProbeOutcome) -> set[str]:

@@ -30,13 +30,12 @@ def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: flo
         most: share of the peers' median above which no device is slow, whatever its type.
     """
     places = [(node, device) for node in nodes for device in node.devices]
-    told = [fault for check in CHECKS for fault in check(places)]
-    return told + slow_devices(places, types, most)
+    checked = [fault for check in CHECKS for fault in check(places)]
+    return [*checked, *slow_devices(places, types, most)]
 
 
-def pcie_downshift(places: NodeDevices) -> list[ProbeFinding]:
-    """Return PCIE_DOWNSHIFT faults: under load, fewer lanes or an older generation than both ends are capable of."""
-    faults = []
+def pcie_downshift(places: NodeDevices) -> Iterator[ProbeFinding]:
+    """Yield PCIE_DOWNSHIFT faults: under load, fewer lanes or an older generation than both ends are capable of."""
     for node, device in places:
         link = device.pcie
         if link is None or not link.under_load:
@@ -47,32 +46,25 @@ def pcie_downshift(places: NodeDevices) -> list[ProbeFinding]:
                 f"capable of Gen{link.generation_max} x{link.width_max}, read under load{_peer_words(places, device)}"
             )
             fix = "ask the administrators to reseat the card or its riser; leave the node out meanwhile"
-            faults.append(make_finding(node.id, "exclude", "PCIE_DOWNSHIFT", text, evidence, fix))
-    return faults
+            yield make_finding(node.id, "exclude", "PCIE_DOWNSHIFT", text, evidence, fix)
 
 
-def p2p_disabled(places: NodeDevices) -> list[ProbeFinding]:
-    """Return P2P_DISABLED faults: a device cannot read a neighbour's memory, though the same devices of other nodes
+def p2p_disabled(places: NodeDevices) -> Iterator[ProbeFinding]:
+    """Yield P2P_DISABLED faults: a device cannot read a neighbour's memory, though the same devices of other nodes
     can, or NVLink joins the two. Where no node can, it is no fault."""
     able = {(device.type, device.id, peer) for _, device in places for peer, word in device.p2p.items() if word == "ok"}
-    faults = []
     for node, device in places:
-        lost = [
-            peer
-            for peer, word in device.p2p.items()
-            if word == "no" and ((device.type, device.id, peer) in able or peer in device.nvlink)
-        ]
+        refused = [peer for peer, word in device.p2p.items() if word == "no"]
+        lost = [peer for peer in refused if (device.type, device.id, peer) in able or peer in device.nvlink]
         if lost:
             text = f"{device.id} cannot reach the memory of {', '.join(sorted(lost))}"
             evidence = "the same devices of other nodes can, or NVLink joins these"
             fix = "ask the administrators to look at ACS and the IOMMU (NCCL_P2P_DISABLE=1 goes on without, slower)"
-            faults.append(make_finding(node.id, "exclude", "P2P_DISABLED", text, evidence, fix))
-    return faults
+            yield make_finding(node.id, "exclude", "P2P_DISABLED", text, evidence, fix)
 
 
-def nvlink_down(places: NodeDevices) -> list[ProbeFinding]:
-    """Return NVLINK_DOWN faults: NVLink links that exist and are not up."""
-    faults = []
+def nvlink_down(places: NodeDevices) -> Iterator[ProbeFinding]:
+    """Yield NVLINK_DOWN faults: NVLink links that exist and are not up."""
     for node, device in places:
         down = {peer: link for peer, link in device.nvlink.items() if link.active < link.links}
         if down:
@@ -80,56 +72,43 @@ def nvlink_down(places: NodeDevices) -> list[ProbeFinding]:
                 f"{link.active} of {link.links} links to {peer} are up" for peer, link in sorted(down.items())
             )
             fix = "ask the administrators to look at the fabric manager and reset the GPUs; leave the node out"
-            faults.append(make_finding(node.id, "exclude", "NVLINK_DOWN", text, "NVML's state of each link", fix))
-    return faults
+            yield make_finding(node.id, "exclude", "NVLINK_DOWN", text, "NVML's state of each link", fix)
 
 
-def throttled(places: NodeDevices) -> list[ProbeFinding]:
-    """Return THROTTLED faults: clocks lowered by heat, a power brake or the hardware itself."""
-    faults = []
+def throttled(places: NodeDevices) -> Iterator[ProbeFinding]:
+    """Yield THROTTLED faults: clocks lowered by heat, a power brake or the hardware itself."""
     for node, device in places:
-        held = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
-        if held:
+        reasons = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
+        if reasons:
             drawn = f", at {device.power_w:.0f} W" if device.power_w is not None else ""
-            text = f"{device.id} was held back under load: {', '.join(held)}{drawn}"
+            text = f"{device.id} was held back under load: {', '.join(reasons)}{drawn}"
             fix = "ask the administrators to look at cooling and power of the node"
-            faults.append(make_finding(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix))
-    return faults
+            yield make_finding(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix)
 
 
-def quota_reached(places: NodeDevices) -> list[ProbeFinding]:
-    """Return THROTTLED faults: a CPU quota that stops this node's processor while most others run freely. Where a quota
+def quota_reached(places: NodeDevices) -> Iterator[ProbeFinding]:
+    """Yield THROTTLED faults: a CPU quota that stops this node's processor while most others run freely. Where a quota
     stops half of them or more, it is what the job was given."""
-    held = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
-    if 2 * len(held) >= len(places):
-        return []
+    stopped = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
     evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
     fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
-    return [
-        make_finding(node.id, "warn", "THROTTLED", f"{device.id} was stopped by a CPU quota under load", evidence, fix)
-        for node, device in held
-    ]
+    for node, device in stopped if 2 * len(stopped) < len(places) else ():
+        text = f"{device.id} was stopped by a CPU quota under load"
+        yield make_finding(node.id, "warn", "THROTTLED", text, evidence, fix)
 
 
-def broken_memory(places: NodeDevices) -> list[ProbeFinding]:
-    """Return ECC_ERRORS faults: memory that lost data. The next error ends the training or corrupts it silently."""
-    return [
-        make_finding(
-            node.id,
-            "exclude",
-            "ECC_ERRORS",
-            f"{device.id} has {device.ecc_errors} uncorrectable memory errors"
-            + (f", last Xid {device.xid}" if device.xid is not None else ""),
-            "counted since the driver was loaded",
-            "ask the administrators to reset or replace the GPU; leave the node out meanwhile",
-        )
-        for node, device in places
-        if device.ecc_errors
-    ]
+def broken_memory(places: NodeDevices) -> Iterator[ProbeFinding]:
+    """Yield ECC_ERRORS faults: memory that lost data. The next error ends the training or corrupts it silently."""
+    fix = "ask the administrators to reset or replace the GPU; leave the node out meanwhile"
+    for node, device in places:
+        if device.ecc_errors:
+            text = f"{device.id} has {device.ecc_errors} uncorrectable memory errors"
+            text += f", last Xid {device.xid}" if device.xid is not None else ""
+            yield make_finding(node.id, "exclude", "ECC_ERRORS", text, "counted since the driver was loaded", fix)
 
 
-def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float = 1.0) -> list[ProbeFinding]:
-    """Return SLOW_NODE faults: a figure of a device well below the median of the devices of its type.
+def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float = 1.0) -> Iterator[ProbeFinding]:
+    """Yield SLOW_NODE faults: a figure of a device well below the median of the devices of its type.
 
     CPUs of nodes on the same machine are not compared: they share its cores and memory, and chance decides.
     """
@@ -143,10 +122,8 @@ def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float 
             continue
         for what, unit, value in _figures(device):
             groups.setdefault((device.type, what, unit), {})[node.id, device.id] = value
-    faults = []
     for (kind, what, unit), values in groups.items():
-        faults += list(_below(values, min(most, SLOW_CUDA if types[kind].kind == "cuda" else SLOW_CPU), what, unit))
-    return faults
+        yield from _below(values, min(most, SLOW_CUDA if types[kind].kind == "cuda" else SLOW_CPU), what, unit)
 
 
 def _below(values: dict[tuple[str, str], float], ratio: float, what: str, unit: str) -> Iterator[ProbeFinding]:
@@ -185,7 +162,7 @@ def _peer_words(places: NodeDevices, device: Device) -> str:
     return f"; {count} of {others.total()} others run Gen{generation} x{width}"
 
 
-CHECKS: tuple[Callable[[NodeDevices], list[ProbeFinding]], ...] = (
+CHECKS: tuple[Callable[[NodeDevices], Iterator[ProbeFinding]], ...] = (
     pcie_downshift,
     p2p_disabled,
     nvlink_down,

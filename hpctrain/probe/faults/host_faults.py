@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ClusterShell.NodeSet import NodeSet
 
@@ -30,12 +30,11 @@ def host_faults(nodes: Sequence[Node]) -> list[ProbeFinding]:
     return [fault for check in CHECKS for fault in check(nodes)]
 
 
-def wrong_interface(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than most
+def wrong_interface(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
+    """Yield WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than most
     nodes though it has the usual one."""
     used = Counter(node.iface for node in nodes if node.iface)
     usual, count = used.most_common(1)[0] if used else ("", 0)
-    faults = []
     for node in nodes:
         if node.iface is None:
             continue
@@ -50,115 +49,79 @@ def wrong_interface(nodes: Sequence[Node]) -> list[ProbeFinding]:
         fix = f"set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to {usual}, or give --addr"
         if usual.startswith(_LOCAL_ONLY):
             fix = "give each node's address on the cluster's network with --addr"
-        faults.append(make_finding(node.id, "warn", "WRONG_INTERFACE", why, evidence, fix))
-    return faults
+        yield make_finding(node.id, "warn", "WRONG_INTERFACE", why, evidence, fix)
 
 
-def loopback_hostname(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return LOOPBACK_HOSTNAME faults: the host name resolves to loopback, and Gloo listens on that address."""
-    faults = []
+def loopback_hostname(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
+    """Yield LOOPBACK_HOSTNAME faults: the host name resolves to loopback, and Gloo listens on that address."""
     for node in nodes:
         address = node.host_facts.hostname_resolves_to if node.host_facts else None
         if address is None or not _is_loopback(address):
             continue
         text = f"its host name {node.host or node.id} resolves to {address}"
-        fix = (
-            f"set GLOO_SOCKET_IFNAME={node.iface}"
-            if node.iface
-            else "set GLOO_SOCKET_IFNAME to the cluster's interface"
-        )
+        fix = "set GLOO_SOCKET_IFNAME" + (f"={node.iface}" if node.iface else " to the cluster's interface")
         evidence = f"the others reach it at {node.addr}; hpctrain sets the variable for its own workers"
-        faults.append(make_finding(node.id, "note", "LOOPBACK_HOSTNAME", text, evidence, fix))
-    return faults
+        yield make_finding(node.id, "note", "LOOPBACK_HOSTNAME", text, evidence, fix)
 
 
-def mtu_mismatch(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return MTU_MISMATCH faults: some nodes send packets that are too large for others."""
+def mtu_mismatch(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
+    """Yield MTU_MISMATCH faults: some nodes send packets that are too large for others."""
     sizes = {node.id: node.host_facts.mtu.get(node.iface or "") for node in nodes if node.host_facts}
     groups = _groups({name: size for name, size in sizes.items() if size})
     if len(groups) < 2:
-        return []
+        return
     text = f"interfaces differ in MTU: {_listing(groups)}"
     fix = "ask the administrators for one MTU; until then name nodes of one kind with --nodelist"
-    return [make_finding(None, "warn", "MTU_MISMATCH", text, f"{len(sizes)} nodes told theirs", fix)]
+    yield make_finding(None, "warn", "MTU_MISMATCH", text, f"{len(sizes)} nodes told theirs", fix)
 
 
-def clock_skew(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return CLOCK_SKEW faults: a clock is more than `CLOCK_SKEW_S` off the median of all."""
-    offsets = {
-        node.id: node.host_facts.clock_offset_s
-        for node in nodes
-        if node.host_facts and node.host_facts.clock_offset_s is not None
-    }
-    if len(offsets) < 2:
-        return []
+def clock_skew(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
+    """Yield CLOCK_SKEW faults: a clock is more than `CLOCK_SKEW_S` off the median of all."""
+    all_facts = [(node.id, node.host_facts) for node in nodes if node.host_facts]
+    offsets = {name: facts.clock_offset_s for name, facts in all_facts if facts.clock_offset_s is not None}
     if len(offsets) == 2:
-        return _skew_of_two(offsets)
-    middle = statistics.median(offsets.values())
-    return [
-        make_finding(
-            name,
-            "warn",
-            "CLOCK_SKEW",
-            f"its clock is {format_seconds(abs(offset - middle))} {'ahead' if offset > middle else 'behind'}",
-            f"median of {len(offsets)} nodes",
-            _CLOCK_FIX,
-        )
-        for name, offset in offsets.items()
-        if abs(offset - middle) > CLOCK_SKEW_S
-    ]
+        # Either clock may be the wrong one: a fault of the allocation.
+        (first, one), (second, other) = offsets.items()
+        text = f"the clocks of {first} and {second} are {format_seconds(abs(other - one))} apart"
+        if abs(other - one) > CLOCK_SKEW_S:
+            yield make_finding(None, "warn", "CLOCK_SKEW", text, "their own round trips", _CLOCK_FIX)
+        return
+    middle = statistics.median(offsets.values()) if offsets else 0.0
+    for name, offset in offsets.items():
+        if abs(offset - middle) > CLOCK_SKEW_S:
+            side = "ahead" if offset > middle else "behind"
+            text = f"its clock is {format_seconds(abs(offset - middle))} {side}"
+            yield make_finding(name, "warn", "CLOCK_SKEW", text, f"median of {len(offsets)} nodes", _CLOCK_FIX)
 
 
-def _skew_of_two(offsets: dict[str, float]) -> list[ProbeFinding]:
-    """Return CLOCK_SKEW for two nodes, as a fault of the allocation: either clock may be the wrong one."""
-    (first, one), (second, other) = offsets.items()
-    if abs(other - one) <= CLOCK_SKEW_S:
-        return []
-    text = f"the clocks of {first} and {second} are {format_seconds(abs(other - one))} apart"
-    return [make_finding(None, "warn", "CLOCK_SKEW", text, "their own round trips", _CLOCK_FIX)]
-
-
-def mixed_drivers(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return MIXED_DRIVERS faults: nodes have different driver versions. Different branches may not work together."""
+def mixed_drivers(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
+    """Yield MIXED_DRIVERS faults: nodes have different driver versions. Different branches may not work together."""
     versions = {node.id: device.driver for node in nodes for device in node.devices[:1] if device.driver}
     groups = _groups(versions)
     if len(groups) < 2:
-        return []
-    branches = {version.partition(".")[0] for version in groups}
-    fix = (
-        "take nodes of one version with --nodelist or --constraint" if len(branches) > 1 else "nothing, if NCCL starts"
-    )
+        return
+    several = len({version.partition(".")[0] for version in groups}) > 1
+    fix = "take nodes of one version with --nodelist or --constraint" if several else "nothing, if NCCL starts"
     text = f"{len(groups)} driver versions: {_listing(groups)}"
-    return [
-        make_finding(
-            None,
-            "warn" if len(branches) > 1 else "note",
-            "MIXED_DRIVERS",
-            text,
-            f"{len(versions)} nodes told theirs",
-            fix,
-        )
-    ]
+    evidence = f"{len(versions)} nodes told theirs"
+    yield make_finding(None, "warn" if several else "note", "MIXED_DRIVERS", text, evidence, fix)
 
 
-def tcp_fallback(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return TCP_FALLBACK faults: a node has no InfiniBand or Slingshot interface that is up, while most others have
+def tcp_fallback(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
+    """Yield TCP_FALLBACK faults: a node has no InfiniBand or Slingshot interface that is up, while most others have
     one, so NCCL uses TCP with it. The probe measures over TCP and cannot see more of this fault."""
-    told = {
+    fast = {
         node.id: any(name.startswith(_RDMA) and addresses for name, addresses in node.host_facts.interfaces.items())
         for node in nodes
         if node.host_facts and node.host_facts.interfaces
     }
-    without = [name for name, able in told.items() if not able]
-    able = len(told) - len(without)
-    if 4 * able < 3 * len(told):
-        return []
+    able = sum(fast.values())
+    if 4 * able < 3 * len(fast):
+        return
     fix = "leave it out, or ask the administrators to bring its link up (ibstat shows the state of the port)"
     text = "has no InfiniBand or Slingshot interface that is up: NCCL falls back to TCP"
-    return [
-        make_finding(name, "warn", "TCP_FALLBACK", text, f"{able} of {len(told)} nodes have one", fix)
-        for name in without
-    ]
+    for name in (name for name, is_fast in fast.items() if not is_fast):
+        yield make_finding(name, "warn", "TCP_FALLBACK", text, f"{able} of {len(fast)} nodes have one", fix)
 
 
 def interface_env(nodes: Sequence[Node]) -> dict[str, str]:
@@ -196,7 +159,7 @@ def _listing(groups: dict[str, list[str]]) -> str:
     return "; ".join(f"{value} on {NodeSet.fromlist(names)}" for value, names in groups.items())
 
 
-CHECKS: tuple[Callable[[Sequence[Node]], list[ProbeFinding]], ...] = (
+CHECKS: tuple[Callable[[Sequence[Node]], Iterator[ProbeFinding]], ...] = (
     wrong_interface,
     loopback_hostname,
     mtu_mismatch,

@@ -78,18 +78,14 @@ def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
     Args:
         ratios: oversubscription of each level, including the levels below it.
     """
-    return [
-        make_finding(
-            None,
-            "note",
-            "OVERSUBSCRIBED",
-            f"level {level} of the switches is oversubscribed {ratio:.1f}:1",
-            "one pair alone against all members of a cluster at once",
-            "let the plan keep a pipeline's neighbours on one switch, or ask for fewer with `#SBATCH --switches=1`",
-        )
+    evidence = "one pair alone against all members of a cluster at once"
+    fix = "let the plan keep a pipeline's neighbours on one switch, or ask for fewer with `#SBATCH --switches=1`"
+    texts = [
+        f"level {level} of the switches is oversubscribed {ratio:.1f}:1"
         for level, ratio in sorted(ratios.items())
         if ratio >= OVERSUBSCRIBED_FROM
     ]
+    return [make_finding(None, "note", "OVERSUBSCRIBED", text, evidence, fix) for text in texts]
 
 
 def _suspect_figures(now: RelativePerformance, node: int, again: RetestResult | None) -> _SuspectFigures:
@@ -119,9 +115,8 @@ def _judge(name: str, seen: _SuspectFigures, settings: ProbeSettings, shared: bo
     severity: Severity = "exclude" if leave_out else "warn"
     fix = f"leave it out with --exclude={name}" if leave_out else "let the plan give it less traffic, or probe again"
     if slow and _is_one_sided(seen):
-        return make_finding(
-            name, severity, "ASYMMETRIC", _sides(seen), _evidence(seen), f"{fix}; its cable or port may be bad"
-        )
+        fix += "; its cable or port may be bad"
+        return make_finding(name, severity, "ASYMMETRIC", _sides(seen), _evidence(seen), fix)
     text = f"its bandwidth is {_figure(seen.bandwidth)} of the median" if slow else ""
     if late:
         text += f"{' and ' if text else ''}its latency is {seen.latency:.1f} times the median"

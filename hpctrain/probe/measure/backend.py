@@ -59,7 +59,7 @@ def choose_backend(kinds: Sequence[set[str]], loopback: bool) -> str:
         kinds: the kinds of devices on each node.
         loopback: whether the nodes are processes of one machine; NCCL refuses devices that they share.
     """
-    return "nccl" if kinds and all("cuda" in found for found in kinds) and not loopback else "gloo"
+    return "nccl" if kinds and all("cuda" in on_node for on_node in kinds) and not loopback else "gloo"
 
 
 def backend_lines(
@@ -78,7 +78,7 @@ def backend_lines(
         for peer, times in report.times.items()
         if len(times) >= 2 and 0 <= peer < len(names)
     ]
-    found = {}
+    lines = {}
     for (sender, target, _), line in zip(measured, fit_lines([times for *_, times in measured]), strict=True):
         if line.beta_s_per_byte == 0:
             continue  # times that do not grow with the size give no bandwidth
@@ -88,11 +88,11 @@ def backend_lines(
             break_bytes=line.break_bytes,
             network=reports[sender].network,
         )
-        found[sender, target] = (reports[sender].backend, figures)
-    return found
+        lines[sender, target] = (reports[sender].backend, figures)
+    return lines
 
 
 def network_used(log: str) -> str | None:
     """Return the network that NCCL uses between nodes, from its log at NCCL_DEBUG=INFO: IB, Socket, or a plugin."""
-    found = _NETWORK.search(log)
-    return found.group(1) if found else None
+    match = _NETWORK.search(log)
+    return match.group(1) if match else None

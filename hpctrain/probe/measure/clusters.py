@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,11 +33,19 @@ class SwitchTree:
     def pair_levels(self) -> Ints:
         """[a, b]: level of the lowest cluster that contains both nodes (1 is a leaf switch), 0 where none does."""
         n = len(self.levels[0]) if self.levels else 0
-        found = np.zeros((n, n), dtype=np.int_)
+        lowest = np.zeros((n, n), dtype=np.int_)
         for height in range(len(self.levels), 0, -1):
             labels = self.levels[height - 1]
-            found[(labels[:, None] == labels[None, :]) & (labels >= 0)[:, None]] = height
-        return found
+            lowest[(labels[:, None] == labels[None, :]) & (labels >= 0)[:, None]] = height
+        return lowest
+
+    def members(self, height: int, nodes: Iterable[int]) -> list[list[int]]:
+        """Return these nodes by their cluster of a level (1 is the lowest), without those whose cluster is unknown."""
+        labels, clusters = self.levels[height - 1], dict[int, list[int]]()
+        for node in nodes:
+            if labels[node] >= 0:
+                clusters.setdefault(int(labels[node]), []).append(node)
+        return list(clusters.values())
 
 
 def distances_of(matrix: PairMatrix) -> Floats:
@@ -110,16 +118,16 @@ def _cuts(distances: Floats) -> list[Ints]:
     tree = linkage(squareform(distances, checks=False), "average")
     heights = np.maximum(tree[:, 2], 1e-12)
     jumps = np.flatnonzero(heights[1:] > heights[:-1] * (1 + MIN_GAP / 2))
-    found: list[Ints] = []
+    levels: list[Ints] = []
     for jump in jumps:
         labels = fcluster(tree, float(np.sqrt(heights[jump] * heights[jump + 1])), "distance")
         count = int(labels.max())
         if not 1 < count <= len(labels) // 2:
             continue
-        below = found[-1] if found else None
+        below = levels[-1] if levels else None
         if _is_level(distances, labels, below):
-            found.append(np.asarray(labels - 1, dtype=np.int_))
-    return found
+            levels.append(np.asarray(labels - 1, dtype=np.int_))
+    return levels
 
 
 def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:

@@ -85,11 +85,11 @@ def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
         ValueError: fewer than two arrivals at different times after the first quarter.
     """
     total = arrivals[-1][1] if arrivals else 0
-    kept = [arrival for arrival in arrivals if arrival[1] >= total / 4]
-    slices = min(SLICES, len(kept) - 1)
-    if slices < 1 or kept[-1][0] <= kept[0][0]:
+    timed = [arrival for arrival in arrivals if arrival[1] >= total / 4]
+    slices = min(SLICES, len(timed) - 1)
+    if slices < 1 or timed[-1][0] <= timed[0][0]:
         raise ValueError("too few arrivals for a bandwidth")
-    marks = [kept[round(index * (len(kept) - 1) / slices)] for index in range(slices + 1)]
+    marks = [timed[round(index * (len(timed) - 1) / slices)] for index in range(slices + 1)]
     # A slice read from the buffer at once took no measurable time and has no rate.
     rates = [
         (after[1] - before[1]) / (after[0] - before[0])

@@ -33,30 +33,26 @@ class AlphaBetaLine:
     """Smallest size of the second line; None when there is no clear one."""
 
 
-def fit_line(points: Sequence[Point]) -> AlphaBetaLine:
-    """Return one line through all points, or two where small and large messages behave differently.
+def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
+    """Return for each link one line through all its points, or two where small and large messages behave differently.
 
     A single line is wrong where libraries send small messages at once ("eager") and negotiate large ones, or where
     network cards and traffic shapers let a burst pass. Times of a busy machine may fit neither one line nor two: then
-    alpha is the time of small messages, beta the slope of large ones, and no break is reported.
+    alpha is the time of small messages, beta the slope of large ones, and no break is reported. All lines are fitted at
+    once, because a probe of 1,000 nodes has a million directions.
 
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
     """
-    return fit_lines([points])[0]
-
-
-def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
-    """Return a line as of `fit_line` for each link, all at once: a probe of 1,000 nodes has a million directions."""
     groups: dict[tuple[float, ...], list[int]] = {}
     ordered = [sorted(points) for points in many]
     for place, points in enumerate(ordered):
         groups.setdefault(tuple(size for size, _ in points), []).append(place)
-    found: dict[int, AlphaBetaLine] = {}
+    lines: dict[int, AlphaBetaLine] = {}
     for sizes, places in groups.items():
         seconds = np.array([[seconds for _, seconds in ordered[place]] for place in places])
-        found |= zip(places, _of_same_sizes(sizes, seconds), strict=True)
-    return [found[place] for place in range(len(many))]
+        lines |= zip(places, _of_same_sizes(sizes, seconds), strict=True)
+    return [lines[place] for place in range(len(many))]
 
 
 def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLine]:
@@ -149,6 +145,6 @@ def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
 
 def _error(size: Floats, seconds: Floats, alpha: Floats, beta: Floats) -> Floats:
     """Return the sum of the squared relative errors of each row."""
-    told = alpha[:, None] + beta[:, None] * size
-    error: Floats = (((told - seconds) / seconds) ** 2).sum(axis=1)
+    predicted = alpha[:, None] + beta[:, None] * size
+    error: Floats = (((predicted - seconds) / seconds) ** 2).sum(axis=1)
     return error

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.pair_line import fit_pair_lines
+from hpctrain.probe.measure.line_fit import AlphaBetaLine, Point, fit_lines
 from hpctrain.records.format.document import Part
 from hpctrain.records.topology.evidence import HostFacts
 from hpctrain.records.topology.link import BackendFigures
@@ -58,6 +58,10 @@ class PairResult:
     def turned(self) -> PairResult:
         """Return the same measurement with the two ends swapped."""
         return PairResult(self.b, self.a, self.alone, self.concurrency, self.at_b, self.at_a)
+
+    def seen_from(self, name: str) -> PairResult:
+        """Return the measurement with the node `name` as the first end."""
+        return self if self.a == name else self.turned()
 
 
 @dataclass(frozen=True)
@@ -147,27 +151,38 @@ class ProbeOutcome:
 
 def _enter(matrix: PairMatrix, result: PairResult) -> None:
     """Enter a pair: latency as the starter of the round trips measured it, bandwidth as the receiver did."""
-    a, b = matrix.index[result.a], matrix.index[result.b]
-    rate = matrix["isolated_bytes_per_s" if result.alone else "bytes_per_s"]
-    rate[a, b], rate[b, a] = result.at_b.bytes_per_s, result.at_a.bytes_per_s
-    for source, target, latency in ((a, b, result.at_a.latency), (b, a, result.at_b.latency)):
-        matrix["latency_min_s"][source, target] = latency.min
-        matrix["latency_p50_s"][source, target] = latency.p50
-        matrix["latency_p95_s"][source, target] = latency.p95
+    for seen in (result, result.turned()):
+        cell, latency = (matrix.index[seen.a], matrix.index[seen.b]), seen.at_a.latency
+        matrix["isolated_bytes_per_s" if seen.alone else "bytes_per_s"][cell] = seen.at_b.bytes_per_s
+        matrix["latency_min_s"][cell] = latency.min
+        matrix["latency_p50_s"][cell] = latency.p50
+        matrix["latency_p95_s"][cell] = latency.p95
 
 
 def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: int) -> None:
     """Enter alpha and beta of pairs with a size sweep; those of other pairs follow from the main figures."""
-    directions = [
-        (matrix.index[source], matrix.index[target], sender, receiver)
-        for result in results
-        for source, target, sender, receiver in (
-            (result.a, result.b, result.at_a, result.at_b),
-            (result.b, result.a, result.at_b, result.at_a),
-        )
-        if sender.ladder
-    ]
-    for (row, column, *_), line in zip(
-        directions, fit_pair_lines([direction[2:] for direction in directions], bulk_bytes), strict=True
-    ):
-        matrix["alpha_s"][row, column], matrix["beta_s_per_byte"][row, column] = line.alpha_s, line.beta_s_per_byte
+    swept = [seen for result in results for seen in (result, result.turned()) if seen.at_a.ladder]
+    for seen, line in zip(swept, pair_lines(swept, bulk_bytes), strict=True):
+        cell = matrix.index[seen.a], matrix.index[seen.b]
+        matrix["alpha_s"][cell], matrix["beta_s_per_byte"][cell] = line.alpha_s, line.beta_s_per_byte
+
+
+def pair_lines(pairs: Sequence[PairResult], bulk_bytes: int) -> list[AlphaBetaLine]:
+    """Return the line t = alpha + beta·bytes of each pair from its first end to its second, from its pings, its single
+    messages and its transfer.
+
+    Args:
+        bulk_bytes: volume of the transfers.
+    """
+    return fit_lines([_points(pair.at_a, pair.at_b, bulk_bytes) for pair in pairs])
+
+
+def _points(sender: PairFigures, receiver: PairFigures, bulk_bytes: int) -> list[Point]:
+    """Return the points of the ping, of the single messages, and of the transfer at its volume and at twice that.
+
+    A ping counts as 0 bytes. Its 8 bytes are small beside the packet headers, and counting them would make alpha
+    negative on a slow link.
+    """
+    start_up_s, rate = sender.latency.p50, receiver.bytes_per_s
+    streamed = [(float(size), start_up_s + size / rate) for size in (bulk_bytes, 2 * bulk_bytes)]
+    return [(0.0, start_up_s), *sender.ladder, *streamed]

@@ -10,8 +10,6 @@ import random
 import statistics
 from collections.abc import Sequence
 
-import numpy as np
-
 from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.outcome import ContentionRound, PairResult
 from hpctrain.probe.measure.rounds import Pair, Round, rounds
@@ -50,13 +48,13 @@ def oversubscription(tree: SwitchTree, index: dict[str, int], done: Sequence[Con
     The ratio of a level includes the levels below it: a pair that crosses a spine also crosses two leaves. With fixed
     routes it includes the loss when several flows take the same uplink. A level that was not measured is absent.
     """
-    found: dict[int, float] = {}
+    ratios: dict[int, float] = {}
     for height in range(1, len(tree.levels) + 1):
         alone, loaded = (_rates(tree, index, done, height, kind) for kind in (True, False))
         if alone and loaded:
             # The mean, because the sum over a cluster is what its uplinks carry, however unevenly its flows share them.
-            found[height] = max(1.0, statistics.median(alone) / statistics.fmean(loaded))
-    return found
+            ratios[height] = max(1.0, statistics.median(alone) / statistics.fmean(loaded))
+    return ratios
 
 
 def _rates(
@@ -81,16 +79,14 @@ def _crossed(tree: SwitchTree, index: dict[str, int], result: PairResult) -> int
 def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.Random) -> list[list[list[int]]]:
     """Return the members of this level's clusters, grouped by the cluster above. Only clusters of one group are
     matched, because other flows would cross the level above as well."""
-    labels = tree.levels[height - 1]
-    above = tree.levels[height] if height < len(tree.levels) else np.zeros_like(labels)
-    members: dict[int, dict[int, list[int]]] = {}
-    for node in alive:
-        if labels[node] >= 0:
-            members.setdefault(int(above[node]), {}).setdefault(int(labels[node]), []).append(node)
-    families = [[nodes for nodes in family.values() if len(nodes) >= MIN_MEMBERS] for family in members.values()]
-    for nodes in (nodes for family in families for nodes in family):
+    families: dict[int, list[list[int]]] = {}
+    for nodes in tree.members(height, alive):
+        family = families.setdefault(int(tree.levels[height][nodes[0]]) if height < len(tree.levels) else 0, [])
+        if len(nodes) >= MIN_MEMBERS:
+            family.append(nodes)
+    for nodes in (nodes for family in families.values() for nodes in family):
         rng.shuffle(nodes)
-    return families
+    return list(families.values())
 
 
 def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pair]:

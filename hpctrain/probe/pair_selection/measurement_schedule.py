@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -109,19 +110,11 @@ def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Rou
 
 def _inside_leaves(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
     """Return rounds with every pair within a leaf, all leaves at the same time."""
-    members: dict[int, list[int]] = {}
-    for node in alive:
-        members.setdefault(int(tree.levels[0][node]), []).append(node)
     schedules = [
-        [[(nodes[a], nodes[b]) for a, b in met] for met in rounds(len(nodes), seed)]
-        for label, nodes in members.items()
-        if label >= 0
+        [[(nodes[a], nodes[b]) for a, b in met] for met in rounds(len(nodes), seed)] for nodes in tree.members(1, alive)
     ]
-    longest = max((len(schedule) for schedule in schedules), default=0)
-    return [
-        Round(tuple(pair for schedule in schedules if turn < len(schedule) for pair in schedule[turn]), alone=False)
-        for turn in range(longest)
-    ]
+    turns = itertools.zip_longest(*schedules, fillvalue=())
+    return [Round(tuple(itertools.chain.from_iterable(turn)), alone=False) for turn in turns]
 
 
 def _groups(outcome: ProbeOutcome) -> SwitchGroups:

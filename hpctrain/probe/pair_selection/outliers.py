@@ -50,7 +50,7 @@ class RelativePerformance:
 
 def relative_performance(matrix: PairMatrix, tree: SwitchTree) -> RelativePerformance:
     """Return the performance of each node relative to its peers."""
-    rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
+    rate = matrix.rate
     relative = _unshared(_by_kind(rate, tree), tree)
     seconds = matrix["latency_p50_s"]
     slow = _quantile_rows(_by_kind(seconds, tree), 0.5)
@@ -83,7 +83,7 @@ def is_late(now: RelativePerformance) -> npt.NDArray[np.bool_]:
 
 def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance, most: int) -> list[tuple[int, int]]:
     """Return up to `most` links far below the bandwidth of their two ends with other partners, the worst first."""
-    rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
+    rate = matrix.rate
     promised = np.minimum(now.sent[:, None], now.received[None, :])
     with np.errstate(invalid="ignore", divide="ignore"):
         share = _by_kind(rate, tree) / promised
@@ -120,13 +120,13 @@ def _relative(values: Floats) -> Floats:
 
 def _spread(values: Floats) -> float:
     """Return the robust standard deviation; 0 with too few values."""
-    kept = values[np.isfinite(values)]
-    return float(1.4826 * np.median(np.abs(kept - np.median(kept)))) if len(kept) > 3 else 0.0
+    finite = values[np.isfinite(values)]
+    return float(1.4826 * np.median(np.abs(finite - np.median(finite)))) if len(finite) > 3 else 0.0
 
 
 def _median(values: Floats) -> float:
-    kept = values[np.isfinite(values)]
-    return float(np.median(kept)) if len(kept) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")
 
 
 def _quantile_rows(values: Floats, share: float) -> Floats:

@@ -52,16 +52,16 @@ def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree)
 def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Round]:
     """Return rounds of suspected links with good pairs. No two suspected links of a round touch the same switch."""
     planned: list[Round] = []
-    left = list(links)
-    while left:
+    remaining = list(links)
+    while remaining:
         busy: set[tuple[int, int]] = set()
         some: list[Pair] = []
-        for pair in left:
+        for pair in remaining:
             used = {part for node in pair for part in ((-1, node), *_switches(node, tree))}
             if not busy & used and len(some) < PAIRS_AT_ONCE // 2:
                 some.append(pair)
                 busy |= used
-        left = [pair for pair in left if pair not in some]
+        remaining = [pair for pair in remaining if pair not in some]
         pairs = some + _controls(some, good, tree)
         planned += [Round(tuple(pairs), alone=True, purpose="retest")] * RETEST_REPEATS
     return planned
@@ -77,26 +77,23 @@ def retested_nodes(
     """Return the retest results of the suspects; a suspect that was not measured again is absent."""
     doubted = set(suspects)
     usual = _usual(results, doubted, set(links))
-    found: dict[str, RetestResult] = {}
+    retested: dict[str, RetestResult] = {}
     for name in suspects:
         by_partner: dict[str, list[tuple[float, float, float]]] = {}
-        for result in results:
-            if name in (result.a, result.b):
-                partner = result.b if name == result.a else result.a
-                mine, other = (result.at_a, result.at_b) if name == result.a else (result.at_b, result.at_a)
-                figures = (other.bytes_per_s, mine.bytes_per_s, mine.latency.p50)
-                by_partner.setdefault(partner, []).append(figures)
+        for seen in (result.seen_from(name) for result in results if name in (result.a, result.b)):
+            figures = (seen.at_b.bytes_per_s, seen.at_a.bytes_per_s, seen.at_a.latency.p50)
+            by_partner.setdefault(seen.b, []).append(figures)
         if usual is None or not by_partner:
             continue
         rate, latency = usual
         medians = [[statistics.median(column) for column in zip(*rows, strict=True)] for rows in by_partner.values()]
-        found[name] = RetestResult(
+        retested[name] = RetestResult(
             sent=max(row[0] for row in medians) / rate,
             received=max(row[1] for row in medians) / rate,
             latency=min(row[2] for row in medians) / latency,
             times=sum(len(rows) for rows in by_partner.values()),
         )
-    return found
+    return retested
 
 
 def retested_links(
@@ -107,19 +104,13 @@ def retested_links(
     The best measurement counts: a bad cable is always slow, other traffic comes in bursts.
     """
     usual = _usual(results, set(suspects), set(links))
-    found = {}
+    ratios = {}
     for pair in links:
-        both = [
-            (result.at_b.bytes_per_s, result.at_a.bytes_per_s)
-            if (result.a, result.b) == pair
-            else (result.at_a.bytes_per_s, result.at_b.bytes_per_s)
-            for result in results
-            if {result.a, result.b} == set(pair)
-        ]
-        if both and usual is not None:
-            there, back = (max(column) / usual[0] for column in zip(*both, strict=True))
-            found[pair] = (there, back)
-    return found
+        seen = [result.seen_from(pair[0]) for result in results if {result.a, result.b} == set(pair)]
+        if seen and usual is not None:
+            there, back = max(one.at_b.bytes_per_s for one in seen), max(one.at_a.bytes_per_s for one in seen)
+            ratios[pair] = (there / usual[0], back / usual[0])
+    return ratios
 
 
 def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, turn: int) -> list[Pair]:
@@ -127,12 +118,8 @@ def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, t
     free = list(good)
     met: list[Pair] = []
     for place, suspect in enumerate(some):
-        if tree.levels:
-            leaf = tree.levels[0]
-            near = [node for node in free if leaf[node] == leaf[suspect] >= 0]
-        else:
-            near = []
-        choice = near or free
+        leaf = tree.levels[0] if tree.levels else None
+        choice = [node for node in free if leaf is not None and leaf[node] == leaf[suspect] >= 0] or free
         if not choice:
             break
         # Each turn takes another partner, also when there is only one suspect.

@@ -215,8 +215,8 @@ class Coordinator:
         answers: dict[str, Wanted] = {}
         waiting = waiting - set(self.outcome.lost)
         deadline = self._clock.now() + limit_s
-        while waiting and (left := deadline - self._clock.now()) > 0:
-            for name, answer in self._transport.receive(left):
+        while waiting and (remaining_s := deadline - self._clock.now()) > 0:
+            for name, answer in self._transport.receive(remaining_s):
                 if isinstance(answer, ConnectionLost):
                     self._lose(name, f"{answer.why} {when}")
                     waiting.discard(name)

@@ -138,11 +138,11 @@ class ProbeMember:
         if self._measuring is None:
             return {"kind": answer, "error": "its devices were not measured"}
         try:
-            said = self._measuring.ask(order, answer, self._node.settings.backend_deadline_s)
+            message = self._measuring.ask(order, answer, self._node.settings.backend_deadline_s)
         except CommandError as error:
             self.close()  # a process that hangs in a collective does not recover
             return {"kind": answer, "error": str(error)[:ERROR_CHARS]}
-        return said | {"error": str(said["error"])[:ERROR_CHARS]} if "error" in said else said
+        return message | {"error": str(message["error"])[:ERROR_CHARS]} if "error" in message else message
 
     def _all_ready(self) -> bool:
         self._channel.send({"kind": "ready"})

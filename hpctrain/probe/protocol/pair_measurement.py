@@ -52,10 +52,10 @@ class DeadlineSocket:
         Raises:
             PeerError: the deadline has passed.
         """
-        left = self._deadline - self.clock.now()
-        if left <= 0:
+        remaining_s = self._deadline - self.clock.now()
+        if remaining_s <= 0:
             raise PeerError("its slot ran out")
-        limit = struct.pack("ll", int(left), max(1, int(left % 1 * 1e6)))
+        limit = struct.pack("ll", int(remaining_s), max(1, int(remaining_s % 1 * 1e6)))
         self._sock.setblocking(True)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

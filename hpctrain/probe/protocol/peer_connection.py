@@ -47,8 +47,8 @@ class ProbeListener:
 
     def admit(self, wanted: Callable[[Message], bool], deadline: float) -> tuple[LineChannel, Message] | None:
         """Return the next authenticated connection with wanted claims, and the claims; None after `deadline`."""
-        while (left := deadline - self._clock.now()) > 0:
-            self._watch.wait(min(left, HANDSHAKE_S))
+        while (remaining_s := deadline - self._clock.now()) > 0:
+            self._watch.wait(min(remaining_s, HANDSHAKE_S))
             self._listener.accept(self._clock.now())
             admitted = self._listener.admit(self._clock.now(), wanted)
             if admitted is not None:

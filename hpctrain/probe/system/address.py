@@ -22,14 +22,14 @@ def routed_address(peer: str) -> str:
         family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as sock:
             sock.connect(target)
-            found = str(sock.getsockname()[0])
+            address = str(sock.getsockname()[0])
     except OSError as error:
         raise InputError(
             f"{peer}: no route to this node ({error.strerror or error}); name the address to use with --addr"
         ) from None
-    if ipaddress.ip_address(found.partition("%")[0]).is_loopback:
-        raise InputError(f"{peer}: only loopback ({found}) leads there; name the address to use with --addr")
-    return found
+    if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise InputError(f"{peer}: only loopback ({address}) leads there; name the address to use with --addr")
+    return address
 
 
 def interface_of(addr: str) -> str | None:

@@ -29,10 +29,10 @@ def usable_memory_bytes() -> int:
     return free if room is None else min(free, room)
 
 
-def cgroup_memory_room(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
+def cgroup_memory_room(process: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes left below the tightest limit of this process's cgroup and its parents; None without a limit."""
     rooms = []
-    for folder, version in cgroup_folders("memory", own, mount):
+    for folder, version in cgroup_folders("memory", process, mount):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
         limit, usage = (kernel_number(folder / name) for name in names)
         if limit is not None and limit < _UNLIMITED:

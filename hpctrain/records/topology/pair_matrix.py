@@ -51,15 +51,20 @@ class PairMatrix:
         return self.figures[figure]
 
     @property
+    def rate(self) -> Array:
+        """Bandwidth [source, target] with other pairs at work, else with few; NaN where neither was measured."""
+        loaded = self.figures["bytes_per_s"]
+        return np.where(np.isnan(loaded), self.figures["isolated_bytes_per_s"], loaded)
+
+    @property
     def measured(self) -> npt.NDArray[np.bool_]:
         """Boolean array [source, target]: True where a bandwidth was measured."""
-        return ~np.isnan(self.figures["bytes_per_s"]) | ~np.isnan(self.figures["isolated_bytes_per_s"])
+        return ~np.isnan(self.rate)
 
     def costs(self) -> tuple[Array, Array]:
         """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes for every pair: as fitted,
         else latency and inverse bandwidth; NaN where not measured."""
-        loaded, alone = self.figures["bytes_per_s"], self.figures["isolated_bytes_per_s"]
-        rate = np.where(np.isnan(loaded), alone, loaded)
+        rate = self.rate
         per_byte = np.divide(1.0, rate, where=rate > 0, out=np.full_like(rate, np.nan))
         alpha, beta = self.figures["alpha_s"], self.figures["beta_s_per_byte"]
         fitted = ~np.isnan(alpha) & ~np.isnan(beta)
@@ -136,9 +141,9 @@ def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple
     if header is None:
         raise ValueError(f"{name} is no array of numpy's format 1.0")
     start, dtype = header.end(), np.dtype(header["dtype"].decode())
-    found = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
-    if found != shape or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
-        raise ValueError(f"{name} has shape {found} of {dtype}, expected {shape} of {kind}")
+    stored_shape = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
+    if stored_shape != shape or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
+        raise ValueError(f"{name} has shape {stored_shape} of {dtype}, expected {shape} of {kind}")
     if len(data) - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{name} has {len(data) - start} bytes, expected {math.prod(shape) * dtype.itemsize}")
     order: Literal["F", "C"] = "F" if header["by_columns"] == b"True" else "C"

@@ -320,8 +320,8 @@ class Topology(Document):
             for cluster in self.fabric.clusters
         ]
         broken = [pair for pair in self.fabric.broken if keep.issuperset(pair)]
-        kept = {"links": links, "broken": broken, "clusters": [c for c in clusters if c.members], "matrix": None}
-        fabric = self.fabric.model_copy(update=kept)
+        update = {"links": links, "broken": broken, "clusters": [c for c in clusters if c.members], "matrix": None}
+        fabric = self.fabric.model_copy(update=update)
         nodes = [node for node in self.nodes if node.id in keep]
         exclude = [name for name in self.verdict.exclude if name in keep]
         verdict = self.verdict.model_copy(update={"exclude": exclude})

@@ -43,9 +43,9 @@ def _names(topology: Topology) -> dict[str, str]:
 def _entry(topology: Topology, node: Node) -> dict[str, str | float | int]:
     types = sorted({device.type for device in node.devices})
     if len(types) != 1:
-        found = ", ".join(types) or "no device"
+        listed = ", ".join(types) or "no device"
         raise InputError(
-            f"node {node.id}: found {found}; Metis describes a node by one device type; name the others with --nodes"
+            f"node {node.id}: found {listed}; Metis describes a node by one device type; name the others with --nodes"
         )
     if len(node.devices) > MAX_SLOTS:
         raise InputError(f"node {node.id}: found {len(node.devices)} devices; Metis reads up to {MAX_SLOTS} a node")

@@ -18,16 +18,16 @@ def between_nodes(topology: Topology, sources: Iterable[str]) -> tuple[float, fl
     """
     costs, names = LinkCost(topology), [node.id for node in topology.nodes]
     try:
-        found = [costs.between(a, b) for a in sources for b in names if a != b]
+        known = [costs.between(a, b) for a in sources for b in names if a != b]
     except KeyError as error:
         pair = str(error).strip("'")
         raise InputError(
             f"fabric: no alpha_s and beta_s_per_byte for {pair}, which this format needs; run `hpctrain probe`"
         ) from None
-    beta = statistics.median(beta for _, beta in found)
+    beta = statistics.median(beta for _, beta in known)
     if beta <= 0:
         raise InputError("fabric: beta_s_per_byte is 0, so there is no bandwidth to write; run `hpctrain probe` again")
-    return statistics.median(alpha for alpha, _ in found), 1 / beta
+    return statistics.median(alpha for alpha, _ in known), 1 / beta
 
 
 def within_node(node: Node) -> float:

@@ -49,9 +49,9 @@ def block_yaml(topology: Topology) -> str:
 
 
 def _head(topology: Topology) -> list[str]:
-    told = topology.provenance
+    source = topology.provenance
     sources = sorted({cluster.source for cluster in topology.fabric.clusters}) or ["no clusters known"]
-    text = f"{len(topology.nodes)} nodes, topology of {told.created} ({told.mode}; clusters: {', '.join(sources)})"
+    text = f"{len(topology.nodes)} nodes, topology of {source.created} ({source.mode}; clusters: {', '.join(sources)})"
     return [f"# {' '.join(text.split())}"]
 
 
@@ -103,16 +103,16 @@ def _check_members(topology: Topology, clusters: Iterable[NodeCluster], leaves: 
 def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> list[str]:
     """Return the switches, each after those below it."""
     done = [name for name, nodes in leaves.items() if nodes]
-    left = dict(children)
-    while left:
-        ready = [name for name, below in left.items() if not any(child in left for child in below)]
+    pending = dict(children)
+    while pending:
+        ready = [name for name, below in pending.items() if not any(child in pending for child in below)]
         if not ready:
             raise InputError(
-                f"fabric.clusters: {', '.join(sorted(left))} lie in each other; `parent` must lead to a root"
+                f"fabric.clusters: {', '.join(sorted(pending))} lie in each other; `parent` must lead to a root"
             )
         for name in ready:
             # Slurm does not accept a switch with nothing below it.
-            if any(child in done for child in left.pop(name)):
+            if any(child in done for child in pending.pop(name)):
                 done.append(name)
     return done
 

@@ -78,15 +78,15 @@ def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
 
 def _joined_lines(text: str) -> list[tuple[int, str]]:
     """Return (number, text) of each line without comments; lines that end in a backslash are joined to the next."""
-    found: list[tuple[int, str]] = []
+    joined: list[tuple[int, str]] = []
     begun: tuple[int, str] | None = None
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.partition("#")[0].rstrip()
         first, before = begun or (number, "")
         begun = (first, before + line[:-1] + " ") if line.endswith("\\") else None
         if begun is None:
-            found.append((first, before + line))
-    return [*found, *([begun] if begun else [])]
+            joined.append((first, before + line))
+    return [*joined, *([begun] if begun else [])]
 
 
 def _conf_line(line: str, number: int) -> _Switch | None:
@@ -166,8 +166,8 @@ def _clusters(switches: list[_Switch], mistakes: list[FieldError], source: str) 
     ]
     if mistakes:
         raise FileError(source, sorted(mistakes, key=lambda mistake: mistake.line or 0))
-    found = [_cluster(switch, named, parents.get(switch.name)) for switch in switches]
-    return sorted(found, key=lambda cluster: cluster.level)
+    clusters = [_cluster(switch, named, parents.get(switch.name)) for switch in switches]
+    return sorted(clusters, key=lambda cluster: cluster.level)
 
 
 def _has_cycle(name: str, parent: Callable[[str], str | None]) -> bool:

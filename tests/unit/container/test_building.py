@@ -11,7 +11,7 @@ import pytest
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.build.build import BuildPermissions, BuildResult, build, build_options
+from hpctrain.container.build.build import Builder, BuildPermissions, BuildResult, build, build_options
 from hpctrain.container.build.labels import INPUTS
 from hpctrain.container.build.recipe import Base, Environment, ImageRecipe, Kind, inputs_sha256
 from hpctrain.container.run.runtime import Host, Runtime
@@ -36,7 +36,8 @@ def run(tmp_path: Path, body: str, said: list[str] | None = None, force: bool = 
     runtime = Runtime("apptainer", str(program))
     say = (said if said is not None else []).append
     image = tmp_path / "images" / "train.sif"
-    return build(RECIPE, image, "", runtime, [], SystemRunner(), SystemClock(), os.environ, say, force)
+    builder = Builder(runtime, [], os.environ, SystemRunner(), SystemClock(), say)
+    return build(RECIPE, image, "", builder, force)
 
 
 def test_an_image_is_built_once_for_the_same_inputs(tmp_path: Path) -> None:

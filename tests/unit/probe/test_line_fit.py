@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.probe.measure.line_fit import fit_alpha_beta, fit_line, one_way_s
+from hpctrain.probe.measure.line_fit import fit_alpha_beta, fit_lines, one_way_s
 
 POSITIVE = st.floats(1e-9, 1e3)
 LADDER = [1024 * 4**step for step in range(6)]
@@ -38,7 +38,7 @@ def test_a_line_needs_two_sizes_and_positive_times(points: list[tuple[float, flo
 
 @given(alpha=st.floats(1e-6, 1e-3), beta=st.floats(1e-11, 1e-7), noise=st.lists(st.floats(0.95, 1.05), min_size=6))
 def test_one_line_with_a_little_noise_has_no_break(alpha: float, beta: float, noise: list[float]) -> None:
-    line = fit_line([(size, (alpha + beta * size) * by) for size, by in zip(LADDER, noise, strict=False)])
+    (line,) = fit_lines([[(size, (alpha + beta * size) * by) for size, by in zip(LADDER, noise, strict=False)]])
 
     assert line.break_bytes is None
 
@@ -60,7 +60,7 @@ def test_eager_and_bulk_messages_are_two_lines_and_the_break_is_told() -> None:
     def seconds(size: float) -> float:
         return 1e-5 + size * 1e-9 if size <= 16384 else 3e-4 + size * 1e-8
 
-    line = fit_line([(0.0, 1e-5), *((size, seconds(size)) for size in LADDER), (1e8, seconds(1e8))])
+    (line,) = fit_lines([[(0.0, 1e-5), *((size, seconds(size)) for size in LADDER), (1e8, seconds(1e8))]])
 
     assert line.break_bytes == 65536
     assert line.alpha_s == pytest.approx(1e-5, rel=0.01)
@@ -72,7 +72,7 @@ def test_disturbed_small_messages_do_not_hide_what_a_byte_takes() -> None:
     small = [(8, 4e-5), (1024, 9e-4), (16384, 6e-5), (131072, 1.4e-3)]
     large = [(size, 1e-5 + size / 1.2e8) for size in (2**19, 2**21, 2**23)]
 
-    line = fit_line([*small, *large])
+    (line,) = fit_lines([[*small, *large]])
 
     assert line.beta_s_per_byte == pytest.approx(1 / 1.2e8, rel=0.05)
     assert line.alpha_s < 1e-3
@@ -86,7 +86,7 @@ def test_disturbed_small_messages_do_not_hide_what_a_byte_takes() -> None:
 def test_whatever_the_times_the_figures_are_not_negative_and_the_break_is_a_size(
     points: list[tuple[int, float]],
 ) -> None:
-    line = fit_line(points)
+    (line,) = fit_lines([points])
 
     assert line.alpha_s >= 0
     assert line.beta_s_per_byte >= 0

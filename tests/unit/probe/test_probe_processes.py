@@ -150,8 +150,8 @@ def test_a_pair_that_cannot_measure_tries_once_more(
     measure, tried = ProbeMember._pair, []
 
     def cut(member: ProbeMember, order: PairOrder) -> Message:
-        if {member._me, order.peer} == {"n0", "n2"} and tried.count(member._me) < fails:
-            tried.append(member._me)
+        if {member._node.name, order.peer} == {"n0", "n2"} and tried.count(member._node.name) < fails:
+            tried.append(member._node.name)
             return {"kind": "pair", "round": order.round, "error": "nothing came"}
         return measure(member, order)
 
