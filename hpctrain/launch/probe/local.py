@@ -43,7 +43,8 @@ def probe_local(
         raise_probe_error(processes[nodes[0]], folder / f"{nodes[0]}.log")
         _wait_all(list(processes.values()), clock)
     finally:
-        _kill_all(list(processes.values()))
+        for process in processes.values():
+            end_process(process)
     return Topology.read(folder / "topology.json", owned=True)
 
 
@@ -51,8 +52,3 @@ def _wait_all(processes: Sequence[Process], clock: Clock) -> None:
     deadline = clock.now() + FINAL_WAIT_S
     for process in processes:
         process.wait(max(0.0, deadline - clock.now()))
-
-
-def _kill_all(processes: Sequence[Process]) -> None:
-    for process in processes:
-        end_process(process)

@@ -119,13 +119,9 @@ class GpuReader:
 
     def _pcie(self, under_load: bool) -> PcieLink | None:
         """Return the PCIe link from NVML, else from the kernel, because NVML does not always have the figures."""
-        generation, width, generation_max, width_max = self.gpu.pcie() if self.gpu else (None,) * 4
-        if generation and width and generation_max and width_max:
-            return PcieLink(
-                generation=generation, width=width, generation_max=generation_max, width_max=width_max,
-                under_load=under_load,
-            )  # fmt: skip
-        link = pcie_link(self.address) if self.address else None
+        link = self.gpu.pcie() if self.gpu else None
+        if link is None and self.address:
+            link = pcie_link(self.address)
         return link.model_copy(update={"under_load": under_load}) if link else None
 
     def _host_copy(self, to_device: bool, while_busy: WhileBusy | None = None) -> float:
