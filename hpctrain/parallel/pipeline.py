@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.module_argv import set_safe_path
 from hpctrain.model.build import Fill, build_part
-from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.fsdp import apply_sharding
