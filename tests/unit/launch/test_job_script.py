@@ -70,7 +70,8 @@ def test_the_script_of_a_job_with_nodes_of_several_kinds_is_the_golden_one() -> 
 def test_the_scripts_are_shellcheck_clean() -> None:
     """Not told: what a person sources in `setup` is not here (SC1090); apt has placeholders like variables (SC2016)."""
     root = GOLDEN.parents[2]
-    scripts = [*root.glob("slurm/*.sbatch"), *GOLDEN.parent.glob("*.sh"), *root.glob("tools/*"), root / ".ci" / "run"]
+    tools = [path for path in root.glob("tools/*") if path.is_file() and not path.suffix]
+    scripts = [*root.glob("slurm/*.sbatch"), *GOLDEN.parent.glob("*.sh"), *tools, root / ".ci" / "run"]
     argv = ["shellcheck", "--exclude=SC1090,SC2016", *map(str, scripts)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
