@@ -167,7 +167,7 @@ class MemoryModel:
             saved = work.saved_activation_bytes(micro_batch, tp)
             if tp > 1:
                 saved += work.framework.split_streams * boundary
-            logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.spec.head_shards(tp))
+            logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
             self._sizes[micro_batch, tp] = _ActivationSizes(work.block_bytes(micro_batch, tp), saved, boundary, logits)
         return self._sizes[micro_batch, tp]
 
@@ -208,7 +208,7 @@ class MemoryModel:
         if memory_role.dp > 1:
             # Buckets of gradients; a large embedding is a bucket of its own.
             gradient_bytes = work.framework.gradient_bytes
-            table = float(gradient_bytes * work.spec.embedding_parameters() / work.spec.head_shards(memory_role.tp))
+            table = float(gradient_bytes * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
             total += min(gradient_bytes * parameters, max(IN_FLIGHT_BYTES, table)) + self._kept_bytes * parameters
         return total
 

@@ -153,6 +153,10 @@ class Workload:
         """The codec of messages between a stage and the next one if they lie on different nodes."""
         return self.messages if isinstance(self.messages, str) else self.messages[stage]
 
+    def head_shards(self, tp: int) -> int:
+        """Number of parts that embedding and head are split into."""
+        return self.spec.head_shards(tp)
+
     def parameters(self, share: ModelPart, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
