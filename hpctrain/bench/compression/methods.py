@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpctrain.bench.compression.bench_trainer import GradientSync, TorchSync
 from hpctrain.bench.compression.hpctrain_methods import open_chosen, open_codec, open_sharded
 from hpctrain.bench.compression.planned_codec import StepWorkload, choose_codec
-from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.imported.model import blocks_of
 from hpctrain.records.plan.compression import MODES, Quantized
 
 AUTO = "auto"
