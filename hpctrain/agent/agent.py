@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from hpctrain.agent.crash import crash_message
 from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, Phase, decide, failures
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate
-from hpctrain.agent.hang_report import WorkerActivity, to_message
+from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.peers import Announcement, PeerMesh
 from hpctrain.agent.reachability import ReachabilityTracker
 from hpctrain.agent.worker_events import event_of
+from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreConnection, WeightsHash
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.records.history.generation import Generation, Member
+from hpctrain.records.history.generation import GENERATIONS, Generation, Member
 from hpctrain.records.plan.plan import Plan
 
 TICK_S = 0.1
@@ -64,48 +66,58 @@ class AgentIdentity:
     folder: Path
 
 
+@dataclass(frozen=True)
+class AgentContext:
+    """What an agent needs from its process: a log of events, a clock, and word of a request to stop."""
+
+    event_log: EventLog
+    clock: Clock
+    stop_wanted: Callable[[], str | None]
+    """Returns who asked this node to save and stop; None if nobody did."""
+
+
+class GenerationSource(Protocol):
+    """What the next generation is made from: plans and checkpoints."""
+
+    def make(self, proposal: Proposal) -> ProposedGeneration:
+        """Return the next generation, and what to publish when it is agreed."""
+
+    def newest_checkpoint(self) -> str | None:
+        """Return the path of the newest published checkpoint, relative to the run folder."""
+
+
 class Agent:
     """One node's agent for one attempt of a run."""
 
     def __init__(
         self,
         place: AgentIdentity,
-        settings: DecisionLimits,
+        limits: DecisionLimits,
         peers: PeerMesh,
-        store: GenerationStore,
         group: WorkerGroup,
-        event_log: EventLog,
-        clock: Clock,
-        make_generation: Callable[[Proposal], ProposedGeneration],
-        newest_checkpoint: Callable[[], str | None],
-        store_secret: Callable[[Generation], str],
-        stop_wanted: Callable[[], str | None],
+        source: GenerationSource,
+        context: AgentContext,
     ) -> None:
         self._place = place
-        self._settings = settings
+        self._limits = limits
         self._peers = peers
-        self._store = store
         self._group = group
-        self._event_log = event_log
-        self._clock = clock
-        self._make_generation = make_generation
-        self._newest_checkpoint = newest_checkpoint
-        self._store_secret = store_secret
-        self._stop_wanted = stop_wanted
-        self._phase: Phase = "joining"
-        self._phase_since = clock.now()
-        self._reason = ""
-        self._record: Generation | None = None
+        self._source = source
+        self._event_log = context.event_log
+        self._clock = context.clock
+        self._stop_wanted = context.stop_wanted
+        self._store = GenerationStore(place.folder / GENERATIONS)
+        self._store_secret = peers.store_secret
+        self._state = AgentView(place.node, place.nodes, "joining", context.clock.now())
         self._first_number = 0
         self._stop_told = False
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: Sequence[str] = []
-        self._reachability = ReachabilityTracker(place.node, place.nodes, settings)
-        self._said_unheard: tuple[int, ...] = ()
+        self._reachability = ReachabilityTracker(place.node, place.nodes, limits)
+        self._announced_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
-        self._working: tuple[str, ...] = ()
         self._store_socket: socket.socket | None = None
         self._making: tuple[Future[ProposedGeneration], Decision] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
@@ -136,11 +148,11 @@ class Agent:
 
     def _turn(self) -> int | None:
         now = self._clock.now()
-        mine = self._announcement()
+        announcement = self._announcement()
         # Sent at once, because the next generation waits until all agree on who is gone.
-        news_of_loss = self._phase == "fault" and mine.unheard != self._said_unheard
-        self._said_unheard = mine.unheard
-        self._peers.exchange(now, mine, at_once=news_of_loss)
+        news_of_loss = self._state.phase == "fault" and announcement.unheard != self._announced_unheard
+        self._announced_unheard = announcement.unheard
+        self._peers.exchange(now, announcement, at_once=news_of_loss)
         self._reachability.note(now, self._peers.views())
         for news in self._group.news(now):
             self._apply_update(now, news)
@@ -149,13 +161,13 @@ class Agent:
         if decided is not None:
             self._adopt(decided)
             return None
-        return self._act(now, decide(now, self._view(), self._settings))
+        return self._act(now, decide(now, self._view(), self._limits))
 
     def _act(self, now: float, decision: Decision) -> int | None:
         if decision.act == "end_generation":
             self._fault_at = now
             if decision.hung is not None:
-                self._event_log.write("worker_hung", self._number(), decision.reason, hung=to_message(decision.hung))
+                self._event_log.write("worker_hung", self._number(), decision.reason, hung=decision.hung)
             self._end_workers()
             self._enter("fault", decision.reason)
         elif decision.act == "propose":
@@ -170,14 +182,14 @@ class Agent:
             self._enter("stopped", decision.reason)
             return decision.exit_code
         elif decision.act == "fail":
-            return self._fail(decision.reason, decision.exit_code, decision)
+            return self._fail(decision)
         return None
 
     def _propose(self, decision: Decision) -> int | None:
         """Make a record and have it decided. A thread makes it, because hashing a checkpoint may take longer than the
         heartbeat timeout. Events report the decision that the record was made for."""
         if self._making is None:
-            self._making = self._thread.submit(self._make_generation, self._proposal(decision)), decision
+            self._making = self._thread.submit(self._source.make, self._proposal(decision)), decision
         making, decision = self._making
         if not making.done():
             return None
@@ -188,39 +200,21 @@ class Agent:
             if record == proposed.record:
                 self._note_members(record, decision.left_out)
                 proposed.announce()
+                self._note_start(record, proposed.plan)
         except HpctrainError as error:
             # No plan for the remaining nodes, or no disk space to write it: no other agent would succeed.
-            return self._fail(str(error), error.exit_code, decision)
-        if record == proposed.record:
-            plan = proposed.plan
-            self._event_log.write(
-                "generation_started",
-                record.number,
-                record.reason,
-                members=[member.node for member in record.members],
-                plan=record.plan,
-                restore=record.restore,
-                first_weights=record.first_weights,
-                pp=plan.pp,
-                dp=plan.dp,
-                tp=plan.tp,
-            )
+            return self._fail(replace(decision, reason=str(error), exit_code=error.exit_code))
         self._adopt(record)
         return None
 
     def _proposal(self, decision: Decision) -> Proposal:
-        known = {self._place.node: self._member()}
-        for node in decision.members:
-            said = self._peers.announcement(node)
-            if said is not None:
-                known[node] = Member(
-                    node=node, incarnation=said.incarnation, addr=said.addr, store_port=said.store_port
-                )
+        announcements = [self._announcement(), *map(self._peers.announcement, decision.members)]
+        known = {item.node: item.member() for item in announcements if item is not None}
         return Proposal(
             number=self._number() + 1,
             attempt=self._place.attempt,
             members=tuple(known[node] for node in decision.members),
-            previous=self._record or self._store.newest(),
+            previous=self._state.record or self._store.newest(),
             reason=decision.reason,
             failures=failures(self._view()),
             proposer=self._place.incarnation,
@@ -228,17 +222,16 @@ class Agent:
 
     def _adopt(self, record: Generation) -> None:
         """Enter a decided generation: end the workers of the old one, start this node's workers of the new one."""
-        if self._phase == "running":
+        if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
-        self._record = record
         self._stop_told = False
         self._making = None
         plan = Plan.read(self._place.folder / record.plan, owned=True)
-        self._working = tuple(plan.nodes)
+        self._state = replace(self._state, record=record, working=tuple(plan.nodes))
         self._places = plan.ranks
         mine = [rank for rank, device_id in enumerate(plan.ranks) if device_id.node == self._place.node]
-        orders = {rank: self._order(record, rank) for rank in mine}
+        orders = [self._order(record, rank) for rank in mine]
         serves = record.store.node == self._place.node and self._is_member(record)
         if self._is_member(record):
             self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
@@ -252,58 +245,62 @@ class Agent:
             self._peers.watch(channel)
         self._enter("running", record.reason)
 
-    def _order(self, record: Generation, rank: int) -> dict[str, object]:
-        return {
-            "plan": record.plan,
-            "rank": rank,
-            "generation": record.number,
-            "store": {"addr": record.store.addr, "port": record.store.port, "secret": self._store_secret(record)},
-            "restore": record.restore,
-        }
+    def _order(self, record: Generation, rank: int) -> StartOrder:
+        store = StoreConnection(addr=record.store.addr, port=record.store.port, secret=self._store_secret(record))
+        return StartOrder(plan=record.plan, rank=rank, generation=record.number, store=store, restore=record.restore)
 
     def _apply_update(self, now: float, news: WorkerUpdate) -> None:
-        kind = news.message.get("type")
-        if kind == "step":
-            self._last_step = {"step": news.message["step"], "loss": news.message["loss"]}
-        if kind == "step" and news.rank == 0 and self._fault_at is not None:
-            step = int(news.message["step"])
-            self._event_log.write(
-                "recovered", self._number(), f"step {step} is done", seconds=now - self._fault_at, step=step
-            )
-            self._fault_at = None
-        elif kind == "weights" and news.rank == 0:
-            self._weights = {"weights_sha256": news.message["sha256"]}
-        told = event_of(self._place.node, news)
-        if told is not None:
-            self._event_log.write(told[0], self._number(), told[1], **told[2])
+        report = news.report
+        if isinstance(report, StepDone):
+            self._last_step = {"step": report.step, "loss": report.loss}
+            if news.rank == 0 and self._fault_at is not None:
+                self._event_log.write(
+                    "recovered", self._number(), f"step {report.step} is done", seconds=now - self._fault_at,
+                    step=report.step,
+                )  # fmt: skip
+                self._fault_at = None
+        elif isinstance(report, WeightsHash) and news.rank == 0:
+            self._weights = {"weights_sha256": report.sha256}
+        event = event_of(self._place.node, news)
+        if event is not None:
+            self._event_log.write(event[0], self._number(), event[1], **event[2])
+
+    def _note_start(self, record: Generation, plan: Plan) -> None:
+        """Write the event of a generation that this agent proposed."""
+        data = {name: getattr(record, name) for name in ("plan", "restore", "first_weights")}
+        members = [member.node for member in record.members]
+        self._event_log.write(
+            "generation_started", record.number, record.reason, members=members, **data, pp=plan.pp, dp=plan.dp,
+            tp=plan.tp,
+        )  # fmt: skip
 
     def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
         """Write an event for each node that is gone or back since the generation before."""
-        before = {member.node for member in self._record.members} if self._record else set(self._place.nodes)
+        last = self._state.record
+        before = set(self._place.nodes) if last is None else {member.node for member in last.members}
         now = {member.node for member in record.members}
         crashed = {view.node: view.reason for view in self._peers.views() if view.phase == "crashed"}
         for node in sorted(before - now):
             if node in left_out:
                 self._event_log.write("node_left_out", record.number, left_out[node], node=node)
-            elif self._record is not None:
+            elif last is not None:
                 known = {"crashed": True} if node in crashed else {}
                 reason = crashed.get(node, f"node {node} is gone")
                 self._event_log.write("node_lost", self._number(), reason, node=node, **known)
         for node in sorted(now - before):
             self._event_log.write("node_returned", self._number(), f"node {node} is back", node=node)
 
-    def _fail(self, reason: str, code: int, decision: Decision) -> int:
+    def _fail(self, decision: Decision) -> int:
         self._end_workers()
-        told = any(view.phase == "failed" for view in self._peers.views())
-        self._enter("failed", reason)
-        if not told:
-            known: dict[str, object] = {"left": list(decision.members)} if decision.members else {}
-            known |= {"left_out": list(decision.left_out)} if decision.left_out else {}
-            if decision.failure is not None:
-                failure = decision.failure
-                known |= {"node": self._place.node, "device": self._places[failure.rank], **failure.to_event()}
-            self._event_log.write("failed", self._number(), reason, exit_code=code, **known)
-        return code
+        is_first = all(view.phase != "failed" for view in self._peers.views())
+        self._enter("failed", decision.reason)
+        if is_first:
+            data: dict[str, object] = {"left": list(decision.members)} if decision.members else {}
+            data |= {"left_out": list(decision.left_out)} if decision.left_out else {}
+            if (failure := decision.failure) is not None:
+                data |= {"node": self._place.node, "device": self._places[failure.rank], **failure.to_event()}
+            self._event_log.write("failed", self._number(), decision.reason, exit_code=decision.exit_code, **data)
+        return decision.exit_code
 
     def _crash(self, error: Exception) -> None:
         """Tell the other agents, if still possible, why this one ends, so that they do not take its node for lost."""
@@ -313,17 +310,17 @@ class Agent:
             self._enter("crashed", crash_message(self._place.node, error))
 
     def _pass_on_stop(self) -> None:
-        if self._phase == "running" and not self._stop_told and (asked_by := self._stop_wanted()) is not None:
+        if self._state.phase == "running" and not self._stop_told and (asked_by := self._stop_wanted()) is not None:
             self._stop_told = True
             if self._holds_rank0():
                 reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
                 self._event_log.write("preempted", self._number(), reason, asked_by=asked_by)
-            self._group.tell("stop")
+            self._group.stop()
 
     def _decided_elsewhere(self) -> Generation | None:
         """Return a generation that another agent decided and this one has to enter; None where there is none."""
         ahead = any(view.generation > self._number() for view in self._peers.views())
-        if self._phase not in ("joining", "fault") and not ahead:
+        if self._state.phase not in ("joining", "fault") and not ahead:
             return None
         newest = self._store.newest()
         if newest is None or newest.number <= self._number() or newest.number < self._first_number:
@@ -337,8 +334,8 @@ class Agent:
         self._group.kill()
 
     def _enter(self, phase: Phase, reason: str) -> None:
-        self._phase, self._reason, self._phase_since = phase, reason, self._clock.now()
-        self._peers.exchange(self._phase_since, self._announcement(), at_once=True)
+        self._state = replace(self._state, phase=phase, reason=reason, phase_since=self._clock.now())
+        self._peers.exchange(self._state.phase_since, self._announcement(), at_once=True)
 
     def _linger(self) -> None:
         """Stay reachable until the other agents know the end too, so that none takes this node for lost."""
@@ -350,51 +347,39 @@ class Agent:
             self._peers.wait(TICK_S)
 
     def _view(self) -> AgentView:
-        between = self._phase in ("joining", "fault")
-        return AgentView(
-            me=self._place.node,
-            nodes=self._place.nodes,
-            phase=self._phase,
-            phase_since=self._phase_since,
-            reason=self._reason,
-            record=self._record,
+        between = self._state.phase in ("joining", "fault")
+        return replace(
+            self._state,
             peers=self._peers.views(),
-            working=self._working,
             workers=replace(self._group.view(), doing=self._doing()),
             stop_wanted=self._stop_wanted() is not None,
-            checkpoint=self._newest_checkpoint() if between else None,
+            checkpoint=self._source.newest_checkpoint() if between else None,
             silent=self._reachability.silent,
         )
 
     def _announcement(self) -> Announcement:
-        member = self._member()
+        assert self._store_socket is not None, "run opened it"
+        place, store_port = self._place, self._store_socket.getsockname()[1]
+        unheard = self._reachability.unheard(self._clock.now(), self._peers.views())
         return Announcement(
-            member.node, member.incarnation, member.addr, member.store_port, self._number(), self._phase, self._reason,
-            self._doing(), self._reachability.unheard(self._clock.now(), self._peers.views()),
+            node=place.node, incarnation=place.incarnation, addr=place.addr, store_port=store_port,
+            generation=self._number(), phase=self._state.phase, reason=self._state.reason, doing=self._doing(),
+            unheard=unheard,
         )  # fmt: skip
 
     def _doing(self) -> tuple[WorkerActivity, ...]:
         """Return what this node's workers do, once they have made no step for half of the progress timeout. A hang
         blocks all nodes, so every agent knows of all ranks when the timeout is over."""
         silent_s = self._clock.now() - self._group.view().last_progress
-        if self._phase != "running" or silent_s < self._settings.progress_timeout_s / 2:
+        if self._state.phase != "running" or silent_s < self._limits.recovery.progress_timeout_s / 2:
             return ()
         return self._group.doing(self._places)
 
-    def _member(self) -> Member:
-        assert self._store_socket is not None, "run opened it"
-        return Member(
-            node=self._place.node,
-            incarnation=self._place.incarnation,
-            addr=self._place.addr,
-            store_port=self._store_socket.getsockname()[1],
-        )
-
     def _number(self) -> int:
-        return self._record.number if self._record else self._first_number - 1
+        return self._state.record.number if self._state.record else self._first_number - 1
 
     def _is_member(self, record: Generation) -> bool:
         return any(m.node == self._place.node and m.incarnation == self._place.incarnation for m in record.members)
 
     def _holds_rank0(self) -> bool:
-        return self._record is not None and self._record.store.node == self._place.node
+        return self._state.record is not None and self._state.record.store.node == self._place.node

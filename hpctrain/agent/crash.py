@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpctrain.agent.event_log import EventLog
 from hpctrain.base.errors import HpctrainError
 
 
@@ -19,19 +16,3 @@ def crash_message(node: str, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"the agent of {node} crashed: {what}{at}"
-
-
-@contextlib.contextmanager
-def log_crash(node: str, event_log: EventLog, generation: Callable[[], int]) -> Iterator[None]:
-    """Write an event for an error in the `with` block, and raise the error again.
-
-    Args:
-        generation: returns the number of the newest generation; called on an error only.
-    """
-    try:
-        yield
-    except Exception as error:
-        event_log.write(
-            "agent_crashed", generation(), crash_message(node, error), node=node, error=type(error).__name__
-        )
-        raise

@@ -6,7 +6,7 @@ least half of the last: one exclusive file decides a generation's record, so two
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +14,9 @@ from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describ
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
 from hpctrain.base.net.vertex_cover import NodePair, vertex_cover
+from hpctrain.records.history.attempt import is_new_checkpoint, retries_spent_text
 from hpctrain.records.history.generation import Generation
+from hpctrain.records.run.run import Recovery
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
@@ -28,12 +30,9 @@ HANG_REPORT_MAX_TURNS = 10
 class DecisionLimits:
     """The limits that decisions depend on; times in seconds."""
 
-    min_nodes: int = 1
-    retries: int = 3
-    heartbeat_timeout_s: float = 5.0
-    progress_timeout_s: float = 120.0
-    compiling_timeout_s: float = 120.0
-    """Replaces `progress_timeout_s` while a worker may be compiling."""
+    recovery: Recovery = field(default_factory=Recovery)
+    compiling_timeout_s: float = field(default_factory=lambda: Recovery().progress_timeout_s)
+    """Replaces `recovery.progress_timeout_s` while a worker may be compiling."""
     join_timeout_s: float = 60.0
     """How long the first generation waits for nodes that have not connected yet."""
     collect_s: float = 2.0
@@ -41,7 +40,8 @@ class DecisionLimits:
     proposer_takeover_s: float = 60.0
     """Without a record for this long, the next node in order proposes one. It is long because hashing takes time."""
     broken_links: tuple[NodePair, ...] = ()
-    """Pairs of nodes whose link the probe could not measure; a generation has at most one node of each pair."""
+    """Pairs of nodes whose link the probe could not measure. A generation has at most one node of each pair, unless
+    `advised_against` names one of them: no plan uses that node, so the link carries nothing."""
     advised_against: tuple[str, ...] = ()
     """Nodes that the probe's verdict excludes; of two nodes that do not reach each other, these are left out first."""
 
@@ -129,64 +129,71 @@ class Decision:
     """For `end_generation` because of a hang: the ranks that block the others, as far as they are known."""
 
 
-def decide(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
+def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     """Return the next act of this agent, with its reason."""
     if view.phase == "running":
-        return _while_running(now, view, settings)
+        return _while_running(now, view, limits)
     if view.phase in ("joining", "fault"):
-        return _between(now, view, settings)
+        return _between(now, view, limits)
     # done, stopped, failed: the agent acted when it entered the phase; now it only stays reachable.
     return Decision("wait", view.reason)
 
 
-def alive(now: float, peer: PeerView, settings: DecisionLimits) -> bool:
+def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
     """Whether a peer can take part: connected, and heard within the heartbeat timeout."""
-    return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= settings.heartbeat_timeout_s
+    return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= limits.recovery.heartbeat_timeout_s
 
 
 def failures(view: AgentView) -> int:
     """The number of failures in a row, the last generation's included; a new checkpoint restarts the count at one."""
     if view.record is None:
         return 0
-    progressed = view.checkpoint is not None and view.checkpoint != view.record.restore
-    return 1 if progressed else view.record.failures + 1
+    return 1 if is_new_checkpoint(view.record.restore, view.checkpoint) else view.record.failures + 1
 
 
-def _while_running(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
+def has_quorum(present: Collection[str], members: Collection[str]) -> bool:
+    """Whether at least half of the last generation's members are present.
+
+    Other nodes do not count, or two halves could form a quorum.
+    """
+    return 2 * len(set(present) & set(members)) >= len(members)
+
+
+def _while_running(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     assert view.record is not None, "a running agent has a record"
-    if view.workers.leaving and now - view.workers.last_progress <= settings.collect_s:
+    if view.workers.leaving and now - view.workers.last_progress <= limits.collect_s:
         # Its peers may notice its end before its exit code is known, and only that says whose fault the end is.
         return Decision("wait", "a worker ends after an error")
     # This node's own workers first, then its peers.
-    own = _own_workers(now, view, settings)
-    if own is not None:
-        return own
+    verdict = _workers_end(now, view, limits)
+    if verdict is not None:
+        return verdict
     for peer in view.peers:
-        verdict = _peer_end(peer, view) or _peer_fault(peer, view) or _peer_loss(now, peer, view, settings)
+        verdict = _peer_end(peer, view) or _peer_fault(peer, view) or _peer_loss(now, peer, view, limits)
         if verdict is not None:
             return verdict
-    if _is_spectator(view) and not any(alive(now, peer, settings) for peer in _members_seen(view)):
-        return _without_members(now, view, settings)
+    if _is_spectator(view) and not any(alive(now, peer, limits) for peer in _members_seen(view)):
+        return _without_members(now, view, limits)
     return Decision("wait", "training")
 
 
-def _own_workers(now: float, view: AgentView, settings: DecisionLimits) -> Decision | None:
+def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decision | None:
     workers = view.workers
     if workers.exit_code == 0:
         return Decision("finish", "all steps are done")
     if workers.exit_code == EXIT_RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=EXIT_RESUMABLE)
     if workers.exit_code is not None and workers.failure is not None and workers.failure.fault.names_a_node:
-        return _own_error(view, workers.exit_code)
+        return _worker_error(view, workers.exit_code)
     if workers.exit_code == EXIT_INFRASTRUCTURE:
-        told = f": {workers.error}" if workers.error else ""
-        return Decision("end_generation", f"a worker lost contact with its peers{told}")
+        details = f": {workers.error}" if workers.error else ""
+        return Decision("end_generation", f"a worker lost contact with its peers{details}")
     if workers.exit_code is not None and workers.exit_code < 0:
         return Decision("end_generation", f"a worker of {view.me} was killed by signal {-workers.exit_code}")
     if workers.exit_code is not None:
-        return _own_error(view, workers.exit_code)
+        return _worker_error(view, workers.exit_code)
     turn = view.working.index(view.me) if view.me in view.working else 0
-    limit_s = settings.compiling_timeout_s if workers.compiling else settings.progress_timeout_s
+    limit_s = limits.compiling_timeout_s if workers.compiling else limits.recovery.progress_timeout_s
     if (
         workers.running
         and now - workers.last_progress > limit_s + min(turn, HANG_REPORT_MAX_TURNS) * HANG_REPORT_STAGGER_S
@@ -195,7 +202,7 @@ def _own_workers(now: float, view: AgentView, settings: DecisionLimits) -> Decis
     return None
 
 
-def _own_error(view: AgentView, code: int) -> Decision:
+def _worker_error(view: AgentView, code: int) -> Decision:
     """Return the end of the attempt for all agents; the fault decides how the run goes on."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
     exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
@@ -234,7 +241,7 @@ def _is_same_member(peer: PeerView, view: AgentView) -> bool:
     return same and peer.node in _last_nodes(view)
 
 
-def _peer_loss(now: float, peer: PeerView, view: AgentView, settings: DecisionLimits) -> Decision | None:
+def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimits) -> Decision | None:
     """Return what follows from a peer that is silent or gone. A spectator ends nothing for that: the members know
     better whom they hear."""
     record = view.record
@@ -248,11 +255,12 @@ def _peer_loss(now: float, peer: PeerView, view: AgentView, settings: DecisionLi
         return Decision("end_generation", f"node {peer.node} is gone")
     # If the connection closed before the generation began, the node may be reconnecting: the proposer counted on it.
     older = peer.last_seen < view.phase_since
-    if peer.lost and (not older or now - view.phase_since > settings.collect_s):
+    if peer.lost and (not older or now - view.phase_since > limits.collect_s):
         return Decision("end_generation", f"node {peer.node} is gone")
     # A member that has connected only to the proposer yet gets as much time as one that fell silent.
-    if now - max(peer.last_seen, view.phase_since) > settings.heartbeat_timeout_s:
-        return Decision("end_generation", f"node {peer.node} has been silent for {settings.heartbeat_timeout_s:g} s")
+    timeout_s = limits.recovery.heartbeat_timeout_s
+    if now - max(peer.last_seen, view.phase_since) > timeout_s:
+        return Decision("end_generation", f"node {peer.node} has been silent for {timeout_s:g} s")
     return None
 
 
@@ -261,23 +269,23 @@ def _members_seen(view: AgentView) -> list[PeerView]:
     return [peer for peer in view.peers if peer.node in last]
 
 
-def _without_members(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
+def _without_members(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     """Return what a spectator does that hears no member of the generation."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
-    if now - newest <= settings.heartbeat_timeout_s:
+    if now - newest <= limits.recovery.heartbeat_timeout_s:
         return Decision("wait", "looking on")
-    return Decision("end_generation", f"no node that trains was heard for {settings.heartbeat_timeout_s:g} s")
+    return Decision("end_generation", f"no node that trains was heard for {limits.recovery.heartbeat_timeout_s:g} s")
 
 
-def _between(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
+def _between(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     if view.stop_wanted:
         return Decision("stop", "stopped on request between two generations", exit_code=EXIT_RESUMABLE)
     for peer in view.peers:
         if (end := _peer_end(peer, view)) is not None:
             return end
-    living = {peer.node: peer for peer in view.peers if alive(now, peer, settings)}
-    limit = settings.collect_s if view.record else settings.join_timeout_s
-    out = _cut_off(now, view, settings, {view.me, *living}, limit)
+    living = {peer.node: peer for peer in view.peers if alive(now, peer, limits)}
+    limit = limits.collect_s if view.record else limits.join_timeout_s
+    out = _cut_off(now, view, limits, {view.me, *living}, limit)
     if view.me in out:
         return Decision("wait", out[view.me])
     members = tuple(n for n in view.nodes if (n == view.me or n in living) and n not in out)
@@ -289,14 +297,14 @@ def _between(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
     settled = everybody and not at_work
     if meeting or (not settled and waited < limit):
         return Decision("wait", "waiting for the other nodes")
-    if _is_spectator(view) and not _enough_of_the_last(view, members):
-        return _spectate(waited, settings)
+    if _is_spectator(view) and not has_quorum(members, _last_nodes(view)):
+        return _spectate(waited, limits)
     if _is_spectator(view) and at_work:
         return Decision("wait", "the others train without this node")
-    refusal = _too_few(view, members, out, settings)
+    refusal = _too_few(view, members, out, limits)
     if refusal is not None:
         return refusal
-    turn = members.index(view.me) * settings.proposer_takeover_s
+    turn = members.index(view.me) * limits.proposer_takeover_s
     if waited < turn + (0 if settled else limit):
         return Decision("wait", f"node {members[0]} proposes the next generation")
     return Decision("propose", view.reason or "start", members=members, left_out=out)
@@ -307,7 +315,7 @@ def _is_at_work(peer: PeerView, record: Generation) -> bool:
 
 
 def _cut_off(
-    now: float, view: AgentView, settings: DecisionLimits, present: set[str], patience_s: float
+    now: float, view: AgentView, limits: DecisionLimits, present: set[str], patience_s: float
 ) -> dict[str, str]:
     """Return node -> why it is left out of the next generation, because of pairs that do not reach each other.
 
@@ -317,9 +325,9 @@ def _cut_off(
     """
     silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
     # Plans use no node that the probe advises against, so its links carry nothing.
-    broken = [pair for pair in settings.broken_links if set(pair) <= present - set(settings.advised_against)]
+    broken = [pair for pair in limits.broken_links if set(pair) <= present - set(limits.advised_against)]
     outside = {node for node in view.nodes if node not in _last_nodes(view)}
-    out = vertex_cover(view.nodes, [*silent, *broken], first=outside.union(settings.advised_against))
+    out = vertex_cover(view.nodes, [*silent, *broken], first=outside.union(limits.advised_against))
     return {node: _cut_words(node, silent, broken) for node in out}
 
 
@@ -331,28 +339,16 @@ def _cut_words(node: str, silent: list[NodePair], broken: list[NodePair]) -> str
 
 
 def _too_few(
-    view: AgentView, members: tuple[str, ...], out: Mapping[str, str], settings: DecisionLimits
+    view: AgentView, members: tuple[str, ...], out: Mapping[str, str], limits: DecisionLimits
 ) -> Decision | None:
-    failed = failures(view)
-    if failed > settings.retries:
-        return Decision(
-            "fail",
-            f"{failed} failures in a row without a new checkpoint (recovery.retries is {settings.retries}); "
-            f"last: {view.reason}",
-            exit_code=EXIT_NO_PROGRESS,
-        )
-    if len(members) < settings.min_nodes:
-        left = (
-            f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {settings.min_nodes}"
-        )
-        return Decision(
-            "fail",
-            "; ".join([left, *out.values(), *_crashes(view)]),
-            members=members,
-            left_out=out,
-            exit_code=EXIT_RESUMABLE,
-        )
-    if not _enough_of_the_last(view, members):
+    min_nodes, retries = limits.recovery.min_nodes, limits.recovery.retries
+    if (spent := retries_spent_text(failures(view), retries)) is not None:
+        return Decision("fail", f"{spent}; last: {view.reason}", exit_code=EXIT_NO_PROGRESS)
+    if len(members) < min_nodes:
+        remaining = f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {min_nodes}"
+        reason = "; ".join([remaining, *out.values(), *_crashes(view)])
+        return Decision("fail", reason, members=members, left_out=out, exit_code=EXIT_RESUMABLE)
+    if not has_quorum(members, _last_nodes(view)):
         return _minority(view, members, out)
     return None
 
@@ -381,19 +377,12 @@ def _last_nodes(view: AgentView) -> tuple[str, ...]:
     return tuple(member.node for member in view.record.members) if view.record else view.nodes
 
 
-def _enough_of_the_last(view: AgentView, members: tuple[str, ...]) -> bool:
-    """Whether `members` has at least half of the last generation. Other nodes do not count, or two halves could form
-    a quorum."""
-    last = _last_nodes(view)
-    return 2 * len(set(members) & set(last)) >= len(last)
-
-
 def _is_spectator(view: AgentView) -> bool:
     """Whether this agent joined, or came back, after the generation was decided."""
     return view.record is not None and view.me not in _last_nodes(view)
 
 
-def _spectate(waited: float, settings: DecisionLimits) -> Decision:
-    if waited < settings.join_timeout_s:
+def _spectate(waited: float, limits: DecisionLimits) -> Decision:
+    if waited < limits.join_timeout_s:
         return Decision("wait", "waiting for the nodes of the last generation")
     return Decision("fail", "the nodes of the last generation cannot be reached", exit_code=EXIT_RESUMABLE)

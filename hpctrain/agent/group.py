@@ -1,4 +1,4 @@
-"""The workers of one node in one generation: started by command line, controlled by JSON lines, killed together."""
+"""The workers of one node in one generation: started by command line, controlled by messages, killed together."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.agent.decide import WorkerView
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.post_mortem import KERNEL_LOG, KERNEL_LOG_WINDOW_S, abort_cause, hardware_fault
-from hpctrain.agent.worker_failure import WorkerFailure, failure_from_evidence, failure_from_message
+from hpctrain.agent.worker_failure import WorkerFailure, failure_from_evidence, failure_from_report
+from hpctrain.agent.worker_messages import Compiling, Report, StartOrder, StepDone, StopOrder, WorkerError, read_report
 from hpctrain.base.activity import ActivityRecord, read_record, shared_record
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
-from hpctrain.base.net.wire import LineChannel, Message
+from hpctrain.base.net.wire import LineChannel, MalformedMessage
 from hpctrain.base.process import WORKER, Process, Runner
+from hpctrain.records.history.fault import EXCEPTION, fault_named
 
 KILL_WAIT_S = 10.0
 
@@ -43,21 +46,21 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class WorkerUpdate:
-    """A message of a worker, or its end."""
+    """A report of a worker, or its end."""
 
     rank: int
-    message: Message = field(default_factory=dict)
+    report: Report | None = None
     exit_code: int | None = None
     doing: ActivityRecord | None = None
     """At its end: its last activity."""
     failure: WorkerFailure | None = None
     """At its end: why it ended, where that is known."""
 
-    def death(self, node: str) -> tuple[str, Message]:
+    def death(self, node: str) -> tuple[str, dict[str, Any]]:
         """Return reason and data of the event for a worker that ended unexpectedly."""
         code = self.exit_code or 0
         how, data = (f"signal {-code}", {"signal": -code}) if code < 0 else (f"exit code {code}", {"exit_code": code})
-        event: Message = {"node": node, "rank": self.rank, **data}
+        event: dict[str, Any] = {"node": node, "rank": self.rank, **data}
         if self.doing is not None:
             event |= {"step": self.doing.step, "operation": self.doing.words()}
         if self.failure is not None:
@@ -81,73 +84,70 @@ class WorkerGroup:
         self.workers: list[WorkerProcess] = []
         self._last_progress = 0.0
 
-    def start(self, now: float, orders: Mapping[int, Message], store: socket.socket | None) -> None:
-        """Start one worker a rank and hand it its start order.
+    def start(self, now: float, orders: Sequence[StartOrder], store: socket.socket | None) -> None:
+        """Start one worker for each order.
 
         Args:
-            orders: rank -> content of the `start` message.
             store: the listening socket of the generation's store; rank 0's worker inherits it.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         self._last_progress = self._started = now
-        for local_rank, (rank, order) in enumerate(orders.items()):
+        for local_rank, order in enumerate(orders):
             ours, theirs = socket.socketpair()
-            keep = [theirs.fileno()]
-            content = dict(order)
-            if rank == 0 and store is not None:
-                keep.append(store.fileno())
-                content["store"] = {**content["store"], "fd": store.fileno()}
-            argv = [*WORKER, "train", "--folder", str(self._folder)]
             activity = shared_record()
-            keep.append(activity)
+            inherited = [theirs.fileno(), activity]
+            if order.rank == 0 and store is not None:
+                inherited.insert(1, store.fileno())
+                order = order.model_copy(update={"store": order.store.model_copy(update={"fd": store.fileno()})})
+            argv = [*WORKER, "train", "--folder", str(self._folder)]
             argv += ["--fd", str(theirs.fileno()), "--activity", str(activity)]
-            env = {**self._env, "LOCAL_RANK": str(local_rank), "RANK": str(rank)}
+            env = {**self._env, "LOCAL_RANK": str(local_rank), "RANK": str(order.rank)}
             log = self._logs / f"{self._node}.{local_rank}.log"
-            written = log.stat().st_size if log.exists() else 0
-            process = self._runner.start(argv, env=env, log=log, keep_fds=keep)
+            log_start = log.stat().st_size if log.exists() else 0
+            process = self._runner.start(argv, env=env, log=log, keep_fds=inherited)
             theirs.close()
-            channel = LineChannel(ours)
-            channel.send({"type": "start", **content})
-            self.workers.append(WorkerProcess(rank, process, channel, activity, log, written))
+            channel = LineChannel(ours, strict=True)
+            channel.send(order.to_json())
+            self.workers.append(WorkerProcess(order.rank, process, channel, activity, log, log_start))
 
     def channels(self) -> list[LineChannel]:
         """Return the open channels, to wait on."""
         return [worker.channel for worker in self.workers if not worker.channel.closed]
 
     def news(self, now: float) -> list[WorkerUpdate]:
-        """Return the messages and ends of workers since the last call."""
+        """Return the reports and ends of workers since the last call."""
         self._runner.reap()
-        found: list[WorkerUpdate] = []
+        updates: list[WorkerUpdate] = []
         for worker in self.workers:
             if worker.exit_code is not None:
                 continue
             code = worker.process.poll()
-            for message in worker.channel.receive():
+            for report in _receive(worker):
                 self._last_progress = now
-                kind = message.get("type")
-                if kind in ("error", "lost"):
-                    worker.failure = failure_from_message(worker.rank, message)
-                    worker.raised = kind == "error"
-                elif kind in ("compiling", "step"):
-                    worker.compiling = kind == "compiling"
-                found.append(WorkerUpdate(worker.rank, message))
+                if isinstance(report, WorkerError):
+                    worker.failure = failure_from_report(worker.rank, report)
+                    worker.raised = report.kind == "error"
+                elif isinstance(report, Compiling | StepDone):
+                    worker.compiling = isinstance(report, Compiling)
+                updates.append(WorkerUpdate(worker.rank, report))
             if code is not None:
-                worker.exit_code = code
-                worker.failure = self._failure(worker, code, now)
+                # A worker whose channel was closed may end by itself before it is killed.
+                worker.exit_code = -signal.SIGKILL if worker.channel.fault else code
+                worker.failure = self._failure(worker, worker.exit_code, now)
                 doing = read_record(worker.activity)
-                found.append(WorkerUpdate(worker.rank, exit_code=code, doing=doing, failure=worker.failure))
-        return found
+                updates.append(WorkerUpdate(worker.rank, None, worker.exit_code, doing, worker.failure))
+        return updates
 
     def _failure(self, worker: WorkerProcess, code: int, now: float) -> WorkerFailure | None:
-        """Return why a worker ended: its own message, unless the kernel's log names a hardware fault of this node, or
+        """Return why a worker ended: its own report, unless the kernel's log names a hardware fault of this node, or
         the worker's log an abort."""
-        said = worker.failure
-        if code in (0, EXIT_RESUMABLE) or (said is not None and said.fault.names_a_node):
-            return said
-        seen = hardware_fault(max(self._started, now - KERNEL_LOG_WINDOW_S), self._kernel_log)
-        if seen is None and said is None and code == -signal.SIGABRT:
-            seen = abort_cause(worker.log, worker.log_start)
-        return said if seen is None else failure_from_evidence(said, worker.rank, *seen)
+        reported = worker.failure
+        if code in (0, EXIT_RESUMABLE) or (reported is not None and reported.fault.names_a_node):
+            return reported
+        evidence = hardware_fault(max(self._started, now - KERNEL_LOG_WINDOW_S), self._kernel_log)
+        if evidence is None and reported is None and code == -signal.SIGABRT:
+            evidence = abort_cause(worker.log, worker.log_start)
+        return reported if evidence is None else failure_from_evidence(reported, worker.rank, *evidence)
 
     def view(self) -> WorkerView:
         """Return the state of the workers as one value; its exit code is the one that explains most."""
@@ -157,9 +157,8 @@ class WorkerGroup:
         causes = [code for code in codes if code not in (0, EXIT_INFRASTRUCTURE)]
         bad = causes or [code for code in codes if code != 0]
         exit_code = bad[0] if bad else 0 if self.workers and not running else None
-        told = [worker for worker in self.workers if worker.failure]
-        told.sort(key=lambda worker: worker.exit_code != exit_code)
-        failure = told[0].failure if told else None
+        failed = [worker for worker in self.workers if worker.failure]
+        failure = min(failed, key=lambda worker: worker.exit_code != exit_code).failure if failed else None
         error = failure.sentence if failure is not None else None
         compiling = any(worker.compiling for worker in self.workers if worker.exit_code is None)
         leaving = any(worker.raised for worker in self.workers if worker.exit_code is None)
@@ -171,18 +170,19 @@ class WorkerGroup:
         Args:
             places: the device of each rank.
         """
-        found = []
+        activities = []
         for worker in self.workers:
             now = read_record(worker.activity) if worker.exit_code is None else None
             if now is not None:
                 state = _STATES.get(process_state(worker.process.pid), "")
-                found.append(WorkerActivity(worker.rank, places[worker.rank], now.step, now.words(), now.waits, state))
-        return tuple(found)
+                where = worker.rank, places[worker.rank], now.step
+                activities.append(WorkerActivity(*where, now.words(), now.waits, state))
+        return tuple(activities)
 
-    def tell(self, kind: str) -> None:
-        """Send `save` or `stop` to every worker."""
+    def stop(self) -> None:
+        """Order every worker to save a checkpoint and exit."""
         for worker in self.workers:
-            worker.channel.send({"type": kind})
+            worker.channel.send(StopOrder().to_json())
 
     def kill(self) -> None:
         """Kill every worker with SIGKILL; after return none of them runs."""
@@ -195,6 +195,22 @@ class WorkerGroup:
             worker.channel.close()
             os.close(worker.activity)
         self.workers = []
+
+
+def _receive(worker: WorkerProcess) -> list[Report]:
+    """Return what the worker has reported since the last call. A malformed report ends the worker."""
+    reports = []
+    try:
+        for message in worker.channel.receive():
+            reports.append(read_report(message))
+    except MalformedMessage as error:
+        worker.channel.refuse(str(error))
+    if worker.channel.fault:
+        sentence = f"rank {worker.rank}: its agent cannot read its messages: {worker.channel.fault}"
+        worker.failure = WorkerFailure(worker.rank, sentence, fault_named(EXCEPTION), {"message": worker.channel.fault})
+        worker.raised = True
+        worker.process.kill()
+    return reports
 
 
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "stuck in the system (disk or driver)"}

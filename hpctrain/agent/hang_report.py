@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 MAX_GROUPS_SHOWN = 4
 """Groups of waiting ranks that a report names; ranks usually wait in few places, and a longer list helps nobody."""
 MAX_WORKERS_PER_NODE = 1024
 """Workers of one node that a heartbeat may list; a node has one for each device."""
-TEXT_CHARS = 1000
 
 
-@dataclass(frozen=True)
-class WorkerActivity:
-    """The current activity of one worker of the generation."""
+ShortText = Annotated[str, Field(max_length=1000)]
 
-    rank: int
-    place: str
+
+class WorkerActivity(NamedTuple):
+    """The current activity of one worker of the generation; heartbeats and events carry it as a list."""
+
+    rank: Annotated[int, Field(ge=0)]
+    place: ShortText
     """Its device, written 'node:device'."""
-    step: int
-    operation: str
+    step: Annotated[int, Field(ge=0)]
+    operation: ShortText
     waits: bool
     """Whether the operation ends only when another rank does its part."""
-    state: str = ""
+    state: ShortText = ""
     """The state of the process, where it explains the hang: 'stopped by a signal'; else empty."""
 
     @property
     def hangs(self) -> bool:
         """Whether it makes no progress although it waits for no other rank."""
         return bool(self.state) or not self.waits
-
-
-def to_message(doing: Iterable[WorkerActivity]) -> list[list[Any]]:
-    """Return the activities as a heartbeat carries them."""
-    return [list(astuple(item)) for item in doing]
-
-
-def from_message(value: object) -> tuple[WorkerActivity, ...] | None:
-    """Return the activities that `to_message` wrote; None for any other value."""
-    if not isinstance(value, list) or len(value) > MAX_WORKERS_PER_NODE:
-        return None
-    found = []
-    for item in value:
-        if not isinstance(item, list) or [type(part) for part in item] != [int, str, int, str, bool, str]:
-            return None
-        one = WorkerActivity(*item)
-        if min(one.rank, one.step) < 0 or max(map(len, (one.place, one.operation, one.state))) > TEXT_CHARS:
-            return None
-        found.append(one)
-    return tuple(found)
 
 
 def blocking_workers(doing: Sequence[WorkerActivity]) -> tuple[WorkerActivity, ...]:
@@ -84,8 +66,8 @@ def _group(waiting: Sequence[WorkerActivity]) -> list[str]:
     for (step, operation), ranks in list(groups.items())[:MAX_GROUPS_SHOWN]:
         who = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {_listed(ranks)} wait"
         parts.append(f"{who} in step {step}: {operation}")
-    rest = sum(len(ranks) for ranks in list(groups.values())[MAX_GROUPS_SHOWN:])
-    return [*parts, f"{rest} more ranks wait elsewhere"] if rest else parts
+    others = sum(len(ranks) for ranks in list(groups.values())[MAX_GROUPS_SHOWN:])
+    return [*parts, f"{others} more ranks wait elsewhere"] if others else parts
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import json
-import select
 import selectors
 import socket
 from collections import deque
@@ -18,9 +17,9 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
+from hpctrain.base.json_text import parse_json
 from hpctrain.base.net.watch import Watch
 from hpctrain.base.owned_files import read_owned
-from hpctrain.records.format.json_text import parse_json
 
 ADDRESS_POLL_S = 0.2
 ADDRESS_READS_PER_CALL = 8
@@ -105,21 +104,17 @@ class PeerConnector:
         self._watch.add(sock, selectors.EVENT_WRITE)
 
     def _made(self, now: float) -> list[tuple[str, socket.socket]]:
-        poll = select.poll()
-        for target in self._targets.values():
-            if target.connecting is not None:
-                poll.register(target.connecting, select.POLLOUT)
-        ended = {number for number, _ in poll.poll(0)}
         made = []
         for node, target in self._targets.items():
-            sock = target.connecting
-            if sock is None:
+            if target.connecting is None or target.address is None:
                 continue
-            if sock.fileno() in ended and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
-                self._watch.remove(sock)
+            # A second call says how the first one ended, or that it has not ended.
+            result = target.connecting.connect_ex(target.address)
+            if result in (0, errno.EISCONN):
+                self._watch.remove(target.connecting)
+                made.append((node, target.connecting))
                 target.connecting = None
-                made.append((node, sock))
-            elif sock.fileno() in ended or now >= target.give_up:
+            elif result not in (errno.EALREADY, errno.EINPROGRESS) or now >= target.give_up:
                 self._abandon(target)
         return made
 
@@ -143,8 +138,8 @@ def publish_address(folder: Path, node: str, address: Address) -> None:
 def published_address(folder: Path, node: str) -> Address | None:
     """Return a node's published address; None where there is none, or none that needs no name look-up."""
     try:
-        said = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
-        addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
+        content = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
+        addr, port = str(ipaddress.ip_address(content["addr"])), content["port"]
     except (OSError, InputError, ValueError, KeyError, TypeError):
         return None
     return (addr, port) if type(port) is int and 0 < port < 1 << 16 else None

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
-import pydantic.dataclasses
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpctrain.agent.decide import PeerView, Phase
-from hpctrain.agent.hang_report import WorkerActivity, from_message, to_message
+from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
 from hpctrain.base.net.auth_listener import AuthListener
-from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer
+from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer, derive_key
 from hpctrain.base.net.watch import Watch, Watchable
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message
+from hpctrain.records.history.generation import Generation, Member
 
 HEARTBEAT_S = 0.25
 HANDSHAKE_TIMEOUT_S = 2.0
@@ -39,10 +39,12 @@ GIVE_UP_MS = 60_000
 Text = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
-class Announcement:
+class Announcement(BaseModel):
     """What an agent sends about itself with each heartbeat."""
 
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    type: Literal["heartbeat"] = "heartbeat"
     node: Text
     incarnation: Text
     addr: Text
@@ -50,9 +52,14 @@ class Announcement:
     generation: Annotated[int, Field(ge=-1, lt=1 << 31)]
     phase: Phase
     reason: str
-    doing: tuple[WorkerActivity, ...] = ()
-    unheard: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    # JSON has no tuples, and a strict field takes no list for one.
+    doing: Annotated[tuple[WorkerActivity, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
+    unheard: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
     """Indices in node order of the nodes that it does not hear."""
+
+    def member(self) -> Member:
+        """Return the agent as the record of a generation names it."""
+        return Member(node=self.node, incarnation=self.incarnation, addr=self.addr, store_port=self.store_port)
 
 
 @dataclass(frozen=True)
@@ -126,14 +133,21 @@ class PeerMesh:
         """Return a peer's last announcement; None before its first."""
         return self._announced.get(node)
 
-    def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None:
+    def store_secret(self, record: Generation) -> str:
+        """Return the secret of a generation's store, which every node derives from the run's key.
+
+        It is never written, and only sent to the node's own workers.
+        """
+        return derive_key(self._key, "store", record.number, record.proposer).hex()
+
+    def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None:
         """Process what has arrived, dial missing nodes, and send a heartbeat when one is due (or `at_once`)."""
         self._accept_peers(now)
         self._finish_handshakes(now)
         for node, channel in list(self._channels.items()):
             self._receive(now, node, channel)
         self._dial(now)
-        self._send_heartbeats(now, mine, at_once)
+        self._send_heartbeats(now, announcement, at_once)
 
     def _accept_peers(self, now: float) -> None:
         """Accept callers; those that prove to know the run's key become peers, the others are disconnected."""
@@ -191,28 +205,27 @@ class PeerMesh:
     def _receive(self, now: float, node: str, channel: LineChannel) -> None:
         for message in channel.receive():
             try:
-                said = parse_announcement(message)
-                if said.node != node:
-                    raise MalformedMessage(f"it proved to be {node} and says that it is {said.node[:100]!r}")
+                announced = parse_announcement(message)
+                if announced.node != node:
+                    raise MalformedMessage(f"it proved to be {node} and says that it is {announced.node[:100]!r}")
             except MalformedMessage as error:
                 channel.refuse(str(error))
                 break
             self._connector.reset_backoff(node)
-            self._announced[node] = said
+            self._announced[node] = announced
             self._views[node] = PeerView(
-                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing,
-                said.unheard,
+                node, announced.incarnation, True, False, now, announced.generation, announced.phase, announced.reason,
+                announced.doing, announced.unheard,
             )  # fmt: skip
         if channel.closed:
             self._disconnect(node)
 
-    def _send_heartbeats(self, now: float, mine: Announcement, at_once: bool) -> None:
+    def _send_heartbeats(self, now: float, announcement: Announcement, at_once: bool) -> None:
         """Send a heartbeat to all peers when one is due, else only to those that have just joined."""
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now
-        heartbeat = {"type": "heartbeat", **mine.__dict__, "reason": mine.reason[:REASON_CHARS]}
-        heartbeat["doing"] = to_message(mine.doing)
+        heartbeat = {**dict(announcement), "reason": announcement.reason[:REASON_CHARS]}
         for node, channel in list(self._channels.items()):
             if (due or node in self._fresh) and not channel.send(heartbeat):
                 self._disconnect(node)
@@ -238,24 +251,15 @@ def parse_announcement(message: Message) -> Announcement:
     Raises:
         MalformedMessage: it is no heartbeat, or not one that this program sends.
     """
-    # JSON has no tuples, and strict fields take no lists for them.
-    content: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in message.items()}
-    kind = content.pop("type", None)
-    if kind != "heartbeat":
-        raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
-    # Checked before they become arguments: some names have a meaning for the class itself.
-    if unknown := sorted(content.keys() - {field.name for field in fields(Announcement)}):
-        raise MalformedMessage(f"it sent a heartbeat with an unknown field {unknown[0][:100]!r}")
-    content["doing"] = from_message(message.get("doing"))
     try:
-        said = Announcement(**content)
+        announcement = Announcement.model_validate(message)
     except ValidationError as error:
-        mistake = error.errors()[0]
+        mistake = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, mistake["loc"]))
         raise MalformedMessage(f"it sent a heartbeat with a wrong {field[:100]!r}: {mistake['msg'][:200]!r}") from None
-    if len(said.reason) > REASON_CHARS:
+    if len(announcement.reason) > REASON_CHARS:
         raise MalformedMessage(f"it sent a heartbeat with a reason of more than {REASON_CHARS} characters")
-    return said
+    return announcement
 
 
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:

@@ -11,16 +11,16 @@ from hpctrain.base.net.vertex_cover import NodePair
 class ReachabilityTracker:
     """The pairs of nodes that do not hear each other, as one agent knows them, and since when."""
 
-    def __init__(self, me: str, nodes: Sequence[str], settings: DecisionLimits) -> None:
+    def __init__(self, me: str, nodes: Sequence[str], limits: DecisionLimits) -> None:
         self._me = me
         self._nodes = nodes
-        self._settings = settings
+        self._limits = limits
         self.silent: dict[NodePair, float] = {}
         """Pair of nodes that do not hear each other -> since when."""
 
     def unheard(self, now: float, peers: Sequence[PeerView]) -> tuple[int, ...]:
         """Return the indices in node order of the nodes that this agent does not hear."""
-        heard = {peer.node for peer in peers if alive(now, peer, self._settings)} | {self._me}
+        heard = {peer.node for peer in peers if alive(now, peer, self._limits)} | {self._me}
         return tuple(place for place, node in enumerate(self._nodes) if node not in heard)
 
     def note(self, now: float, peers: Sequence[PeerView]) -> None:
@@ -28,7 +28,7 @@ class ReachabilityTracker:
         unheard = {
             peer.node: [self._nodes[place] for place in peer.unheard if place < len(self._nodes)]
             for peer in peers
-            if alive(now, peer, self._settings)
+            if alive(now, peer, self._limits)
         }
         self.silent = {pair: self.silent.get(pair, now) for pair in unreachable_pairs(self._me, self._nodes, unheard)}
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.base.net.wire import Message
+from hpctrain.agent.worker_messages import WorkerError
 from hpctrain.records.history.fault import Fault, fault_named
-
-_DETAILS = ("kind", "message", "where", "step", "operation")
 
 
 @dataclass(frozen=True)
@@ -28,21 +26,19 @@ class WorkerFailure:
         return {"rank": self.rank, "fault": self.fault.name, "error": self.details}
 
 
-def failure_from_evidence(said: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
+def failure_from_evidence(reported: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
     """Return the failure of a worker that did not report whose fault its end was.
 
     Args:
-        said: the worker's own report, if any.
+        reported: the worker's own report, if any.
         line: the log line that names the fault.
     """
-    before = f"{said.sentence}; " if said is not None else ""
-    sentence = f"{before}rank {rank}: {fault.words}: {line}"
-    return WorkerFailure(rank, sentence, fault, said.details if said is not None else {"message": line})
+    sentence = f"rank {rank}: {fault.words}: {line}"
+    if reported is None:
+        return WorkerFailure(rank, sentence, fault, {"message": line})
+    return WorkerFailure(rank, f"{reported.sentence}; {sentence}", fault, reported.details)
 
 
-def failure_from_message(rank: int, message: Message) -> WorkerFailure:
-    """Return the failure that a worker's `error` or `lost` message reports."""
-    said = message.get("error")
-    said = said if isinstance(said, dict) else {}
-    details = {name: said[name] for name in _DETAILS if said.get(name) is not None}
-    return WorkerFailure(rank, str(message.get("message")), fault_named(said.get("fault")), details)
+def failure_from_report(rank: int, report: WorkerError) -> WorkerFailure:
+    """Return the failure that a worker reports."""
+    return WorkerFailure(rank, report.sentence, fault_named(report.fault), report.details.to_json())

@@ -14,6 +14,9 @@ from typing import Any
 
 from hpctrain.base.errors import StorageError
 
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk and of a full quota."""
+
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a whole file at once; after return it is on disk. On any error the old file is unchanged.
@@ -55,7 +58,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            sync_folder(path.parent)
+            sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -90,9 +93,9 @@ def _ends_mid_line(descriptor: int) -> bool:
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -109,7 +112,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def _remedy(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL_ERRNOS:
         return "free some space or choose another folder; nothing was changed"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a folder that you may write to"

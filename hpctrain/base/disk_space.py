@@ -13,12 +13,13 @@ import ctypes
 import errno
 import os
 import secrets
+import shutil
 from pathlib import Path
 
+from hpctrain.base.atomic import DISK_FULL_ERRNOS
 from hpctrain.base.errors import StorageError
 from hpctrain.base.units import format_bytes
 
-_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _MOST_FILES = 16
 
 
@@ -28,10 +29,12 @@ def free_bytes(path: Path) -> int:
     Raises:
         OSError: the file system does not answer.
     """
-    while not path.exists():
-        path = path.parent
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
+    return shutil.disk_usage(nearest_existing(path)).free
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def check_disk_space(folder: Path, size_bytes: int, what: str, files: int = 1) -> None:
@@ -52,7 +55,7 @@ def check_disk_space(folder: Path, size_bytes: int, what: str, files: int = 1) -
             raise StorageError(f"{folder}: no room for {what}: {format_bytes(free)} are free, {_needed(size_bytes)}")
         _try_allocate(folder, size_bytes, min(files, _MOST_FILES))
     except OSError as error:
-        if error.errno in _DISK_FULL_ERRNOS:
+        if error.errno in DISK_FULL_ERRNOS:
             limit = "the quota leaves less" if error.errno == errno.EDQUOT else "less is free"
             raise StorageError(f"{folder}: no room for {what}: {limit}, {_needed(size_bytes)}") from error
         raise StorageError(f"{folder}: cannot write {what}: {error.strerror or error}") from error
@@ -71,7 +74,7 @@ def _try_allocate(folder: Path, size_bytes: int, files: int) -> None:
             # A file without a name is freed when the process ends, however it ends.
             path.unlink()
             code = _fallocate(descriptor, size_bytes // files)
-            if code in _DISK_FULL_ERRNOS:
+            if code in DISK_FULL_ERRNOS:
                 raise OSError(code, os.strerror(code))
 
 

@@ -59,17 +59,17 @@ def format_timestamp(wall: float) -> str:
 
 def parse_timestamp(line: bytes) -> tuple[float, bytes] | None:
     """Return a line's time, in seconds since 1970, and the line without it; None for a line that has none."""
-    found = _TIMESTAMP.match(line)
-    if found is None:
+    stamp = _TIMESTAMP.match(line)
+    if stamp is None:
         return None
     try:
-        moment = datetime.fromisoformat(found[1].decode() + "+00:00")
+        moment = datetime.fromisoformat(stamp[1].decode() + "+00:00")
     except ValueError:
         return None
-    return moment.timestamp(), line[found.end() :]
+    return moment.timestamp(), line[stamp.end() :]
 
 
 def _lines(text: str) -> list[str]:
     """Return the lines of a text. Only line feeds end them: a progress bar's carriage returns begin no line."""
-    *whole, rest = text.split("\n")
-    return [f"{line}\n" for line in whole] + ([rest] if rest else [])
+    *whole, unfinished = text.split("\n")
+    return [f"{line}\n" for line in whole] + ([unfinished] if unfinished else [])

@@ -13,8 +13,8 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from hpctrain.base.errors import FileError, UntrustedError
-from hpctrain.base.regular_file import kind_of, open_regular, read_descriptor
+from hpctrain.base.errors import FileError, InputError, UntrustedError
+from hpctrain.base.regular_file import kind_of, open_regular, read_and_close
 from hpctrain.base.trust import TRUSTED_GROUPS_VARIABLE, distrust, group_name
 
 OWN_BYTES_MAX = 1 << 30
@@ -86,11 +86,7 @@ class OwnedFolder:
             FileError: it is larger than the limit.
             OSError: it does not exist, or cannot be read.
         """
-        descriptor = self.open(name, private=private)
-        try:
-            return read_descriptor(descriptor, self.path / name, limit_bytes)
-        finally:
-            os.close(descriptor)
+        return read_and_close(self.open(name, private=private), self.path / name, limit_bytes)
 
     def open_to_write(self, name: str) -> int:
         """Return a descriptor for reading and writing a regular file of this user in the folder; create it if missing.
@@ -190,11 +186,25 @@ def read_private(path: Path, limit_bytes: int) -> bytes:
         FileError: it is larger than the limit.
         OSError: it does not exist, or cannot be read.
     """
-    descriptor = _checked_file(path, str(path), None, private=True, guarded=False)
+    return read_and_close(_checked_file(path, str(path), None, private=True, guarded=False), path, limit_bytes)
+
+
+def read_private_text(path: Path, limit_bytes: int, key: str) -> str:
+    """Return the text of a file that only this user can read or write.
+
+    Args:
+        key: the key of the run file that names it, for the error.
+
+    Raises:
+        InputError: others can read it or write to it, or it cannot be read.
+    """
     try:
-        return read_descriptor(descriptor, path, limit_bytes)
-    finally:
-        os.close(descriptor)
+        return read_private(path, limit_bytes).decode()
+    except UntrustedError as error:
+        raise InputError(f"{key}: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"{key}: {path}: cannot read: {reason}") from None
 
 
 def _opened_folder(path: Path) -> int:

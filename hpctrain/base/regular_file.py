@@ -48,27 +48,26 @@ def read_regular(path: Path | str, limit_bytes: int, *, dir_fd: int | None = Non
         FileError: it is larger, or no regular file.
         OSError: it does not exist, or cannot be read.
     """
-    descriptor = open_regular(path, dir_fd=dir_fd)
-    try:
-        return read_descriptor(descriptor, path, limit_bytes)
-    finally:
-        os.close(descriptor)
+    return read_and_close(open_regular(path, dir_fd=dir_fd), path, limit_bytes)
 
 
-def read_descriptor(descriptor: int, path: Path | str, limit_bytes: int) -> bytes:
-    """Return all bytes of an open file from its current position, at most `limit_bytes`.
+def read_and_close(descriptor: int, path: Path | str, limit_bytes: int) -> bytes:
+    """Return all bytes of an open file from its current position, at most `limit_bytes`, and close it.
 
     Raises:
         FileError: it has more; `path` names the file in the message.
     """
-    size = os.fstat(descriptor).st_size
     data = bytearray()
-    # The reported size may be wrong (/proc) or change meanwhile, so the bytes read are counted.
-    while size <= limit_bytes and len(data) <= limit_bytes:
-        chunk = os.read(descriptor, min(_CHUNK_BYTES, limit_bytes + 1 - len(data)))
-        if not chunk:
-            return bytes(data)
-        data += chunk
+    try:
+        size = os.fstat(descriptor).st_size
+        # The reported size may be wrong (/proc) or change meanwhile, so the bytes read are counted.
+        while size <= limit_bytes and len(data) <= limit_bytes:
+            chunk = os.read(descriptor, min(_CHUNK_BYTES, limit_bytes + 1 - len(data)))
+            if not chunk:
+                return bytes(data)
+            data += chunk
+    finally:
+        os.close(descriptor)
     shown = max(size, len(data))
     raise FileError(
         path, [FieldError("", f"has {shown} bytes or more, expected at most {limit_bytes}; look at what it is")]

@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from hpctrain.agent.worker_messages import Report, StartOrder, StoreConnection
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.module_argv import outside_current_folder
 from hpctrain.bench.comparison import TimeSample
 from hpctrain.records.plan.plan import Plan
-from hpctrain.worker.build import StartOrder, Trainer, build
+from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import Loop
 
 Answer = TypeVar("Answer")
@@ -68,7 +69,8 @@ def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer,
         meeting.set("port", str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get("port"))
-    trainer = build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None, "bench"))
+    store = StoreConnection(addr="127.0.0.1", port=port, secret="bench", fd=descriptor)
+    trainer = build(folder, StartOrder(plan="plan.json", rank=rank, generation=0, store=store))
     return trainer, loop_alone(trainer)
 
 
@@ -78,15 +80,12 @@ def loop_alone(trainer: Trainer) -> Loop:
 
 
 class NoAgentChannel:
-    """An agent channel without an agent: it requests nothing and drops all messages."""
-
-    def save_wanted(self) -> bool:
-        return False
+    """An agent channel without an agent: it requests nothing and drops all reports."""
 
     def stop_wanted(self) -> bool:
         return False
 
-    def tell(self, kind: str, /, **content: object) -> None:
+    def send(self, report: Report) -> None:
         pass
 
 

@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.base.atomic import storage_errors, sync_folder, write_text
+from hpctrain.base.atomic import storage_errors, sync, write_text
 from hpctrain.base.errors import CheckpointError, FileError, InputError, Superseded, UntrustedError
 from hpctrain.base.owned_files import OwnedFolder
 from hpctrain.records.history.generation import Fence
@@ -123,7 +123,7 @@ def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             temporary.rename(final)
-        sync_folder(checkpoints)
+        sync(checkpoints)
     fence.check()
     write_text(checkpoints / LATEST, final.name + "\n")
     return final
@@ -144,9 +144,9 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
     A checkpoint of a later step was left by an earlier attempt, and the run did not resume from it; it is removed too.
     """
     before = [path for path in listed(checkpoints) if path.name < current.name]
-    kept = {current, *before[max(0, len(before) - (keep - 1)) :]}
+    remaining = {current, *before[max(0, len(before) - (keep - 1)) :]}
     for path in listed(checkpoints):
-        if path not in kept:
+        if path not in remaining:
             remove(path)
 
 

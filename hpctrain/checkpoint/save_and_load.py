@@ -120,9 +120,9 @@ class CheckpointSaver:
 
     def _expected_bytes(self, tensors: dict[str, Tensor]) -> int:
         """Bytes of the whole state. Each tensor counts once, even if several ranks hold it or parts of it."""
-        mine = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather_object(everyone, mine, group=self._group)
+        dist.all_gather_object(everyone, sizes, group=self._group)
         whole = {name: size for sizes in everyone for name, size in sizes.items()}
         return sum(whole.values()) + SURPLUS_BYTES * len(everyone) + SURPLUS_BYTES * len(whole) // 16
 
@@ -138,11 +138,11 @@ class CheckpointSaver:
     def _describe(self, temporary: Path) -> list[FileEntry]:
         """Hash the files that this rank wrote; return the entries of all ranks' files. Collective."""
         rank = dist.get_rank(self._group)
-        mine = [f"__{rank}_"] + ([".metadata"] if rank == 0 else [])
+        prefixes = (f"__{rank}_", ".metadata") if rank == 0 else (f"__{rank}_",)
         entries = [
             published.describe_file(path).model_dump()
             for path in sorted(temporary.iterdir())
-            if path.name.startswith(tuple(mine))
+            if path.name.startswith(prefixes)
         ]
         everyone: list[list[dict[str, object]]] = [[] for _ in range(dist.get_world_size(self._group))]
         dist.all_gather_object(everyone, entries, group=self._group)
@@ -168,20 +168,20 @@ class CheckpointSaver:
             raise StorageError(message[0])
 
 
-def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> None:
+def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None) -> None:
     """Load a verified checkpoint into the tensors in place. Collective; each rank reads only what it needs.
+
+    Args:
+        group: the ranks that load; None: this process alone.
 
     Raises:
         CheckpointError: a tensor is missing or cannot be read.
     """
     try:
-        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group)
+        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group, no_dist=group is None)
     except dcp.api.CheckpointException as error:
         # torch's class does not derive from Exception, so `except Exception` would not catch it.
-        failure = next(iter(error.failures.values()), None)
-        cause = failure[0] if isinstance(failure, tuple) else failure
-        lines = str(cause).strip().splitlines()
-        raise CheckpointError(f"{path}: cannot load: {lines[-1] if lines else error}") from None
+        raise CheckpointError(f"{path}: cannot load: {_first_failure(error)[1]}") from None
 
 
 def load_with_prefix(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
@@ -193,9 +193,9 @@ def load_with_prefix(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[
     """
     known = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     tensors = {
-        name: torch.empty(found.size, dtype=found.properties.dtype)
-        for name, found in known.items()
-        if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in known.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
     load(tensors, path, group)
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -214,12 +214,16 @@ def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"
-    for rank, failure in sorted(error.failures.items()):
-        # failures: rank -> (exception, traceback summary)
-        cause = failure[0] if isinstance(failure, tuple) else failure
-        text = str(cause).strip().splitlines()
-        return f"{path}: rank {rank} cannot write: {text[-1] if text else type(cause).__name__}"
-    return f"{path}: cannot write"
+    rank, text = _first_failure(error)
+    return f"{path}: rank {rank} cannot write: {text}"
+
+
+def _first_failure(error: dcp.api.CheckpointException) -> tuple[int, str]:
+    """Return the first rank that failed, and the last line of its error."""
+    rank, failure = min(error.failures.items(), default=(0, error))
+    cause = failure[0] if isinstance(failure, tuple) else failure  # with a summary of its traceback
+    lines = str(cause).strip().splitlines()
+    return rank, lines[-1] if lines else type(cause).__name__
 
 
 def _refusal(folder: Path) -> str | None:

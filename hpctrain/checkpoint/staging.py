@@ -33,15 +33,15 @@ class StagingBuffers:
         Args:
             device: device of the tensors.
         """
-        memory = [_local(buffer).zero_() for buffer in self._buffers.values()]
+        memory = [local_part(buffer).zero_() for buffer in self._buffers.values()]
         if device.type == "cuda":
             _lock_in_place(memory, device)
 
     def copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy the tensors' current values; the result is valid until the next call."""
         self.reserve(tensors)
-        sources = [_local(tensor.detach()) for tensor in tensors.values()]
-        targets = [_local(self._buffers[name]) for name in tensors]
+        sources = [local_part(tensor.detach()) for tensor in tensors.values()]
+        targets = [local_part(self._buffers[name]) for name in tensors]
         for source, target in zip(sources, targets, strict=True):
             target.copy_(source, non_blocking=True)
         if any(source.is_cuda for source in sources):
@@ -67,9 +67,10 @@ def _lock_in_place(tensors: list[Tensor], device: torch.device) -> None:
 
 
 def _alike(buffer: Tensor, tensor: Tensor) -> bool:
-    mine, other = _local(buffer), _local(tensor)
-    return mine.shape == other.shape and mine.dtype == other.dtype and mine.stride() == other.stride()
+    a, b = local_part(buffer), local_part(tensor)
+    return a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor; another tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

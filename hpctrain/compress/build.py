@@ -24,7 +24,6 @@ from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.compress.reducers.sparse import SparseReducer
 from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter
 from hpctrain.compress.reducers.tagc import TagcReducer
-from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, FixedSendCounts, SendCounts
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import (
@@ -72,7 +71,7 @@ def build_reducer(
             state = _sparse_state(codec, group, chosen, [math.prod(shapes[index]) for index in chosen])
             return SparseReducer(group, state, _sparse_settings(codec))
         case Tagc():
-            return TagcReducer(group, chosen, codec, _feedback(codec), select_with_values)
+            return TagcReducer(group, chosen, codec, _feedback(codec))
         case PowerSgd():
             return PowerSgdReducer(group, chosen, codec)
 

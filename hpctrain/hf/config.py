@@ -35,7 +35,11 @@ _DROPOUT = (
     "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob",
     "attention_probs_dropout_prob", "dropout_rate",
 )  # fmt: skip
-
+_SIZES = {
+    "dim": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn_dim": "intermediate_size",
+    "vocab": "vocab_size",
+}  # fmt: skip
+"""Field of a spec -> its key, in Llama and BERT."""
 
 SIZE_MAX = 2**31
 """Upper limit of every size in a config.json; the spec then checks each of them."""
@@ -59,6 +63,10 @@ class _Keys:
             return value
         self.refuse(key, f"a whole number above 0, up to {SIZE_MAX}")
         return 1
+
+    def sizes(self, **keys: str) -> dict[str, int]:
+        """Return field -> the required whole number above 0 at its key."""
+        return {field: self.size(key) for field, key in keys.items()}
 
     def number(self, key: str, default: float) -> float:
         """Return the number above 0 at `key`."""
@@ -153,19 +161,15 @@ def dropout_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def _decoder(keys: _Keys) -> FamilySpec:
-    dim, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    keys.only("head_dim", None, dim // heads)
+    sizes = keys.sizes(**_SIZES)
+    keys.only("head_dim", None, sizes["dim"] // sizes["heads"])
     keys.only("hidden_act", "silu", "swish", default="silu")
     for key in ("attention_bias", "mlp_bias"):
         keys.only(key, False, default=False)
     return keys.build_spec(
         DecoderSpec,
-        layers=keys.size("num_hidden_layers"),
-        dim=dim,
-        heads=heads,
-        kv_heads=keys.size("num_key_value_heads", heads),
-        ffn_dim=keys.size("intermediate_size"),
-        vocab=keys.size("vocab_size"),
+        **sizes,
+        kv_heads=keys.size("num_key_value_heads", sizes["heads"]),
         tied=keys.flag("tie_word_embeddings", False),
         rope_base=_rope_base(keys),
         norm_eps=keys.number("rms_norm_eps", 1e-6),
@@ -194,18 +198,15 @@ def _rope_base(keys: _Keys) -> float:
 
 
 def _gpt2(keys: _Keys) -> FamilySpec:
-    dim = keys.size("n_embd")
+    sizes = keys.sizes(dim="n_embd", layers="n_layer", heads="n_head", vocab="vocab_size")
     keys.only("activation_function", "gelu_new", "gelu_pytorch_tanh", default="gelu_new")
     keys.only("scale_attn_weights", True, default=True)
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         keys.only(key, False, default=False)
     return keys.build_spec(
         Gpt2Spec,
-        layers=keys.size("n_layer"),
-        dim=dim,
-        heads=keys.size("n_head"),
-        ffn_dim=keys.size("n_inner", 4 * dim),
-        vocab=keys.size("vocab_size"),
+        **sizes,
+        ffn_dim=keys.size("n_inner", 4 * sizes["dim"]),
         positions=keys.size("n_positions", 1024),
         tied=keys.flag("tie_word_embeddings", True),
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
@@ -221,11 +222,7 @@ def _encoder(keys: _Keys) -> FamilySpec:
         keys.only(key, False, default=False)
     return keys.build_spec(
         EncoderSpec,
-        layers=keys.size("num_hidden_layers"),
-        dim=keys.size("hidden_size"),
-        heads=keys.size("num_attention_heads"),
-        ffn_dim=keys.size("intermediate_size"),
-        vocab=keys.size("vocab_size"),
+        **keys.sizes(**_SIZES),
         positions=keys.size("max_position_embeddings", 512),
         tied=keys.flag("tie_word_embeddings", True),
         norm_eps=keys.number("layer_norm_eps", 1e-12),
@@ -240,11 +237,7 @@ def _encoder_decoder(keys: _Keys) -> FamilySpec:
         EncoderDecoderSpec,
         layers=encoders + keys.size("num_decoder_layers", encoders),
         encoder_layers=encoders,
-        dim=keys.size("d_model"),
-        heads=keys.size("num_heads"),
-        head_dim=keys.size("d_kv"),
-        ffn_dim=keys.size("d_ff"),
-        vocab=keys.size("vocab_size"),
+        **keys.sizes(dim="d_model", heads="num_heads", head_dim="d_kv", ffn_dim="d_ff", vocab="vocab_size"),
         gated=form == "gated-gelu",
         # transformers 5 marks every T5 as tied; the former meaning of the key is in scale_decoder_outputs.
         tied=keys.flag("tie_word_embeddings", True) and keys.flag("scale_decoder_outputs", True),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hpctrain.base.errors import FieldError, FileError
+from hpctrain.base.json_text import JsonError, parse_json
 from hpctrain.records.format.input_file import open_input
-from hpctrain.records.format.json_text import JsonError, parse_json
 
 _HEADER_LIMIT = 100_000_000
 """Largest header that the format allows, bytes."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hpctrain.base.errors import EXIT_NO_PROGRESS, EXIT_REFUSED, EXIT_RESUMABLE, EXIT_USAGE
 from hpctrain.records.history.attempt import ExitClass
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.event import Event, nodes_at_start, nodes_excluded_by_probe
 from hpctrain.records.history.fault import Fault, fault_named
 from hpctrain.slurm.job import JobInfo, JobState
 
@@ -18,8 +18,6 @@ NOT_RETRYABLE_CODES = (EXIT_USAGE, EXIT_REFUSED)
 """Exit codes of errors that the next attempt would hit again: an invalid input, a plan that cannot be made."""
 WORKER_FAILURE_EVENTS = ("worker_died", "worker_hung")
 """Events of a worker that failed by itself. A worker that only lost its peers writes none of them."""
-MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 2
-"""Attempts in a row that the cluster may end without a new checkpoint; the next such attempt is no_progress."""
 
 
 @dataclass(frozen=True)
@@ -56,33 +54,27 @@ def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> A
         return AttemptOutcome(0, "done", reason=done.reason if done else "all steps are done")
     last = next((event for event in reversed(events) if event.kind in ("preempted", "failed")), None)
     reason = _reason_with_crash(last, events)
-    crashed = last is None and reason is not None
+    ended = AttemptOutcome(code, "fatal", reason=reason, crashed=last is None and reason is not None)
     failures = [event for event in events if event.kind == "failed" and "exit_code" in event.data]
-    own = [event.data["exit_code"] for event in failures if not _due_to_lost_nodes(event, events)]
+    error_codes = {event.data["exit_code"] for event in failures if not _due_to_lost_nodes(event, events)}
     if any(_fault(event).names_a_node for event in failures):
-        return AttemptOutcome(code, "infrastructure", reason=reason)
-    if own:
-        kind: ExitClass = "fatal"
-        if set(own) == {EXIT_NO_PROGRESS}:
-            # Where no worker failed by itself, each of them lost its peers: the network failed.
-            kind = "no_progress" if any(event.kind in WORKER_FAILURE_EVENTS for event in events) else "infrastructure"
-        return AttemptOutcome(
-            code, kind, reason=reason, not_retryable=any(found in NOT_RETRYABLE_CODES for found in own)
-        )
+        return replace(ended, exit_class="infrastructure")
+    if error_codes == {EXIT_NO_PROGRESS}:
+        # Where no worker failed by itself, each of them lost its peers: the network failed.
+        by_worker = any(event.kind in WORKER_FAILURE_EVENTS for event in events)
+        return replace(ended, exit_class="no_progress" if by_worker else "infrastructure")
+    if error_codes:
+        return replace(ended, not_retryable=not error_codes.isdisjoint(NOT_RETRYABLE_CODES))
     if last is not None and last.kind == "preempted":
-        asked_by = last.data.get("asked_by")
-        return AttemptOutcome(
-            code, "resumable", saved=_saved_after(last, code, events), asked_by=asked_by, reason=reason
-        )
+        saved, asked_by = _saved_after(last, code, events), last.data.get("asked_by")
+        return replace(ended, exit_class="resumable", saved=saved, asked_by=asked_by)
     if failures or code is None:
-        return AttemptOutcome(code, "infrastructure", reason=reason, crashed=crashed)
+        return replace(ended, exit_class="infrastructure")
     if code in KILLED_BEFORE_HANDLERS:
-        return AttemptOutcome(
-            code, "resumable", asked_by=signal.Signals(code - 128).name, reason=reason, crashed=crashed
-        )
+        return replace(ended, exit_class="resumable", asked_by=signal.Signals(code - 128).name)
     if code == EXIT_RESUMABLE:
-        return AttemptOutcome(code, "resumable", reason=reason, crashed=crashed)
-    return AttemptOutcome(code, "fatal", reason=reason, not_retryable=code in NOT_RETRYABLE_CODES, crashed=crashed)
+        return replace(ended, exit_class="resumable")
+    return replace(ended, not_retryable=code in NOT_RETRYABLE_CODES)
 
 
 def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
@@ -104,18 +96,10 @@ def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
         return True
     if any(known.kind == "checkpoints_lost" for known in events):
         return False  # other nodes would not find the checkpoints either
-    left = set(event.data.get("left", []))
     # A node that the verdict excludes is alive, but no plan can use it: it counts as lost.
-    return (
-        event.data["exit_code"] in NOT_RETRYABLE_CODES
-        and bool(left)
-        and left - _excluded(events) < set(nodes_of(events))
-    )
-
-
-def _excluded(events: Sequence[Event]) -> set[str]:
-    """Return the nodes that the probe's verdict excludes."""
-    return {str(node) for event in events if event.kind == "probed" for node in event.data.get("exclude", [])}
+    alive = set(event.data.get("left", []))
+    usable = alive - nodes_excluded_by_probe(events)
+    return event.data["exit_code"] in NOT_RETRYABLE_CODES and bool(alive) and usable < set(nodes_at_start(events))
 
 
 def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:
@@ -129,12 +113,6 @@ def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> boo
 
 def _fault(event: Event) -> Fault:
     return fault_named(event.data.get("fault"))
-
-
-def nodes_of(events: Sequence[Event]) -> list[str]:
-    """Return the nodes that the attempt began with, from its attempt_started event; [] without one."""
-    start = next((event for event in events if event.kind == "attempt_started"), None)
-    return list(start.data.get("nodes", [])) if start else []
 
 
 _CLASS_BY_JOB_STATE: dict[JobState, ExitClass] = {
@@ -159,16 +137,13 @@ def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOut
         return outcome
     crash = f"{outcome.reason}; " if outcome.reason else ""
     if is_out_of_time(job):
-        return replace(
-            outcome, exit_class="resumable", reason=f"{crash}Slurm ended the job: TIMEOUT", not_retryable=False
-        )
+        reason = f"{crash}Slurm ended the job: TIMEOUT"
+        return replace(outcome, exit_class="resumable", reason=reason, not_retryable=False)
     kind = _CLASS_BY_JOB_STATE.get(job.state)
-    words = f"{crash}Slurm ended the job: {job.state.value}"
-    if outcome.code is None and kind is not None:
-        return replace(outcome, exit_class=kind, reason=words)
-    if job.state in (JobState.NODE_FAIL, JobState.BOOT_FAIL) and kind is not None:
-        return replace(outcome, exit_class=kind, reason=words, not_retryable=False)
-    return outcome
+    if kind is None or (outcome.code is not None and job.state not in (JobState.NODE_FAIL, JobState.BOOT_FAIL)):
+        return outcome
+    reason = f"{crash}Slurm ended the job: {job.state.value}"
+    return replace(outcome, exit_class=kind, reason=reason, not_retryable=False)
 
 
 def is_preempted(job: JobInfo) -> bool:
@@ -179,21 +154,3 @@ def is_preempted(job: JobInfo) -> bool:
 def is_out_of_time(job: JobInfo) -> bool:
     """Whether the job reached its time limit. While its script still ends, Slurm 22.05 calls it COMPLETING."""
     return job.state is JobState.TIMEOUT or (job.state is JobState.COMPLETING and job.reason == "TimeLimit")
-
-
-def with_no_progress_check(
-    outcome: AttemptOutcome, progressed: bool, preempted: bool, attempts_without_checkpoint: int
-) -> AttemptOutcome:
-    """Return the outcome as no_progress if the attempt, though not at fault, got no further and would loop.
-
-    A time limit too short for one checkpoint counts at once. A failing cluster gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT.
-
-    Args:
-        progressed: whether the attempt left a newer checkpoint than it began with.
-        preempted: whether the job was preempted; the outcome then stays.
-        attempts_without_checkpoint: earlier attempts in a row that left no new checkpoint.
-    """
-    patience = {"resumable": 0, "infrastructure": MAX_ATTEMPTS_WITHOUT_CHECKPOINT}.get(outcome.exit_class)
-    if patience is None or progressed or preempted or attempts_without_checkpoint < patience:
-        return outcome
-    return replace(outcome, exit_class="no_progress")

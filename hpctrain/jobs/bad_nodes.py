@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.atomic import append_line
-from hpctrain.jobs.attempt_outcome import nodes_of
 from hpctrain.records.format.node_set import NODE_NAME
 from hpctrain.records.history.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.event import Event, nodes_at_start
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.fault_fields import faults_by_node
 
@@ -30,25 +29,22 @@ def nodes_to_blame(events: Sequence[Event]) -> dict[str, str]:
     Args:
         events: events of the attempt, in order.
     """
-    found: dict[str, str] = {}
+    lost: dict[str, str] = {}
     for event in events:
         if event.kind == "probed":
-            found |= dict.fromkeys(event.data.get("exclude", []), "the probe found it bad")
+            lost |= dict.fromkeys(event.data.get("exclude", []), "the probe found it bad")
         elif event.kind == "node_lost":
-            found[event.data["node"]] = "it was lost"
+            lost[event.data["node"]] = "it was lost"
         elif event.kind == "node_returned":
-            found.pop(event.data["node"], None)
-    spared = _nodes_with_crashed_agents(events)
-    lost = {node: reason for node, reason in (found | _nodes_missing_at_end(events)).items() if node not in spared}
+            lost.pop(event.data["node"], None)
+    lost |= _nodes_missing_at_end(events)
+    # An agent that crashed by an error of its own would have crashed on any node.
+    crashed = {event.data["node"] for event in events if event.kind == "agent_crashed"}
     faulty = {
         node: f"it had this: {fault.words}" for node, fault in faults_by_node(events).items() if fault.names_a_node
     }
-    return lost | _nodes_where_workers_died(events) | faulty
-
-
-def _nodes_with_crashed_agents(events: Sequence[Event]) -> set[str]:
-    """Return the nodes whose agent crashed by an error of its own, which would happen on any node."""
-    return {event.data["node"] for event in events if event.kind == "agent_crashed"}
+    blamed = {node: reason for node, reason in lost.items() if node not in crashed}
+    return blamed | _nodes_where_workers_died(events) | faulty
 
 
 def _nodes_missing_at_end(events: Sequence[Event]) -> dict[str, str]:
@@ -59,7 +55,7 @@ def _nodes_missing_at_end(events: Sequence[Event]) -> dict[str, str]:
     ends = [event for event in events if event.kind == "failed" and event.data.get("left")]
     speaking = {node for event in ends for node in [*event.data["left"], *event.data.get("left_out", []), event.node]}
     began = next((event for event in reversed(events) if event.kind == "generation_started"), None)
-    members = list(began.data.get("members", [])) if began else nodes_of(events)
+    members = list(began.data.get("members", [])) if began else nodes_at_start(events)
     return {node: "it was lost" for node in members if node not in speaking} if ends else {}
 
 
@@ -124,13 +120,11 @@ def record_excluded_nodes(folder: Path, topology: Topology | None, now: float, h
 
 
 def _record(folder: Path, attempt: int, reasons: Mapping[str, str], now: float, hours: float) -> None:
+    if hours <= 0 or not reasons:
+        return
+    # The end of an attempt may be processed twice.
+    recorded = {line.node for line in read_bad_nodes(folder) if line.attempt == attempt}
     for node, reason in reasons.items():
-        if hours <= 0 or not re.fullmatch(NODE_NAME, node) or is_recorded(folder, node, attempt):
-            continue
-        line = BadNode(node=node, attempt=attempt, time_s=now, expires_s=now + hours * HOUR_S, reason=reason)
-        append_line(folder / BAD_NODES_FILE, json.dumps(line.to_json()))
-
-
-def is_recorded(folder: Path, node: str, attempt: int) -> bool:
-    """Whether the ledger has the node for that attempt. The end of an attempt may be processed twice."""
-    return any(line.node == node and line.attempt == attempt for line in read_bad_nodes(folder))
+        if re.fullmatch(NODE_NAME, node) and node not in recorded:
+            line = BadNode(node=node, attempt=attempt, time_s=now, expires_s=now + hours * HOUR_S, reason=reason)
+            append_line(folder / BAD_NODES_FILE, json.dumps(line.to_json()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
 from hpctrain.jobs.successors import cancel_successors, waiting_successors
-from hpctrain.runs.folder import kept_words
+from hpctrain.runs.folder import resume_text
 from hpctrain.slurm.commands import Slurm
 
 CANCELLED_FILE = "cancelled"
@@ -34,16 +34,16 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
     job = slurm.job(job_id)
     ended = job is None or job.state.is_ended
     if ended and not waiting_successors(folder, slurm):
-        return f"job {job_id} has ended already; {kept_words(folder)}"
+        return f"job {job_id} has ended already; {resume_text(folder)}"
     # The file comes first: a job that begins or ends from now on queues no other.
     write_text(folder / CANCELLED_FILE, utc_text(clock.wall()) + "\n")
     behind = cancel_successors(folder, slurm)
     if job is None or ended:
-        return f"jobs {', '.join(behind)} cancelled; they were waiting; {kept_words(folder)}"
+        return f"jobs {', '.join(behind)} cancelled; they were waiting; {resume_text(folder)}"
     if job.state.value != "RUNNING" or at_once:
         slurm.cancel(job_id)
         was = "waiting" if job.state.is_waiting else job.state.value.lower()
-        return f"job {job_id} cancelled; it was {was}; {kept_words(folder)}"
+        return f"job {job_id} cancelled; it was {was}; {resume_text(folder)}"
     deadline, asked_s = clock.now() + SAVE_WAIT_S, -math.inf
     while clock.now() < deadline:
         if clock.now() - asked_s >= CANCEL_RETRY_S:
@@ -52,11 +52,11 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
             asked_s = clock.now()
         job = slurm.job(job_id)
         if job is None or job.state.is_ended:
-            return f"job {job_id} ended; {kept_words(folder)}"
+            return f"job {job_id} ended; {resume_text(folder)}"
         clock.sleep(POLL_S)
     slurm.cancel(job_id)
     return (
-        f"job {job_id} cancelled; it had not ended {SAVE_WAIT_S:g} s after it was asked to save; {kept_words(folder)}"
+        f"job {job_id} cancelled; it had not ended {SAVE_WAIT_S:g} s after it was asked to save; {resume_text(folder)}"
     )
 
 

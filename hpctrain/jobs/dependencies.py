@@ -86,8 +86,8 @@ def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[
     attempts = RunFolder(folder).attempts()
     # The job that finished the run is over, even where Slurm still has it.
     finishing = {line.get("job_id") for line in attempts if line.get("code") == 0}
-    known = {own: slurm.job(own) for own in open_jobs(folder) if own not in finishing}
-    live = [own for own, job in known.items() if job is not None and not job.state.is_ended]
+    infos = {job: slurm.job(job) for job in open_jobs(folder) if job not in finishing}
+    live = [job for job, info in infos.items() if info is not None and not info.state.is_ended]
     if live:
         waited = live[:1] if must_be_ok else live
         return waited, f"it starts after {folder.name} ({_job_list_text(waited)})"

@@ -29,20 +29,15 @@ def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
     if cluster.constraint and has_features(cluster.constraint, ()) is None:
         return None
     partitions = candidate_partitions(cluster.partition, state.partitions)
-    found = frozenset(node.name for item in partitions for node in members(item, state.nodes, cluster.constraint))
+    allowed = frozenset(node.name for item in partitions for node in members(item, state.nodes, cluster.constraint))
     if "nodelist" in options:
-        found &= _names(options["nodelist"])
-    return found - _names(options.get("exclude", ""))
-
-
-def nodes_excluded_in_run_file(run: Run) -> frozenset[str]:
-    """Return the nodes in the run file's own --exclude."""
-    return _names(parse_sbatch_options(run.cluster.sbatch).get("exclude", ""))
+        allowed &= _names(options["nodelist"])
+    return allowed - _names(options.get("exclude", ""))
 
 
 def merged_exclude_list(run: Run, exclude: Collection[str]) -> str:
     """Return the excluded nodes as Slurm's list, with those of the run file: Slurm uses only the last --exclude."""
-    return ",".join(sorted({*exclude, *nodes_excluded_in_run_file(run)}))
+    return ",".join(sorted({*exclude, *_names(parse_sbatch_options(run.cluster.sbatch).get("exclude", ""))}))
 
 
 def exclude_options(run: Run, exclude: Collection[str]) -> list[str]:

@@ -37,7 +37,7 @@ def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
     if newest is None or newest == own_id:
         return
     successors = read_successors(folder)
-    if own_id in {item.job_id for item in successors} and newest not in job_chain(own_id or "", successors):
+    if own_id in {item.job_id for item in successors} and newest not in job_chain(own_id, successors):
         raise RefusedError(
             f"{folder}: the run went on as job {newest}; this job ({own_id}) was queued for an earlier one"
         )

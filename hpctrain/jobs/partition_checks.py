@@ -27,21 +27,19 @@ def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
     notice, least = run.cluster.save_notice_s, run.cluster.save_notice_s + SIGNAL_EARLY_S
     rule = f"allowed: more than {format_time_limit(least)}, as the notice to save (cluster.save_notice_s {notice})"
     rule += f" may come {SIGNAL_EARLY_S} s early"
-    if run.cluster.time is not None:
-        try:
-            limit = parse_time_limit(run.cluster.time)
-        except ValueError as error:
-            raise InputError(f"cluster.time: {error}") from None
-        if limit is not None and limit <= least:
+    try:
+        limits = _time_limits(run, partitions)
+    except ValueError as error:
+        raise InputError(f"cluster.time: {error}") from None
+    for partition, limit in limits:
+        if limit is None or limit > least:
+            continue
+        if partition is None:
             raise InputError(f"cluster.time: found {format_time_limit(limit)}; {rule}; raise it or lower the notice")
-        return
-    for partition in candidate_partitions(run.cluster.partition, partitions):
-        limit = partition.default_time_s or partition.time_limit_s
-        if limit is not None and limit <= least:
-            raise InputError(
-                f"cluster.time: not given, and partition '{partition.name}' gives {format_time_limit(limit)}; {rule}; "
-                "give a time or lower the notice"
-            )
+        raise InputError(
+            f"cluster.time: not given, and partition '{partition.name}' gives {format_time_limit(limit)}; {rule}; "
+            "give a time or lower the notice"
+        )
 
 
 def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
@@ -50,12 +48,15 @@ def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
     Raises:
         ValueError: cluster.time is no time.
     """
+    return min((limit for _, limit in _time_limits(run, partitions) if limit is not None), default=None)
+
+
+def _time_limits(run: Run, partitions: Sequence[Partition]) -> list[tuple[Partition | None, int | None]]:
+    """Return the limits that may apply, each with the partition that it is of; None: the run file's own."""
     if run.cluster.time is not None:
-        return parse_time_limit(run.cluster.time)
-    limits = [
-        item.default_time_s or item.time_limit_s for item in candidate_partitions(run.cluster.partition, partitions)
-    ]
-    return min((limit for limit in limits if limit is not None), default=None)
+        return [(None, parse_time_limit(run.cluster.time))]
+    candidates = candidate_partitions(run.cluster.partition, partitions)
+    return [(item, item.default_time_s or item.time_limit_s) for item in candidates]
 
 
 def preemption_warnings(run: Run, state: ClusterState) -> list[str]:
@@ -142,8 +143,8 @@ def gpus_per_node_available(
     """
     most = []
     for partition in partitions:
-        found = members(partition, nodes, constraint)
-        counts = sorted((gpu_count(node.gres, gpu_type) for node in found), reverse=True)
+        counts = [gpu_count(node.gres, gpu_type) for node in members(partition, nodes, constraint)]
+        counts.sort(reverse=True)
         most.append(counts[count - 1] if len(counts) >= count else 0)
     return min(most, default=0)
 

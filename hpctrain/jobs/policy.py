@@ -1,77 +1,59 @@
-"""What happens after an attempt: the run stops, hpctrain queues it again, or Slurm goes on with it. The verdict is
-made, reported, then carried out."""
+"""How a run goes on when an attempt ends or a job begins. Pure: the state comes in, verdict and reason go out.
+
+Nothing here reads a file or asks Slurm. `node.attempt` reads the state, records the verdict and carries it out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from hpctrain.base.clock import Clock
-from hpctrain.base.errors import CommandError
-from hpctrain.jobs.attempt_outcome import (
-    AttemptOutcome,
-    is_out_of_time,
-    is_preempted,
-    with_no_progress_check,
-    with_slurm_state,
-)
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, is_out_of_time, is_preempted, with_slurm_state
 from hpctrain.jobs.stop_cause import StopCause, stop_cause, stop_reason_text
-from hpctrain.records.history.attempt import (
-    COUNTED_AGAINST_RETRIES,
-    ExitClass,
-    attempts_without_checkpoint,
-    failures_since_checkpoint,
-)
+from hpctrain.records.history.attempt import COUNTED_AGAINST_RETRIES, ExitClass, retries_spent_text
 from hpctrain.records.run.run import NotifyState
-from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 
-CONTROLLER_WAIT_S = 60.0
-"""Seconds for which an unreachable controller is asked again; the save notice leaves time for it."""
-RETRY_S = 2.0
+MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 2
+"""Attempts in a row that the cluster may end without a new checkpoint; the next such attempt is no_progress."""
 
 
 @dataclass(frozen=True)
-class AttemptHistory:
-    """What the run's records say when an attempt ends."""
+class AttemptState:
+    """Everything that the verdict on an ended attempt depends on."""
 
+    run: str
+    """Name of the run folder."""
+    outcome: AttemptOutcome
+    """How the attempt ended, by its exit code, its events and srun."""
     retries: int
     """recovery.retries."""
+    notice_s: int
+    """cluster.save_notice_s: a signal within this many seconds of the time limit counts as the save notice."""
     progressed: bool = False
     """Whether the attempt left a newer checkpoint than the one that it began with."""
-    failures_since_checkpoint: int = 0
-    """Failures since the last new checkpoint, without this attempt's."""
+    failures: int = 0
+    """Failures of the run since its last new checkpoint, without this attempt's."""
     attempts_without_checkpoint: int = 0
     """Attempts in a row, without this one, that left no new checkpoint."""
     successor: str | None = None
     """A job that is queued behind this one."""
-    notice_s: int = 120
-    """cluster.save_notice_s: a signal within this many seconds of the time limit counts as the save notice."""
+    in_allocation: bool = False
+    """Whether the attempt ran in a person's allocation, which hpctrain does not queue again."""
+    job: JobInfo | None = None
+    """Slurm's description of the job; None if Slurm does not know it."""
+    slurm_error: str | None = None
+    """Why Slurm did not answer or did not queue the run again; None if it did."""
+    now: float = 0.0
+    """Seconds since 1970; tells the save notice from another signal."""
+    cancelled: bool = False
+    """Whether a person cancelled the run."""
 
-
-def read_attempt_history(
-    lines: Sequence[dict[str, Any]], checkpoint_before: str | None, checkpoint_after: str | None, retries: int,
-    successor: str | None = None, notice_s: int = 120, bad: Sequence[str] = (),
-) -> AttemptHistory:  # fmt: skip
-    """Return the history of an attempt.
-
-    Args:
-        lines: lines of the earlier attempts that belong to the same submission by a person.
-        checkpoint_before: the checkpoint that the attempt began with.
-        checkpoint_after: the newest checkpoint now.
-        bad: nodes that the attempt's probe confirmed to be bad.
-    """
-    progressed = checkpoint_after is not None and checkpoint_after != checkpoint_before
-    before = [] if progressed else lines
-    return AttemptHistory(
-        retries,
-        progressed,
-        failures_since_checkpoint(before, bad),
-        attempts_without_checkpoint(before),
-        successor,
-        notice_s,
-    )
+    @property
+    def preempted(self) -> bool:
+        """Whether the job was preempted, or is about to be."""
+        return self.job is not None and is_preempted(self.job)
 
 
 @dataclass(frozen=True)
@@ -86,119 +68,133 @@ class JobVerdict:
     failed: bool = False
     """Whether the run stops here although it is not done. Nobody else would report it."""
     cancelled: bool = False
-    """Whether a person cancelled the run."""
+    """Whether a person cancelled the run, or has to continue it."""
     cause: StopCause | None = None
     """Why the attempt was asked to stop; None if it was not asked, or if the cause is unknown."""
 
+    @property
+    def notify_state(self) -> NotifyState:
+        """The state that notifications report."""
+        if self.exit_class == "done":
+            return "done"
+        if self.cancelled:
+            return "cancelled"
+        return "failed" if self.act == "stop" else "requeued"
 
-def decide_after_attempt(
-    outcome: AttemptOutcome, job: JobInfo | None, history: AttemptHistory, now: float = 0.0, cancelled: bool = False
-) -> JobVerdict:
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """Why an attempt ended, by all that is known."""
+
+    exit_class: ExitClass
+    reason: str
+    cause: StopCause | None
+
+
+def decide_after_attempt(state: AttemptState) -> JobVerdict:
     """Return what happens after an attempt.
 
     For Slurm, a job that ends within its grace time is over (seen with 22.05: FAILED and not requeued, although
     PreemptMode is REQUEUE). With PreemptMode=CANCEL, or at the time limit, Slurm never requeues it. So hpctrain has to
     queue it again.
-
-    Args:
-        job: Slurm's description; None if Slurm does not know the job.
-        now: seconds since 1970; tells the save notice from another signal.
-        cancelled: whether a person cancelled the run.
     """
-    preempted = job is not None and is_preempted(job)
-    outcome = with_slurm_state(outcome, job)
-    cause = stop_cause(outcome, job, now, history.notice_s)
-    reason = stop_reason_text(outcome, cause)
-    stopped_by_hand = cancelled or (job is not None and job.state is JobState.CANCELLED and not preempted)
-    if outcome.exit_class != "done" and not stopped_by_hand:
-        outcome = with_no_progress_check(outcome, history.progressed, preempted, history.attempts_without_checkpoint)
-    kind = outcome.exit_class
-    if kind == "done":
-        return JobVerdict("stop", outcome.reason or "all steps are done", kind)
-    if stopped_by_hand:
-        return JobVerdict("stop", "cancelled", kind, cancelled=True)
-    if outcome.not_retryable:
-        return JobVerdict("stop", reason, kind, failed=True)
-    if kind in COUNTED_AGAINST_RETRIES and history.failures_since_checkpoint + 1 > history.retries:
-        return JobVerdict("stop", _retries_exhausted_text(reason, history), kind, failed=True, cause=cause)
-    if job is None:
-        return JobVerdict("stop", f"{reason}; Slurm does not know its job", kind, failed=True)
-    ours = preempted or is_out_of_time(job) or job.state is JobState.RUNNING
-    if job.state.is_waiting or not ours:
-        # After a node failure or a manual requeue, the job is already queued while its script still ends.
-        return JobVerdict("wait", f"Slurm took the job ({job.state.value}); {_what_happens_next(job, history)}", kind)
-    return JobVerdict("again", f"{reason}{', and' if cause else ';'} back to the queue", kind, cause=cause)
-
-
-def notification_state(verdict: JobVerdict) -> NotifyState:
-    """Return the state that notifications report for the end of an attempt."""
-    if verdict.exit_class == "done":
-        return "done"
-    if verdict.cancelled:
-        return "cancelled"
-    return "failed" if verdict.act == "stop" else "requeued"
-
-
-def decide_and_requeue(
-    outcome: AttemptOutcome,
-    job_id: str,
-    history: AttemptHistory,
-    slurm: Slurm,
-    clock: Clock,
-    cancelled: Callable[[], bool],
-    on_verdict: Callable[[JobVerdict], None],
-    again: Callable[[], None],
-) -> JobVerdict:
-    """Return the verdict on an attempt, and queue the run again where the verdict says so.
-
-    An unreachable controller is asked again for a minute: nobody else would queue a job that ends in the meantime.
-
-    Args:
-        on_verdict: called with the verdict before the job is queued again, as a requeue ends this process.
-        again: queues the next job, or requeues this one; raises CommandError.
-    """
+    end, outcome = classify(state), with_slurm_state(state.outcome, state.job)
     if outcome.exit_class == "done":
-        return decide_after_attempt(outcome, None, history)
-    deadline = clock.now() + CONTROLLER_WAIT_S
-    asked: JobVerdict | None = None
-    while True:
-        try:
-            job = slurm.job(job_id)
-            if asked is not None and job is not None and job.state.is_waiting:
-                return asked  # the controller took the last call before it stopped answering
-            verdict = decide_after_attempt(outcome, job, history, clock.wall(), cancelled())
-            if verdict.act == "again":
-                on_verdict(verdict)
-                asked = verdict
-                again()
-            return verdict
-        except ControllerUnreachableError as error:
-            if clock.now() >= deadline:
-                return _decide_without_slurm(outcome, history, error)
-            clock.sleep(RETRY_S)
-        except CommandError as error:
-            return _decide_without_slurm(outcome, history, error)
+        return JobVerdict("stop", outcome.reason or "all steps are done", "done")
+    if state.in_allocation:
+        return _in_allocation(state.outcome)
+    if state.slurm_error is None and _stopped_by_hand(state):
+        return JobVerdict("stop", "cancelled", outcome.exit_class, cancelled=True)
+    counted = end.exit_class in COUNTED_AGAINST_RETRIES
+    spent = retries_spent_text(state.failures + 1, state.retries) if counted else None
+    if state.slurm_error is not None:
+        if state.successor is not None and not outcome.not_retryable and spent is None:
+            return JobVerdict("wait", f"{end.reason}; job {state.successor} goes on", end.exit_class)
+        return _failed(state, end, f"{end.reason}; the run could not be queued again ({state.slurm_error})")
+    if outcome.not_retryable:
+        return _failed(state, end, end.reason)
+    if spent is not None:
+        return _failed(state, end, f"{end.reason}; {spent}")
+    if state.job is None:
+        return _failed(state, end, f"{end.reason}; Slurm does not know its job")
+    requeued_by_us = state.preempted or is_out_of_time(state.job) or state.job.state is JobState.RUNNING
+    if state.job.state.is_waiting or not requeued_by_us:
+        # After a node failure or a manual requeue, the job is already queued while its script still ends.
+        successor = None if state.job.state.is_waiting else state.successor
+        what_follows = "it decides whether it comes back" if successor is None else f"job {successor} goes on"
+        return JobVerdict("wait", f"Slurm took the job ({state.job.state.value}); {what_follows}", end.exit_class)
+    reason = f"{end.reason}{', and' if end.cause else ';'} back to the queue"
+    return JobVerdict("again", reason, end.exit_class, cause=end.cause)
 
 
-def _what_happens_next(job: JobInfo, history: AttemptHistory) -> str:
-    if history.successor is not None and not job.state.is_waiting:
-        return f"job {history.successor} goes on"
-    return "it decides whether it comes back"
+def classify(state: AttemptState) -> AttemptEnd:
+    """Return class, reason and cause of an attempt's end, by its outcome, by Slurm and by the attempts before it.
+
+    An attempt that is not at fault but got no further, and would loop, is no_progress. A time limit too short for one
+    checkpoint counts at once. A failing cluster gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT.
+    """
+    outcome = with_slurm_state(state.outcome, state.job)
+    cause = stop_cause(outcome, state.job, state.now, state.notice_s)
+    patience = {"resumable": 0, "infrastructure": MAX_ATTEMPTS_WITHOUT_CHECKPOINT}.get(outcome.exit_class, math.inf)
+    loops = not (state.progressed or state.preempted) and state.attempts_without_checkpoint >= patience
+    return AttemptEnd("no_progress" if loops else outcome.exit_class, stop_reason_text(outcome, cause), cause)
 
 
-def _retries_exhausted_text(reason: str, history: AttemptHistory) -> str:
-    count = history.failures_since_checkpoint + 1
-    failures = "1 failure" if count == 1 else f"{count} failures in a row"
-    return f"{reason}; {failures} without a new checkpoint (recovery.retries is {history.retries})"
+@dataclass(frozen=True)
+class RunState:
+    """Everything that the verdict on a job that begins depends on."""
+
+    run: str
+    """Name of the run folder."""
+    retries: int
+    """recovery.retries."""
+    finished: bool = False
+    cancelled: bool = False
+    """Whether a person cancelled the run."""
+    cancelled_job: str | None = None
+    """The job that this one is the successor of, if a person cancelled that job."""
+    failures: int = 0
+    """Failures of the run since its last new checkpoint."""
+    last_reason: str = ""
+    """Why the last attempt ended."""
+    lost_checkpoints: str | None = None
+    """What was saved and is gone; None if nothing is."""
 
 
-def _decide_without_slurm(outcome: AttemptOutcome, history: AttemptHistory, error: CommandError) -> JobVerdict:
-    """Return the verdict when Slurm cannot be asked. A successor that is already queued starts by itself."""
-    decided = with_no_progress_check(outcome, history.progressed, False, history.attempts_without_checkpoint)
-    kind, reason = decided.exit_class, stop_reason_text(outcome, stop_cause(outcome, None, 0.0, history.notice_s))
-    over = outcome.not_retryable or (
-        kind in COUNTED_AGAINST_RETRIES and history.failures_since_checkpoint + 1 > history.retries
-    )
-    if history.successor is not None and not over:
-        return JobVerdict("wait", f"{reason}; job {history.successor} goes on", kind)
-    return JobVerdict("stop", f"{reason}; the run could not be queued again ({error})", kind, failed=True)
+def decide_before_start(state: RunState) -> JobVerdict | None:
+    """Return why the job that begins has nothing to do; None if the run goes on."""
+    resubmit = f"`hpctrain resubmit {state.run}` goes on with it"
+    if state.finished:
+        return JobVerdict("stop", f"{state.run}: the run is finished", "done")
+    if state.cancelled:
+        return JobVerdict("stop", f"{state.run}: the run was cancelled; {resubmit}", "resumable")
+    if state.cancelled_job is not None:
+        words = f"{state.run}: its job {state.cancelled_job} was cancelled; {resubmit}"
+        return JobVerdict("stop", words, "resumable")
+    if (spent := retries_spent_text(state.failures, state.retries)) is not None:
+        return JobVerdict("stop", f"{state.last_reason}; {spent}; {resubmit}", "fatal", failed=True)
+    if state.lost_checkpoints is not None:
+        return JobVerdict("stop", f"{state.run}: {state.lost_checkpoints}", "fatal", failed=True)
+    return None
+
+
+def _stopped_by_hand(state: AttemptState) -> bool:
+    ended_by_scancel = state.job is not None and state.job.state is JobState.CANCELLED and not state.preempted
+    return state.cancelled or ended_by_scancel
+
+
+def _failed(state: AttemptState, end: AttemptEnd, reason: str) -> JobVerdict:
+    words = f"{reason}; go on with `hpctrain resubmit {state.run}`"
+    return JobVerdict("stop", words, end.exit_class, failed=True, cause=end.cause)
+
+
+def _in_allocation(outcome: AttemptOutcome) -> JobVerdict:
+    """Return the verdict on a run in a person's allocation.
+
+    If it could go on, it counts as cancelled and not as failed: nothing was to queue it again.
+    """
+    reason = stop_reason_text(outcome, None)
+    if outcome.exit_class not in ("resumable", "infrastructure"):
+        return JobVerdict("stop", reason, outcome.exit_class)
+    words = f"{'stopped on request, saved' if outcome.saved else reason}; `hpctrain resubmit` goes on with it"
+    return JobVerdict("stop", words, outcome.exit_class, failed=True, cancelled=True)

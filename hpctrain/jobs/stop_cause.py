@@ -10,6 +10,7 @@ from hpctrain.slurm.job import JobInfo, JobState
 
 StopCause = Literal["preempted", "time_limit", "signal"]
 """Why an attempt was asked to stop. `signal`: Slurm had no reason to send it, so a person or another program did."""
+SILENT = "ended without a word: node lost, killed, or time limit"
 
 
 def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_s: int) -> StopCause | None:
@@ -49,6 +50,10 @@ def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
     if cause == "signal":
         sender = "sent by neither a preemption nor the time limit (scancel --signal, kill)"
         return f"stopped by {outcome.asked_by}, {sender}{saved}"
-    if outcome.reason is None and outcome.exit_class == "resumable":
+    if outcome.reason:
+        return outcome.reason
+    if outcome.code is None:
+        return SILENT
+    if outcome.exit_class == "resumable":
         return "stopped on request"  # on a node other than rank 0's, nobody reports whether it saved
-    return outcome.reason or f"the step ended with exit code {outcome.code}"
+    return f"the step ended with exit code {outcome.code}"

@@ -79,16 +79,16 @@ def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
     return [job for job in behind if job in known and not known[job].state.is_ended]
 
 
-def cancel_successors(folder: Path, slurm: Slurm, own: str | None = None) -> list[str]:
+def cancel_successors(folder: Path, slurm: Slurm, asking_job: str | None = None) -> list[str]:
     """Cancel the successors of the newest job and return their ids; the last one first, so that none starts.
 
     Args:
-        own: the job that asks; it ends by itself and is not cancelled.
+        asking_job: it ends by itself and is not cancelled.
 
     Raises:
         CommandError: the controller does not answer; a successor of an ended run ends as soon as it starts.
     """
-    waiting = [job for job in waiting_successors(folder, slurm) if job != own]
+    waiting = [job for job in waiting_successors(folder, slurm) if job != asking_job]
     for job in reversed(waiting):
         slurm.cancel(job)
     return waiting
@@ -133,10 +133,10 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
         CommandError: sbatch refused the job, also without the excluded nodes.
         StorageError: the run folder cannot be written; the job was cancelled again.
     """
-    known = {item.job_id for item in read_successors(folder)}
-    unknown = [found for found in slurm.queued_behind(folder / "job.sh", job) if found not in known]
-    if unknown:
-        following, exclude = unknown[0], []
+    recorded = {item.job_id for item in read_successors(folder)}
+    unrecorded = [queued for queued in slurm.queued_behind(folder / "job.sh", job) if queued not in recorded]
+    if unrecorded:
+        following, exclude = unrecorded[0], []
     else:
         following, exclude = _submit(folder, run, job, exclude, slurm)
     if "hold" in sbatch_option_names(run):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_text
+from hpctrain.base.atomic import storage_errors, sync, write_json, write_text
 from hpctrain.base.disk_space import check_disk_space
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
@@ -181,7 +181,7 @@ def _made_whole(output: Path) -> Iterator[Path]:
     try:
         yield made
         with storage_errors(output):
-            sync_folder(made)
+            sync(made)
             if output.exists() and any(output.iterdir()):
                 output.rename(aside)
             try:
@@ -190,7 +190,7 @@ def _made_whole(output: Path) -> Iterator[Path]:
                 if aside.exists():
                     aside.rename(output)
                 raise
-            sync_folder(output.parent)
+            sync(output.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
         if output.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ClusterShell.NodeSet import NodeSet
@@ -29,26 +30,24 @@ def local_environment(count: int, environ: Mapping[str, str] | None = None) -> d
     return env
 
 
-def start_local_node(
-    verb: str,
-    folder: Path,
-    node: str,
-    nodes: Sequence[str],
-    runner: Runner,
-    log: Path,
-    extra: Sequence[str] = (),
-    keep_fds: Sequence[int] = (),
-    run: Run | None = None,
-) -> Process:
-    """Start one virtual node: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`.
+@dataclass(frozen=True)
+class LocalNodes:
+    """Virtual nodes of this machine that work on one folder."""
 
-    Args:
-        run: the run of `folder`; if it has an image, the node runs inside it.
-    """
-    words = program("hpctrain.node") if run is None else python_command(run, "hpctrain.node")
-    argv = [*words, verb, "--folder", str(folder), "--node", node]
-    argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local"]
-    # The parent's id is passed on: a child that asks for it may find another parent, if its own died at once.
-    argv += ["--parent", str(os.getpid()), *extra]
-    argv = argv if run is None else container_command(run, folder, argv)
-    return runner.start(argv, env=local_environment(len(nodes)), log=log, keep_fds=keep_fds)
+    folder: Path
+    nodes: Sequence[str]
+    runner: Runner
+    run: Run | None = None
+    """The run of `folder`; if it has an image, the nodes run inside it."""
+
+    def start(
+        self, verb: str, node: str, log: Path, extra: Sequence[str] = (), keep_fds: Sequence[int] = ()
+    ) -> Process:
+        """Start one of the nodes: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
+        words = program("hpctrain.node") if self.run is None else python_command(self.run, "hpctrain.node")
+        argv = [*words, verb, "--folder", str(self.folder), "--node", node]
+        argv += ["--nodes", str(NodeSet.fromlist(list(self.nodes))), "--local"]
+        # The parent's id is passed on: a child that asks for it may find another parent, if its own died at once.
+        argv += ["--parent", str(os.getpid()), *extra]
+        argv = argv if self.run is None else container_command(self.run, self.folder, argv)
+        return self.runner.start(argv, env=local_environment(len(self.nodes)), log=log, keep_fds=keep_fds)

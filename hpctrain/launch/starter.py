@@ -17,8 +17,9 @@ from hpctrain.corpus.prepare.shards import check_target
 from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
 from hpctrain.records.format.yaml_file import parse_yaml
 from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.objective import resolved_objective
-from hpctrain.records.run.run import Run, read_run
+from hpctrain.records.run.run import Recovery, Run, read_run
 
 _TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
 
@@ -121,6 +122,8 @@ def render(starter: Starter, file_name: str = "run.yaml") -> str:
         **{key: getattr(starter, key) for key in Starter.__dataclass_fields__ if key != "lr"},
         lr=f"{starter.lr:g}",
         objective=resolved_objective(None, PRESETS[starter.preset]).mode,
+        recovery=Recovery(),
+        save_notice_s=Cluster.model_fields["save_notice_s"].default,
     )
 
 

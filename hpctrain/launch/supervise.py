@@ -7,18 +7,17 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import EXIT_RESUMABLE
 from hpctrain.base.process import Process, Runner
 from hpctrain.jobs.attempt_outcome import read_outcome
-from hpctrain.launch.local import local_nodes, start_local_node
+from hpctrain.launch.local import LocalNodes, local_nodes
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.run.run import NotifyState, Run, run_of
-from hpctrain.runs.folder import RunFolder, RunLock, kept_words
+from hpctrain.records.run.run import NotifyState, run_of
+from hpctrain.runs.folder import RunFolder, RunLock, resume_text
 from hpctrain.runs.notify import send_notification
 
 POLL_S = 0.2
@@ -76,7 +75,7 @@ class LocalJob:
             self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind, events)
         state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
-        send_notification(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
+        send_notification(self.folder.path, self.attempt, state, ended.reason, self._clock, os.environ)
         return ended
 
     def _ended(self) -> LocalJobResult:
@@ -85,17 +84,17 @@ class LocalJob:
         if 0 in codes:
             return LocalJobResult(0, words.get("finished") or "all steps are done")
         if self._killed:
-            return LocalJobResult(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
+            return LocalJobResult(1, f"ended at once on request; {resume_text(self.folder.path)}", stopped=True)
         if "failed" in words:
             # A node that was killed (negative code) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
             why = read_outcome(1, self._events(), False).reason
             return LocalJobResult(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
         if EXIT_RESUMABLE in codes:
-            return LocalJobResult(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
+            return LocalJobResult(1, f"stopped on request; {resume_text(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
         why = words.get("agent_crashed") or "all node processes were killed or ended early"
-        return LocalJobResult(failed, f"{why}; {kept_words(self.folder.path)}")
+        return LocalJobResult(failed, f"{why}; {resume_text(self.folder.path)}")
 
     def _say_killed(self, ended: LocalJobResult) -> None:
         """Write why the run ended: its agents were killed and could not."""
@@ -111,8 +110,7 @@ class LocalJob:
 
     def _events(self) -> list[Event]:
         """Return this attempt's events."""
-        events = read_events(self.folder.path / "events.jsonl")
-        return [event for event in events if event.attempt == self.attempt]
+        return read_events(self.folder.path / "events.jsonl", self.attempt)
 
 
 def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner, clock: Clock) -> LocalJob:
@@ -125,32 +123,17 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
     nodes = local_nodes(count)
     for line in folder.open_attempts():
         number, killed = line["attempt"], "ended without a word: killed"
-        events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == number]
+        events = read_events(folder.path / "events.jsonl", number)
         folder.end_attempt(number, clock.wall(), killed, None, "infrastructure", events)
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)
-    job, run = LocalJob(folder, attempt, {}, clock), run_of(folder.path)
+    job, local = LocalJob(folder, attempt, {}, clock), LocalNodes(folder.path, nodes, runner, run_of(folder.path))
     try:
         for node in nodes:
-            job.processes[node] = _start(folder.path, run, node, nodes, attempt, logs, lock, runner)
+            log, extra = logs / f"{node}.agent.log", ("--attempt", str(attempt))
+            job.processes[node] = local.start("run", node, log, extra, keep_fds=(lock.descriptor,))
     except BaseException:
         job.kill()
         raise
     return job
-
-
-def _start(
-    folder: Path, run: Run, node: str, nodes: list[str], attempt: int, logs: Path, lock: RunLock, runner: Runner
-) -> Process:
-    return start_local_node(
-        "run",
-        folder,
-        node,
-        nodes,
-        runner,
-        logs / f"{node}.agent.log",
-        extra=("--attempt", str(attempt)),
-        keep_fds=(lock.descriptor,),
-        run=run,
-    )

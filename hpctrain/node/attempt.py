@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ClusterShell.NodeSet import NodeSet
@@ -20,20 +20,13 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome
+from hpctrain.jobs.attempt_outcome import AttemptOutcome
 from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.cancel import is_cancelled
 from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.jobs.live_job_check import check_own_folder
-from hpctrain.jobs.policy import (
-    AttemptHistory,
-    JobVerdict,
-    decide_and_requeue,
-    notification_state,
-    read_attempt_history,
-)
-from hpctrain.jobs.srun_error import srun_log, with_srun_error
-from hpctrain.jobs.stop_cause import stop_reason_text
+from hpctrain.jobs.policy import AttemptState, JobVerdict, classify, decide_after_attempt, decide_before_start
+from hpctrain.jobs.srun_error import srun_log
 from hpctrain.jobs.successors import (
     cancel_successors,
     ensure_queued,
@@ -43,19 +36,21 @@ from hpctrain.jobs.successors import (
 )
 from hpctrain.launch.gpu_driver import local_driver_version
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.node.attempt_recovery import close_unfinished_attempts, verdict_before_start
 from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
+from hpctrain.node.job_state import job_info, read_attempt_state, read_run_state
 from hpctrain.node.run import FINISHED_FILE
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.successor import job_chain, read_successors
-from hpctrain.records.run.run import Run, run_of
-from hpctrain.runs.fault_fields import confirmed_suspects
+from hpctrain.records.history.successor import read_successors
+from hpctrain.records.run.run import NotifyState, Run, run_of
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id, record_job
 from hpctrain.runs.notify import send_notification
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
+CONTROLLER_WAIT_S = 60.0
+"""Seconds for which an unreachable controller is asked again; the save notice leaves time for it."""
+RETRY_S = 2.0
 JOB_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that name the devices Slurm gave to this job; the next job gets others."""
 
@@ -68,24 +63,23 @@ def begin(argv: list[str]) -> int:
         InputError: others can write to the run folder.
     """
     options = _parse("begin", argv)
-    folder, own = RunFolder(options.folder), os.environ.get("SLURM_JOB_ID")
+    folder, job = RunFolder(options.folder), os.environ.get("SLURM_JOB_ID")
     # The check comes before the step: each of its tasks unpickles submitit's file in the folder.
     check_trusted(folder.path)
     slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
-    check_own_folder(folder.path, own, slurm)
-    run, now = run_of(folder.path), time.time()
-    close_unfinished_attempts(folder, run, slurm, now, _node_name())
-    over = verdict_before_start(folder, run, own, slurm)
+    check_own_folder(folder.path, job, slurm)
+    run, now = run_of(folder.path), SystemClock().wall()
+    for line in folder.open_attempts():
+        _close_unfinished(folder, run, line["attempt"], line.get("job_id"), slurm)
+    over = decide_before_start(read_run_state(folder, run, job, slurm))
     if over is not None:
-        _say(over.reason)
-        return _end_finished_run(folder, slurm, over)
-    if own is not None and own != job_id(folder.path):
-        record_job(folder.path, own)
+        return _end_unneeded_job(folder, slurm, over)
+    if job is not None and job != job_id(folder.path):
+        record_job(folder.path, job)
         _refresh_dependent_runs(folder, slurm)
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
     (folder.path / FINISHED_FILE).unlink(missing_ok=True)
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    number = folder.begin_attempt(nodes, now, own, restarts)
+    number = folder.begin_attempt(nodes, now, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     for path in (srun_log(folder.path, number).parent, folder.path / EXIT_MARKERS_FOLDER):
         with storage_errors(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -93,61 +87,26 @@ def begin(argv: list[str]) -> int:
         _say(words)
     if options.again == "new_job":
         _ensure_queued(folder, run, slurm, now)
-    send_notification(
-        folder.path,
-        number,
-        "started",
-        f"attempt {number} on {len(nodes)} nodes",
-        _node_name(),
-        SystemClock(),
-        os.environ,
-    )
+    _notify(folder, number, "started", f"attempt {number} on {len(nodes)} nodes")
     print(number)
     return 0
-
-
-def _ensure_queued(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
-    """Queue the missing successors. The attempt begins even where this fails."""
-    before = len(read_successors(folder.path))
-    try:
-        ensure_queued(folder.path, run, slurm, now)
-    except HpctrainError as error:
-        _say(f"recovery.successors: not all are queued ({error})")
-    if len(read_successors(folder.path)) > before:
-        _refresh_dependent_runs(folder, slurm)
 
 
 def end(argv: list[str]) -> int:
     """Close the attempt and decide what comes next; return the exit code of the job."""
     options = _parse("end", argv)
     folder = RunFolder(options.folder)
-    run, now = run_of(folder.path), time.time()
-    events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
-    outcome = read_outcome(options.code, events, (folder.path / FINISHED_FILE).exists())
-    outcome = with_srun_error(outcome, folder.path, options.attempt, folder.attempts()[options.attempt]["nodes"])
-    event_log = EventLog(folder.path / "events.jsonl", _node_name(), options.attempt, SystemClock())
-    reported_states: list[str] = []
-
-    def record_verdict(verdict: JobVerdict) -> None:
-        reason = outcome.reason if verdict.act == "wait" and outcome.reason else verdict.reason
-        folder.end_attempt(options.attempt, time.time(), reason, outcome.code, verdict.exit_class, events)
-        state = notification_state(verdict)
-        if state not in reported_states:  # while the controller is away, verdicts repeat: report each once
-            reported_states.append(state)
-            _say(f"attempt {options.attempt} ended ({verdict.exit_class}): {reason}")
-            if verdict.cause == "time_limit":
-                event_log.write("time_limit", -1, reason)
-            send_notification(folder.path, options.attempt, state, reason, _node_name(), SystemClock(), os.environ)
-
+    run, events = run_of(folder.path), read_events(folder.path / "events.jsonl", options.attempt)
+    state = read_attempt_state(folder, run, options.attempt, options.code, events)
+    ended = _EndedAttempt(folder, options.attempt, state.outcome, events)
     if options.again is None:
-        verdict = _decide_in_allocation(outcome)
-        record_verdict(verdict)
+        ended.record(decide_after_attempt(replace(state, in_allocation=True)))
     else:
-        verdict = _decide_and_requeue(folder, run, options, outcome, events, now, record_verdict)
-    if verdict.failed:
-        # In a person's allocation, a run that saved and left has not failed: nothing was to queue it again.
-        event_log.write("failed", -1, verdict.reason, **({"cancelled": True} if options.again is None else {}))
-    return options.code if outcome.code is None else outcome.code
+        with _reported("{}"):  # the run goes on without its ledger of bad nodes
+            record_bad_nodes(folder.path, options.attempt, events, SystemClock().wall(), run.recovery.exclude_hours)
+        slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
+        _continue_run(ended, run, state, slurm, options.again == "same_job")
+    return options.code if state.outcome.code is None else state.outcome.code
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -163,40 +122,87 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name not in JOB_DEVICE_VARIABLES}
 
 
-def _decide_and_requeue(
-    folder: RunFolder, run: Run, options: argparse.Namespace, outcome: AttemptOutcome, events: list[Event], now: float,
-    record_verdict: Callable[[JobVerdict], None],
-) -> JobVerdict:  # fmt: skip
-    """Return the verdict on a job that was submitted for this run, and carry it out."""
-    job, slurm = os.environ["SLURM_JOB_ID"], Slurm(SystemRunner(), environment_of(os.getppid()))
-    _record_bad_nodes(folder, run, options.attempt, events, now)
-    history = _attempt_history(folder, run, options.attempt, events, job, slurm)
+@dataclass(frozen=True)
+class _EndedAttempt:
+    """An attempt that has ended, and what was reported of it."""
 
-    def again() -> None:
-        if options.again == "same_job":
-            requeue_excluding_bad_nodes(folder.path, run, job, slurm, now)
-        else:
-            _submit_next_job(folder, run, job, slurm, now)
+    folder: RunFolder
+    number: int
+    outcome: AttemptOutcome
+    events: Sequence[Event]
+    reported: list[NotifyState] = field(default_factory=list)
 
-    verdict = decide_and_requeue(
-        outcome, job, history, slurm, SystemClock(), lambda: is_cancelled(folder.path), record_verdict, again
-    )
-    if verdict.failed:
-        verdict = replace(verdict, reason=f"{verdict.reason}; go on with `hpctrain resubmit {folder.path.name}`")
-    record_verdict(verdict)
+    def record(self, verdict: JobVerdict) -> None:
+        """Complete the attempt's line by the verdict, and report the verdict."""
+        reason = self.outcome.reason if verdict.act == "wait" and self.outcome.reason else verdict.reason
+        now = SystemClock().wall()
+        self.folder.end_attempt(self.number, now, reason, self.outcome.code, verdict.exit_class, self.events)
+        if verdict.notify_state in self.reported:
+            return  # while the controller is away, verdicts repeat
+        self.reported.append(verdict.notify_state)
+        _say(f"attempt {self.number} ended ({verdict.exit_class}): {reason}")
+        event_log = _event_log(self.folder, self.number)
+        if verdict.cause == "time_limit":
+            event_log.write("time_limit", -1, reason)
+        if verdict.failed:
+            event_log.write("failed", -1, reason, **({"cancelled": True} if verdict.cancelled else {}))
+        _notify(self.folder, self.number, verdict.notify_state, reason)
+
+
+def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool) -> None:
+    """Decide how the run goes on after a job that was submitted for it, record the verdict and carry it out."""
+    folder, job = ended.folder, os.environ["SLURM_JOB_ID"]
+    state = replace(state, successor=_first_successor(folder, job, slurm))
+    verdict = _decide_and_requeue(ended, run, state, slurm, same_job)
     if verdict.act == "stop":
         _cancel_successors(folder, slurm)
-    elif verdict.act == "wait" and history.successor is not None and job == job_id(folder.path):
-        _promote_successor(folder, run, job, slurm, now)
+    elif verdict.act == "wait" and state.successor is not None and job == job_id(folder.path):
+        _promote_successor(folder, run, job, slurm)
+
+
+def _decide_and_requeue(
+    ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool
+) -> JobVerdict:
+    """Return the recorded verdict, and queue the run again where it says so.
+
+    An unreachable controller is asked again for a minute: nobody else would queue a job that ends in the meantime.
+    The verdict is recorded before the job is queued again, as a requeue ends this process.
+    """
+    job, clock = os.environ["SLURM_JOB_ID"], SystemClock()
+    deadline = clock.now() + CONTROLLER_WAIT_S
+    asked: JobVerdict | None = None
+    while state.outcome.exit_class != "done":
+        try:
+            info = slurm.job(job)
+            if asked is not None and info is not None and info.state.is_waiting:
+                return asked  # the controller took the last call before it stopped answering
+            cancelled = is_cancelled(ended.folder.path)
+            verdict = decide_after_attempt(replace(state, job=info, now=clock.wall(), cancelled=cancelled))
+            ended.record(verdict)
+            if verdict.act == "again":
+                asked = verdict
+                _queue_again(ended.folder, run, job, slurm, same_job)
+            return verdict
+        except CommandError as error:
+            if not isinstance(error, ControllerUnreachableError) or clock.now() >= deadline:
+                state = replace(state, slurm_error=str(error))
+                break
+        clock.sleep(RETRY_S)
+    verdict = decide_after_attempt(state)
+    ended.record(verdict)
     return verdict
 
 
-def _submit_next_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
-    """Queue the run's next job. If sbatch refuses it, requeue this job.
+def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: bool) -> None:
+    """Requeue this job, or queue the run's next one. If sbatch refuses that one, requeue this job.
 
     Raises:
         CommandError: neither was possible.
     """
+    now = SystemClock().wall()
+    if same_job:
+        requeue_excluding_bad_nodes(folder.path, run, job, slurm, now)
+        return
     try:
         following = submit_next(folder.path, run, slurm, now)
     except ControllerUnreachableError:
@@ -208,34 +214,78 @@ def _submit_next_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: f
         requeue_excluding_bad_nodes(folder.path, run, job, slurm, now)
         return
     _say(f"the run goes on as job {following}")
-    _disable_requeue(job, slurm)
+    # Slurm from 24.11 on requeues a preempted job that ends within its grace time, and the next job would wait for its
+    # second end. A site that forbids the change makes the run slower, not wrong.
+    with _reported("if Slurm requeues this job, the next one waits for it ({})"):
+        slurm.update(job, Requeue=0)
     _refresh_dependent_runs(folder, slurm)
     if is_cancelled(folder.path):
         # The cancel command did not see that job.
         slurm.cancel(following)
 
 
-def _disable_requeue(job: str, slurm: Slurm) -> None:
-    """Switch off Slurm's own requeue of this job.
-
-    Slurm from 24.11 on requeues a preempted job that ends within its grace time, and the next job would wait for its
-    second end. A site that forbids the change makes the run slower, not wrong.
-    """
-    try:
-        slurm.update(job, Requeue=0)
-    except HpctrainError as error:
-        _say(f"if Slurm requeues this job, the next one waits for it ({error})")
-
-
-def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
+def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> None:
     """Make the waiting successor the run's job, as Slurm ended this one. A failure is printed."""
-    try:
+    with _reported("{}"):
         info = slurm.job(job)
         if info is not None and not info.state.is_waiting:
-            submit_next(folder.path, run, slurm, now)
+            submit_next(folder.path, run, slurm, SystemClock().wall())
             _refresh_dependent_runs(folder, slurm)
-    except HpctrainError as error:
-        _say(str(error))
+
+
+def _first_successor(folder: RunFolder, job: str, slurm: Slurm) -> str | None:
+    """Return the job that is queued behind this one; if the controller does not answer, the one that was."""
+    try:
+        waiting = waiting_successors(folder.path, slurm)
+    except CommandError:
+        waiting = [item.job_id for item in read_successors(folder.path) if item.after == job]
+    return waiting[0] if waiting else None
+
+
+def _close_unfinished(folder: RunFolder, run: Run, number: int, job: str | None, slurm: Slurm) -> None:
+    """Complete the line of an attempt whose script was killed, from its events, else from what Slurm knows.
+
+    Raises:
+        StorageError: the run folder cannot be written.
+    """
+    events, now = read_events(folder.path / "events.jsonl", number), SystemClock().wall()
+    state = read_attempt_state(folder, run, number, None, events)
+    known = classify(replace(state, job=job_info(job, slurm)))
+    # The job that begins here was requeued, by a person or for a lost node; Slurm only knows that it runs.
+    requeued = job is not None and job == os.environ.get("SLURM_JOB_ID")
+    reason = f"its job was put back into the queue: {known.reason}" if requeued else known.reason
+    folder.end_attempt(number, now, reason, state.outcome.code, known.exit_class, events)
+    if known.cause == "time_limit":
+        _event_log(folder, number).write("time_limit", -1, reason)
+    with contextlib.suppress(HpctrainError):  # a run goes on without its ledger of bad nodes
+        record_bad_nodes(folder.path, number, events, now, run.recovery.exclude_hours)
+
+
+def _ensure_queued(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
+    """Queue the missing successors. The attempt begins even where this fails."""
+    before = len(read_successors(folder.path))
+    with _reported("recovery.successors: not all are queued ({})"):
+        ensure_queued(folder.path, run, slurm, now)
+    if len(read_successors(folder.path)) > before:
+        _refresh_dependent_runs(folder, slurm)
+
+
+def _end_unneeded_job(folder: RunFolder, slurm: Slurm, over: JobVerdict) -> int:
+    """End a job that begins although its run is over, cancel its successors, and return its exit code.
+
+    It is 0 only if the run is done: other jobs may depend on its success.
+    """
+    _say(over.reason)
+    _cancel_successors(folder, slurm)
+    if not over.failed:
+        return 0 if over.exit_class == "done" else EXIT_RESUMABLE
+    _event_log(folder, max(0, len(folder.attempts()) - 1)).write("failed", -1, over.reason)
+    return 1
+
+
+def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
+    with _reported("not cancelled: the jobs queued behind this one ({}); each ends at once when it starts"):
+        cancel_successors(folder.path, slurm, os.environ.get("SLURM_JOB_ID"))
 
 
 def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
@@ -244,62 +294,21 @@ def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
         _say(line)
 
 
-def _attempt_history(
-    folder: RunFolder, run: Run, attempt: int, events: list[Event], job: str, slurm: Slurm
-) -> AttemptHistory:
-    attempts = folder.attempts()
-    chain = job_chain(job, read_successors(folder.path))
-    lines = [line for line in attempts[:attempt] if line.get("job_id") in chain]
-    checkpoint_before, newest = attempts[attempt].get("checkpoint_before"), folder.newest_checkpoint()
+@contextlib.contextmanager
+def _reported(text: str) -> Iterator[None]:
+    """Print an error of the block, within `text`, and go on."""
     try:
-        waiting = waiting_successors(folder.path, slurm)
-    except CommandError:
-        waiting = [item.job_id for item in read_successors(folder.path) if item.after == job]
-    successor = waiting[0] if waiting else None
-    bad = confirmed_suspects(events, attempts[:attempt])
-    return read_attempt_history(
-        lines, checkpoint_before, newest, run.recovery.retries, successor, run.cluster.save_notice_s, bad
-    )
-
-
-def _record_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Event], now: float) -> None:
-    """Add the nodes to blame to the run's ledger. The run goes on even where this fails."""
-    try:
-        record_bad_nodes(folder.path, attempt, events, now, run.recovery.exclude_hours)
+        yield
     except HpctrainError as error:
-        _say(str(error))
+        _say(text.format(error))
 
 
-def _end_finished_run(folder: RunFolder, slurm: Slurm, over: JobVerdict) -> int:
-    """End a job that begins although its run is over, cancel its successors, and return its exit code.
-
-    It is 0 only if the run is done: other jobs may depend on its success.
-    """
-    _cancel_successors(folder, slurm)
-    if not over.failed:
-        return 0 if over.exit_class == "done" else EXIT_RESUMABLE
-    attempt = max(0, len(folder.attempts()) - 1)
-    event_log = EventLog(
-        folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock()
-    )
-    event_log.write("failed", -1, over.reason)
-    return 1
+def _event_log(folder: RunFolder, attempt: int) -> EventLog:
+    return EventLog(folder.path / "events.jsonl", _node_name(), attempt, SystemClock())
 
 
-def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
-    try:
-        cancel_successors(folder.path, slurm, os.environ.get("SLURM_JOB_ID"))
-    except HpctrainError as error:
-        _say(f"not cancelled: the jobs queued behind this one ({error}); each ends at once when it starts")
-
-
-def _decide_in_allocation(outcome: AttemptOutcome) -> JobVerdict:
-    """Return the verdict on a run in a person's allocation, which hpctrain does not queue again."""
-    if outcome.exit_class not in ("resumable", "infrastructure"):
-        return JobVerdict("stop", stop_reason_text(outcome, None), outcome.exit_class)
-    reason = "stopped on request, saved" if outcome.saved else stop_reason_text(outcome, None)
-    words = f"{reason}; `hpctrain resubmit` goes on with it"
-    return JobVerdict("stop", words, outcome.exit_class, failed=True, cancelled=True)
+def _notify(folder: RunFolder, attempt: int, state: NotifyState, reason: str) -> None:
+    send_notification(folder.path, attempt, state, reason, SystemClock(), os.environ)
 
 
 def _say(text: str) -> None:

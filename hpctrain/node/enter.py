@@ -17,7 +17,7 @@ from hpctrain.container.run.binds import run_binds
 from hpctrain.container.run.entry import entry_command, entry_environment
 from hpctrain.container.run.runtime import Host, Which, find_runtime, this_host
 from hpctrain.container.run.surviving_mount import with_surviving_mount
-from hpctrain.records.run.run import Run, run_of
+from hpctrain.records.run.run import run_of
 from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.trust import check_trusted
 
@@ -37,22 +37,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("command", nargs="+", help="behind --")
     options = parser.parse_args(argv)
     check_trusted(options.folder)
-    run = run_of(options.folder)
-    words, env = command_in_container(
-        run, options.folder, options.command, os.environ, this_host(), shutil.which, options.with_code
-    )
-    SystemRunner().replace_process(words, env)
+    folder, command = options.folder, options.command
+    argv, env = command_in_container(folder, command, os.environ, this_host(), shutil.which, options.with_code)
+    SystemRunner().replace_process(argv, env)
 
 
 def command_in_container(
-    run: Run, folder: Path, command: list[str], environ: Mapping[str, str], host: Host, which: Which, with_code: bool
+    folder: Path, command: list[str], environ: Mapping[str, str], host: Host, which: Which, with_code: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment of the command on this node.
+    """Return argv and environment of a command of the run in this folder, on this node.
 
     Raises:
         InputError: no runtime is on the path here, or a path cannot be bound.
         StorageError: the run folder cannot be written.
     """
+    run = run_of(folder)
     if run.container is None:
         return command, dict(environ)
     runtime = find_runtime(run.container.runtime, which)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from hpctrain.agent.decide import has_quorum
 from hpctrain.base.atomic import storage_errors, write_text
 
 EXIT_MARKERS_FOLDER = "left"
@@ -58,7 +59,7 @@ def is_job_script_alive(folder: Path, attempt: int) -> bool:
     return any(path.name == f"{attempt}.seen" for path in (folder / EXIT_MARKERS_FOLDER).iterdir())
 
 
-def too_few_left(left: Collection[str], members: Sequence[str], min_nodes: int) -> bool:
+def too_few_left(departed: Collection[str], members: Sequence[str], min_nodes: int) -> bool:
     """Whether too few nodes remain to go on: fewer than min_nodes, or fewer than half of the last generation."""
-    rest = len(set(members) - set(left))
-    return rest < min_nodes or 2 * rest < len(members)
+    remaining = set(members) - set(departed)
+    return len(remaining) < min_nodes or not has_quorum(remaining, members)

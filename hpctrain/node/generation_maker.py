@@ -22,7 +22,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.runs.folder import newest_plan
+from hpctrain.runs.folder import RunFolder, newest_plan
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_error, saved_step
 from hpctrain.schedule.resolve import schedule_of
 
@@ -45,7 +45,7 @@ class GenerationMaker:
     """Nodes that the attempt began with."""
     event_log: EventLog
 
-    def __call__(self, proposal: Proposal) -> ProposedGeneration:
+    def make(self, proposal: Proposal) -> ProposedGeneration:
         """Return the next generation, and what to publish when it is agreed.
 
         Raises:
@@ -76,8 +76,8 @@ class GenerationMaker:
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest published checkpoint, relative to the run folder."""
-        found = published.listed(self.folder / "checkpoints")
-        return f"checkpoints/{found[-1].name}" if found else None
+        name = RunFolder(self.folder).newest_checkpoint()
+        return f"checkpoints/{name}" if name is not None else None
 
     def _publish(self, number: int, pending: _PendingEvents) -> None:
         for name, plan in pending.files.items():
@@ -108,17 +108,16 @@ class GenerationMaker:
         """
         if {member.node for member in previous.members} != set(nodes):
             return True
-        excluded = Topology.read(self.folder / "topology.json", owned=True).verdict.exclude
-        return not set(excluded).isdisjoint(Plan.read(given, owned=True).nodes)
+        return not set(self._topology().verdict.exclude).isdisjoint(Plan.read(given, owned=True).nodes)
 
     def _plan_from_folder(self, path: Path, nodes: list[str], pending: _PendingEvents) -> Plan:
         """Return a plan that lies in the run folder, checked: a person may have edited it."""
         plan = Plan.read(path, owned=True)
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
-        check_devices(plan, Topology.read(self.folder / "topology.json", owned=True), str(path))
+        check_devices(plan, self._topology(), str(path))
         notes = [note for replica in range(plan.dp) if (note := schedule_of(plan, replica)[1])]
-        text = f"{path.name} as given: {plan.dims} on {len(plan.nodes)} nodes"
-        pending.events.append(("planned", " ".join([text, *notes]), {"plan": path.name, "notes": notes}))
+        text = " ".join([f"{path.name} as given: {plan.dims} on {len(plan.nodes)} nodes", *notes])
+        pending.events.append(("planned", text, {"plan": path.name, "notes": notes}))
         return plan
 
     def _new_plan(
@@ -126,14 +125,14 @@ class GenerationMaker:
     ) -> Plan:
         """Return the planner's plan for these nodes, checked like a given one, so that no worker refuses it."""
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
-        left = Topology.read(self.folder / "topology.json", owned=True).only(nodes)
+        topology = self._topology().only(nodes)
         first = proposal.previous is None and replaced is None
         if first:
             public, remark = "plan.json", ""
-            plan = make_plan(with_fewer_spares(run, lost), spec, left)
+            plan = make_plan(with_fewer_spares(run, lost), spec, topology)
         else:
             public = f"plan-{proposal.number}.json"
-            plan, remark = replan(run, spec, left, lost, replaced, self._profile())
+            plan, remark = replan(run, spec, topology, lost, replaced, self._profile())
         check_plan(plan, run, spec, nodes, public)
         pending.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
@@ -141,6 +140,9 @@ class GenerationMaker:
         data = {"plan": public, **plan.dims._asdict(), "predicted_step_time_s": predicted, "moves": len(plan.moves)}
         pending.events.append(("planned" if first else "replanned", text, data))
         return plan
+
+    def _topology(self) -> Topology:
+        return Topology.read(self.folder / "topology.json", owned=True)
 
     def _profile(self) -> CalibrationProfile | None:
         """Return the calibration from the run's own steps; None if it cannot be read, as the run goes on without it."""
@@ -161,14 +163,14 @@ class GenerationMaker:
         checkpoints = self.folder / "checkpoints"
         with contextlib.suppress(OSError):
             published.discard_unfinished(checkpoints)
-        found, skipped = published.newest(checkpoints, self.run.spec().sha256())
-        if found is None:
+        newest, skipped = published.newest(checkpoints, self.run.spec().sha256())
+        if newest is None:
             self._check_no_checkpoint_lost(number, skipped)
         for item in skipped:
             aside = published.quarantine(item.path)
             reason = f"{item.path.name}: {item.reason}"
             pending.events.append(("checkpoint_skipped", reason, {"path": item.path.name, "now": aside}))
-        return f"checkpoints/{found.path.name}" if found else None
+        return f"checkpoints/{newest.path.name}" if newest else None
 
     def _check_no_checkpoint_lost(self, number: int, skipped: list[published.SkippedCheckpoint]) -> None:
         """Check that a run which begins from the seed had saved nothing.

@@ -9,11 +9,10 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.agent.agent import Agent, AgentIdentity
-from hpctrain.agent.crash import log_crash
+from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
+from hpctrain.agent.crash import crash_message
 from hpctrain.agent.decide import DecisionLimits
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore
@@ -22,7 +21,6 @@ from hpctrain.agent.peers import PeerMesh
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner, ForkServerExit
-from hpctrain.base.net.handshake import derive_key
 from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
@@ -36,7 +34,7 @@ from hpctrain.probe.measure.settings import ProbeSettings, local_settings, prefl
 from hpctrain.probe.protocol.member import ProbeNode
 from hpctrain.probe.protocol.run import probe_nodes
 from hpctrain.probe.system.address import interface_of
-from hpctrain.records.history.generation import Generation
+from hpctrain.records.history.generation import GENERATIONS, Generation
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
@@ -62,10 +60,14 @@ def main(argv: list[str]) -> int:
     check_trusted(folder)
     run = run_of(folder)
     event_log = EventLog(folder / "events.jsonl", here.node, options.attempt, SystemClock())
-    with log_crash(here.node, event_log, lambda: _newest_generation(folder, options.attempt)):
-        incarnation = process_incarnation(platform.node(), time.time())
-        place = AgentIdentity(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
+    incarnation = process_incarnation(platform.node(), time.time())
+    place = AgentIdentity(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
+    try:
         return _take_part(place, here.local, run, event_log, stop)
+    except Exception as error:
+        number, what = _newest_generation(place), type(error).__name__
+        event_log.write("agent_crashed", number, crash_message(here.node, error), node=here.node, error=what)
+        raise
 
 
 def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
@@ -92,16 +94,15 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
         threads = thread_environment(topology, place.node, len(os.sched_getaffinity(0)), env)
         group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads)
-        code = _agent(place, run, topology, event_log, stop, group).run()
+        code = _agent(place, run, topology, group, AgentContext(event_log, SystemClock(), stop)).run()
     if code == 0:
         (folder / FINISHED_FILE).touch()
     if local:
         return code
-    last = GenerationStore(folder / "generations").newest()
-    mine = last is not None and last.attempt == attempt
-    members = [member.node for member in last.members] if last is not None and mine else list(nodes)
+    last = _last_generation(place)
+    members = list(nodes) if last is None else [member.node for member in last.members]
     if code == 0:
-        working = Plan.read(folder / last.plan, owned=True).nodes if last is not None and mine else members
+        working = members if last is None else Plan.read(folder / last.plan, owned=True).nodes
         with contextlib.suppress(StorageError):  # the run is done: Slurm then ends the job later
             name_closing_node(folder, attempt, place.node, working, os.environ.get("HPCTRAIN_BATCH_HOST"))
     else:
@@ -109,11 +110,17 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
     return code
 
 
-def _newest_generation(folder: Path, attempt: int) -> int:
-    """Return the number of the attempt's newest generation; -1 before its first."""
+def _last_generation(place: AgentIdentity) -> Generation | None:
+    """Return the newest generation of this attempt; None before its first."""
+    newest = GenerationStore(place.folder / GENERATIONS).newest()
+    return newest if newest is not None and newest.attempt == place.attempt else None
+
+
+def _newest_generation(place: AgentIdentity) -> int:
+    """Return the number of the attempt's newest generation; -1 before its first, or if it cannot be read."""
     with contextlib.suppress(HpctrainError, OSError):
-        newest = GenerationStore(folder / "generations").newest()
-        return newest.number if newest is not None and newest.attempt == attempt else -1
+        newest = _last_generation(place)
+        return -1 if newest is None else newest.number
     return -1
 
 
@@ -122,7 +129,7 @@ def _fork_server_loss_logger(place: AgentIdentity, event_log: EventLog) -> Calla
 
     def tell(loss: ForkServerExit) -> None:
         how = {"signal": -loss.code} if loss.code < 0 else {"exit_code": loss.code}
-        number = _newest_generation(place.folder, place.attempt)
+        number = _newest_generation(place)
         text = f"{place.node}: {loss.words()}"
         event_log.write("fork_server_lost", number, text, node=place.node, replaced=loss.replaced, **how)
 
@@ -192,10 +199,9 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
     path = place.folder / "topology.json"
     given = path.exists()
     if not given:
-        device = run.cluster.device
-        settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
-        clock = SystemClock()
-        progress = ProbeProgress(event_log, clock)
+        device, count, clock = run.cluster.device, len(place.nodes), SystemClock()
+        preflight = ProbeSettings(device=device, mode=preflight_mode(count))
+        settings, progress = local_settings(count, device) if local else preflight, ProbeProgress(event_log, clock)
         node = ProbeNode(place.node, place.addr, place.folder, settings, runner, clock)
         topology = probe_nodes(node, place.nodes, progress)
         if topology is not None:
@@ -227,52 +233,19 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
     return topology
 
 
-def _preflight(nodes: int, device: str) -> ProbeSettings:
-    return ProbeSettings(device=device, mode=preflight_mode(nodes))
-
-
-def _agent(
-    place: AgentIdentity,
-    run: Run,
-    topology: Topology,
-    event_log: EventLog,
-    stop: Callable[[], str | None],
-    group: WorkerGroup,
-) -> Agent:
+def _agent(place: AgentIdentity, run: Run, topology: Topology, group: WorkerGroup, context: AgentContext) -> Agent:
     key = read_owned(place.folder / "key", private=True).decode().strip()
-    broken = topology.fabric.broken
-
-    def store_secret(record: Generation) -> str:
-        # Every node derives the same secret from the run's key. It is never written, and only sent to the node's own
-        # workers.
-        return derive_key(key.encode(), "store", record.number, record.proposer).hex()
-
-    maker = GenerationMaker(place.folder, run, place.nodes, event_log)
-    return Agent(
-        place=place,
-        settings=replace(_settings(run), broken_links=tuple(broken), advised_against=tuple(topology.verdict.exclude)),
-        peers=PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, key),
-        store=GenerationStore(place.folder / "generations"),
-        group=group,
-        event_log=event_log,
-        clock=SystemClock(),
-        make_generation=maker,
-        newest_checkpoint=maker.newest_checkpoint,
-        store_secret=store_secret,
-        stop_wanted=stop,
-    )
-
-
-def _settings(run: Run) -> DecisionLimits:
-    """Return the limits for the decisions of the run's agents."""
-    return DecisionLimits(
-        min_nodes=run.recovery.min_nodes,
-        retries=run.recovery.retries,
-        heartbeat_timeout_s=run.recovery.heartbeat_timeout_s,
-        progress_timeout_s=run.recovery.progress_timeout_s,
-        compiling_timeout_s=run.step_timeout_s,
+    peers = PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, key)
+    limits = DecisionLimits(
+        run.recovery,
+        run.step_timeout_s,
         # A node joins only when its data is staged.
         join_timeout_s=DecisionLimits.join_timeout_s + staging_limit_s(run.data),
+        broken_links=tuple(topology.fabric.broken),
+        advised_against=tuple(topology.verdict.exclude),
+    )
+    return Agent(
+        place, limits, peers, group, GenerationMaker(place.folder, run, place.nodes, context.event_log), context
     )
 
 

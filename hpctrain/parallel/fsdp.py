@@ -21,7 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, ShardedParameter
-from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.imported.model import blocks_of
 from hpctrain.parallel.tracked_work import TrackedWork
 
 CountBytes = Callable[[int], None]

@@ -91,7 +91,7 @@ class LocalSgdReducer(Reducer):
             share: tokens of the global batch per token of this replica. The loss was divided by the tokens of the
                 global batch, so multiplying by it gives the mean over this replica's tokens.
         """
-        self._outer_optimizer = outer_optimizer
+        self._outer_optimizer = self.holder = outer_optimizer
         self._share = share
 
     def reduce(self, gradients: list[Tensor]) -> int:
@@ -99,21 +99,12 @@ class LocalSgdReducer(Reducer):
         return 0
 
     def after_step(self, step: int) -> int:
-        with ACTIVITY.doing("meeting of the replicas", waits=True):
+        with ACTIVITY.doing("outer sync", waits=True):
             return self._outer_optimizer.after_step(step)
 
     def before_checkpoint(self) -> None:
-        with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
+        with ACTIVITY.doing("outer sync for a checkpoint", waits=True):
             self._outer_optimizer.outer_sync()
-
-    def state(self) -> dict[str, Tensor]:
-        return self._outer_optimizer.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._outer_optimizer.load_state(state)
-
-    def drop_state(self) -> None:
-        self._outer_optimizer.drop_state()
 
 
 class HybridShardReducer(Reducer):
@@ -121,7 +112,7 @@ class HybridShardReducer(Reducer):
 
     def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
         self._shard_reducer = shard_reducer
-        self._replicate_reducer = replicate_reducer
+        self._replicate_reducer = self.holder = replicate_reducer
 
     def reduce(self, gradients: list[Tensor]) -> int:
         return self._shard_reducer.reduce(gradients) + self._replicate_reducer.reduce(gradients)
@@ -131,15 +122,3 @@ class HybridShardReducer(Reducer):
 
     def before_checkpoint(self) -> None:
         self._replicate_reducer.before_checkpoint()
-
-    def state(self) -> dict[str, Tensor]:
-        return self._replicate_reducer.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._replicate_reducer.load_state(state)
-
-    def drop_state(self) -> None:
-        self._replicate_reducer.drop_state()
-
-    def metrics(self) -> dict[str, float]:
-        return self._replicate_reducer.metrics()

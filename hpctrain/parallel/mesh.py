@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.records.plan.plan import Plan
@@ -66,8 +65,3 @@ def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
     if mesh.mesh_dim_names != HYBRID_AXES:
         return mesh["dp"]
     return mesh["shard"] if plan.codec_reduces_replicate_axis else mesh["replicate", "shard"]
-
-
-def group_rank(mesh: DeviceMesh, axis: str, global_rank: int) -> int:
-    """Rank of a process within the group of its mesh axis."""
-    return dist.get_group_rank(mesh.get_group(axis), global_rank)

@@ -25,13 +25,13 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.module_argv import set_safe_path
 from hpctrain.model.build import Fill, build_part
-from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.fsdp import apply_sharding
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.loss_scaler import LossScaler
-from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
+from hpctrain.parallel.mesh import Coordinate, sharding_mesh
 from hpctrain.parallel.random_stream import RandomStream
 from hpctrain.parallel.recompute import recompute_blocks
 from hpctrain.parallel.sharded_stage import ShardedStage
@@ -93,7 +93,7 @@ class Pipeline:
         replica: int,
         stages: list[InstrumentedStage],
         runtime: _PipelineScheduleRuntime,
-        tied: TiedWeights | None,
+        tied: TiedWeights,
     ) -> None:
         self.stages = stages
         self.random = RandomStream(inputs.seed, replica, inputs.device)
@@ -127,14 +127,13 @@ class Pipeline:
         start = mark(self.device)
         loss = self._run(tokens, targets, decoder_tokens, train=True)
         self._span = start, mark(self.device)
-        if self._tied is not None:
-            self._tied.add_local_gradients()
+        self._tied.add_local_gradients()
         return loss
 
     def all_reduce_tied_gradients(self) -> None:
         """Sum the gradients of weights that several stages hold. Call it after the reduction over replicas and before
         anything reads the gradients."""
-        if self._tied is not None:
+        if self._tied:
             with ACTIVITY.doing("sum the gradients of weights in several stages", waits=True):
                 self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
@@ -165,13 +164,13 @@ class Pipeline:
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters of this rank, each name once. Names do not depend on how the model is cut."""
-        followers = {id(copy) for copy in self._tied.followers} if self._tied is not None else set()
+        followers = {id(copy) for copy in self._tied.followers}
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
     def tied_holders(self) -> dict[nn.Parameter, int]:
         """The number of pipeline ranks that hold a parameter, for parameters with more than one."""
-        return self._tied.holders() if self._tied is not None else {}
+        return self._tied.holders()
 
     def layers(self) -> list[int]:
         """Global numbers of the blocks that this rank holds, ascending."""
@@ -190,8 +189,7 @@ class Pipeline:
                 f"sequences and targets of shape {tuple(outputs.shape)}"
             )
         named: dict[str, Any] = {} if decoder_tokens is None else {"decoder_tokens": decoder_tokens}
-        if self._tied is not None:
-            self._tied.update_followers()
+        self._tied.update_followers()
         losses: list[Tensor] = []
         # torch's evaluation also visits the backward actions, and fails if two neighbouring stages share a rank, so it
         # gets a table without them.
@@ -278,7 +276,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     )
 
 
-def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[InstrumentedStage]) -> TiedWeights | None:
+def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[InstrumentedStage]) -> TiedWeights:
     shared = inputs.spec.shared_weights([stage.layers for stage in inputs.plan.stages])
     held = {stage.stage_index: stage.submod for stage in stages}
     return tie_weights(inputs.plan, coordinate.rank, shared, held, inputs.timeout)
@@ -309,7 +307,7 @@ def _actions_by_group_rank(
     actions: dict[int, list[_Action | None]] = {}
     for pp, row in enumerate(inputs.schedule.ranks):
         member = sorted(column[pp])[coordinate.tp]
-        actions[group_rank(mesh, "pp", member)] = [_Action.from_str(str(action)) for action in row]
+        actions[dist.get_group_rank(mesh.get_group("pp"), member)] = [_Action.from_str(str(action)) for action in row]
     return actions
 
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.imported.model import blocks_of
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.families import FamilySpec

@@ -20,13 +20,16 @@ from hpctrain.records.plan.plan import Plan
 
 
 class TiedWeights:
-    """The copies that this rank holds."""
+    """The copies that this rank holds; of most models it holds none."""
 
     def __init__(self, held: Mapping[str, list[nn.Module]], groups: Mapping[str, dist.ProcessGroup | None]) -> None:
         self._held = held
         """By name: this rank's stages with a copy, in the model's order."""
         self._groups = groups
         """By name: the ranks with a copy; None if this rank has all copies."""
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
         """The copies on this rank. They are looked up in each call, because sharding replaces parameters."""
@@ -88,7 +91,7 @@ def tie_weights(
     shared: Mapping[str, list[int]],
     held: Mapping[int, nn.Module],
     timeout: timedelta | None = None,
-) -> TiedWeights | None:
+) -> TiedWeights:
     """Join the copies of shared weights. Collective over the world: every rank calls it.
 
     Args:
@@ -96,9 +99,6 @@ def tie_weights(
         held: stages that this rank holds, by stage number.
         timeout: how long one rank waits for the others; None: torch's default, half an hour with gloo and ten minutes
             with NCCL.
-
-    Returns:
-        None on ranks that hold no copy.
     """
     owner = plan.stage_owner()
     mesh = plan.mesh()
@@ -120,4 +120,4 @@ def tie_weights(
                 made[key] = dist.new_group(list(key), timeout=timeout)
             if rank in key:
                 groups[name] = made[key]
-    return TiedWeights(here, groups) if here else None
+    return TiedWeights(here, groups)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE, FileError
+from hpctrain.base.json_text import parse_json
 from hpctrain.base.units import format_bytes, format_seconds
-from hpctrain.records.format.json_text import parse_json
 from hpctrain.records.history.event import Event
 from hpctrain.report.recoveries import restored_step
 

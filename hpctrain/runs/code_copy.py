@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_json
@@ -63,7 +62,7 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
     """
     if not source.is_dir():
         raise InputError(f"code: {source}: no such folder; name the folder that holds your packages")
-    size = sum(path.stat().st_size for path in _files(source))
+    size, omitted = _survey(source)
     if size > LARGEST_BYTES:
         raise InputError(
             f"code: {source}: holds {format_bytes(size)}, allowed: {format_bytes(LARGEST_BYTES)}; name a folder with "
@@ -73,7 +72,6 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
         shutil.copytree(source, run_folder / CODE_FOLDER, ignore=_ignored_names, symlinks=True)
         _close(run_folder / CODE_FOLDER)
         _fix_links(source, run_folder / CODE_FOLDER)
-    omitted = secret_files(source)
     more: dict[str, object] = {"left_out": omitted} if omitted else {}
     write_json(run_folder / "code.json", {"source": str(source), **git_state(source, runner), **more})
 
@@ -86,17 +84,6 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
         return []
     shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
     return [f"code: not copied, as such files hold tokens: {shown}"] if names else []
-
-
-def secret_files(source: Path) -> list[str]:
-    """Return the files and folders that are not copied because they usually hold tokens, sorted."""
-    found: list[str] = []
-    for folder, names, files in os.walk(source):
-        here = _secret(folder, [*names, *files])
-        others = _no_code(folder, [*names, *files])
-        names[:] = [name for name in names if name not in here | others]
-        found += [str(Path(folder, name).relative_to(source)) for name in here - others]
-    return sorted(found)
 
 
 def import_code_first(code: Path) -> None:
@@ -121,12 +108,17 @@ def git_state(source: Path, runner: Runner) -> dict[str, object]:
     return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip())}
 
 
-def _files(source: Path) -> Iterator[Path]:
+def _survey(source: Path) -> tuple[int, list[str]]:
+    """Return the bytes of the files to copy, and the files and folders that usually hold tokens, sorted."""
+    size, omitted = 0, []
     for folder, names, files in os.walk(source):
-        ignored = _ignored_names(folder, [*names, *files])
-        names[:] = [name for name in names if name not in ignored]
-        paths = [Path(folder, name) for name in files if name not in ignored]
-        yield from (path for path in paths if path.is_file() and not path.is_symlink())
+        other = _no_code(folder, [*names, *files])
+        secret = _secret(folder, [*names, *files]) - other
+        omitted += [str(Path(folder, name).relative_to(source)) for name in secret]
+        names[:] = [name for name in names if name not in secret | other]
+        paths = [Path(folder, name) for name in files if name not in secret | other]
+        size += sum(path.stat().st_size for path in paths if path.is_file() and not path.is_symlink())
+    return size, sorted(omitted)
 
 
 def _ignored_names(folder: str, names: list[str]) -> set[str]:

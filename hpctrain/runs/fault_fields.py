@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.event import Event, nodes_excluded_by_probe
 from hpctrain.records.history.fault import Fault, fault_named
 
 
@@ -45,8 +45,7 @@ def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
 
 def confirmed_suspects(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the suspects of earlier attempts that the probe of this attempt found bad."""
-    bad = {str(name) for event in events if event.kind == "probed" for name in event.data.get("exclude", [])}
-    return sorted(bad & {line["suspect"] for line in before if "suspect" in line})
+    return sorted(nodes_excluded_by_probe(events) & {line["suspect"] for line in before if "suspect" in line})
 
 
 def attempt_fault_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

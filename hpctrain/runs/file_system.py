@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from hpctrain.base.disk_space import nearest_existing
 from hpctrain.base.errors import InputError
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
@@ -62,8 +63,7 @@ def is_shared(kind: str) -> bool:
 
 def _mount_of(path: Path) -> tuple[str, str]:
     """Return type and options of the mount that holds `path`, or its nearest existing parent; ("", "") if unknown."""
-    while not path.exists():
-        path = path.parent
+    path = nearest_existing(path)
     mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)
     for mount in mounts:
         if path == Path(mount.mountpoint) or Path(mount.mountpoint) in path.parents:

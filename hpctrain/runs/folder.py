@@ -90,8 +90,8 @@ class RunFolder:
 
     def newest_checkpoint(self) -> str | None:
         """Return the name of the run's newest published checkpoint."""
-        found = listed(self.path / "checkpoints")
-        return found[-1].name if found else None
+        checkpoints = listed(self.path / "checkpoints")
+        return checkpoints[-1].name if checkpoints else None
 
     def _write_attempts(self, attempts: list[dict[str, Any]]) -> None:
         write_text(self.path / "attempts.jsonl", "".join(json.dumps(line) + "\n" for line in attempts))
@@ -159,12 +159,12 @@ LOCK_FILE = "run.lock"
 """File in a run folder that the processes of the run hold a lock on."""
 
 
+@dataclass(frozen=True)
 class RunLock:
     """The lock on a run folder. Each node process inherits the descriptor; the kernel frees the lock when the last of
-    them has ended, in whatever way."""
+    them has ended, however it ended."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    descriptor: int
 
     def release(self) -> None:
         """Close this process's descriptor; other processes that inherited it still hold the lock."""
@@ -192,12 +192,12 @@ def lock_run_folder(path: Path) -> RunLock:
     return RunLock(descriptor)
 
 
-def kept_words(path: Path) -> str:
+def resume_text(path: Path) -> str:
     """Return what a resumed run would start from, as a sentence."""
-    found = listed(path / "checkpoints")
-    if not found:
+    name = RunFolder(path).newest_checkpoint()
+    if name is None:
         return "there is no checkpoint yet, nothing was saved"
-    return f"the newest checkpoint is that of step {int(found[-1].name.rpartition('-')[2])}"
+    return f"the newest checkpoint is that of step {int(name.rpartition('-')[2])}"
 
 
 def newest_plan(path: Path) -> Path | None:
@@ -226,17 +226,7 @@ class LockHolder:
 
 def lock_holder(path: Path) -> LockHolder | None:
     """Return the living process that locked the folder; None if nobody holds it."""
-    try:
-        descriptor = open_owned(path / LOCK_FILE)
-    except FileNotFoundError:
-        return None
-    try:
-        # A shared lock, as NFS gives an exclusive one only to those who may write.
-        if _try_lock(descriptor, fcntl.LOCK_SH):
-            return None
-        holder = _read_holder(descriptor)
-    finally:
-        os.close(descriptor)
+    _, holder = _look_at_lock(path)
     if holder is not None and holder.is_here and not Path(f"/proc/{holder.pid}").exists():
         return None
     return holder
@@ -244,12 +234,19 @@ def lock_holder(path: Path) -> LockHolder | None:
 
 def is_locked(path: Path) -> bool:
     """Whether any process holds the lock, even if the one that took it has ended and its children go on."""
+    return _look_at_lock(path)[0]
+
+
+def _look_at_lock(path: Path) -> tuple[bool, LockHolder | None]:
+    """Return whether the folder is locked, and the process that locked it as far as the lock file names it."""
     try:
         descriptor = open_owned(path / LOCK_FILE)
     except FileNotFoundError:
-        return False
+        return False, None
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)
+        # A shared lock, as NFS gives an exclusive one only to those who may write.
+        locked = not _try_lock(descriptor, fcntl.LOCK_SH)
+        return locked, _read_holder(descriptor) if locked else None
     finally:
         os.close(descriptor)
 

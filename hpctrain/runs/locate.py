@@ -22,7 +22,7 @@ RUNS_VARIABLE = "HPCTRAIN_RUNS"
 JOB_FILE = "job_id"
 """File in a run folder with the ids of its jobs, one a line, the newest last; waiting successors are not in it yet."""
 
-_STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
+_FOLDER_NAME = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
 _SHOWN = 5
 
 
@@ -50,16 +50,16 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         raise InputError(f"{name}: no such folder; give a run folder, or a run's name without '/'")
     places = _places(environ, cwd)
     for place in places:
-        newest = _newest(name, runs_in(place).own)
+        newest = _newest(name, runs_in(place).trusted)
         if newest is not None:
             return newest
     past = past_folders(environ)
     there = split_by_owner(past)
-    named = [folder for folder in there.own if name in (*_names(folder), *_all_ids(folder), *past[folder])]
+    named = [folder for folder in there.trusted if name in (*_names(folder), *_all_ids(folder), *past[folder])]
     if named:
         return max(named, key=_age_key)
     # Of a folder that is not this user's alone, only the name is read.
-    others = [*scan_runs(environ, cwd).others, *there.others]
+    others = [*scan_runs(environ, cwd).untrusted, *there.untrusted]
     for other in others:
         if name in _names(Path(other.path)):
             raise other
@@ -67,16 +67,16 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     if gone:
         raise InputError(f"{name}: its run folder {gone[-1]} is gone; `hpctrain list` shows the runs that are left")
     raise InputError(
-        _not_found_text(name, places, there.own) + (f"; {untrusted_folders_text(others)}" if others else "")
+        _unknown_run_text(name, places, there.trusted) + (f"; {untrusted_folders_text(others)}" if others else "")
     )
 
 
 def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
     """Return the folder of each run that this person started anywhere -> ids of its jobs; some folders may be gone."""
-    found: dict[Path, set[str]] = {}
+    jobs: dict[Path, set[str]] = {}
     for past in read_past_runs(environ):
-        found.setdefault(Path(past.folder), set()).update([past.job_id] if past.job_id else [])
-    return found
+        jobs.setdefault(Path(past.folder), set()).update([past.job_id] if past.job_id else [])
+    return jobs
 
 
 def job_id(folder: Path) -> str | None:
@@ -126,14 +126,14 @@ def _all_ids(folder: Path) -> list[str]:
 
 def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
     """Return all run folders of this user in ./runs and in $HPCTRAIN_RUNS, oldest first."""
-    return scan_runs(environ, cwd).own
+    return scan_runs(environ, cwd).trusted
 
 
 def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
     """Return the run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others are not."""
     scanned = [runs_in(place) for place in _places(environ, cwd)]
-    own = {path.resolve() for places in scanned for path in places.own}
-    return ScannedFolders(sorted_by_age(own), [other for places in scanned for other in places.others])
+    trusted = {path.resolve() for places in scanned for path in places.trusted}
+    return ScannedFolders(sorted_by_age(trusted), [other for places in scanned for other in places.untrusted])
 
 
 def sorted_by_age(folders: Iterable[Path]) -> list[Path]:
@@ -143,7 +143,7 @@ def sorted_by_age(folders: Iterable[Path]) -> list[Path]:
 
 def run_name(folder: str) -> str:
     """Return the run's name within its folder's name: 'gpt-20260102T030405Z-00ff' -> 'gpt'; other names unchanged."""
-    match = _STAMP.match(folder)
+    match = _FOLDER_NAME.match(folder)
     return match["name"] if match else folder
 
 
@@ -159,9 +159,9 @@ def _places(environ: Mapping[str, str], cwd: Path) -> list[Path]:
 class ScannedFolders:
     """Run folders, divided into trusted and untrusted ones."""
 
-    own: list[Path]
+    trusted: list[Path]
     """Run folders that are this user's alone."""
-    others: list[UntrustedError]
+    untrusted: list[UntrustedError]
     """Why each of the others was left out: it is somebody else's, or open to others."""
 
 
@@ -185,10 +185,10 @@ def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
     for folder in folders:
         try:
             if is_trusted_run(folder):
-                result.own.append(folder)
+                result.trusted.append(folder)
         except UntrustedError as error:
             if _is_run_folder(folder):
-                result.others.append(error)
+                result.untrusted.append(error)
     return result
 
 
@@ -202,7 +202,7 @@ def runs_in(place: Path) -> ScannedFolders:
 
 def _is_run_folder(folder: Path) -> bool:
     """Whether an untrusted folder seems to be a run folder: by its name, or by a run file if that is visible."""
-    return _STAMP.match(folder.name) is not None or os.path.lexists(folder / "run.yaml")
+    return _FOLDER_NAME.match(folder.name) is not None or os.path.lexists(folder / "run.yaml")
 
 
 def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:
@@ -224,7 +224,7 @@ def _newest(name: str, runs: list[Path]) -> Path | None:
 
 def _age_key(path: Path) -> tuple[str, float]:
     """Return a key that is larger for newer folders: the UTC time in the name, then the run file's time of change."""
-    match = _STAMP.match(path.name)
+    match = _FOLDER_NAME.match(path.name)
     stamp = match["date"] + match["time"] if match else ""
     try:
         return stamp, (path / "run.yaml").stat().st_mtime
@@ -232,9 +232,9 @@ def _age_key(path: Path) -> tuple[str, float]:
         return stamp, 0.0
 
 
-def _not_found_text(name: str, places: list[Path], past: list[Path]) -> str:
+def _unknown_run_text(name: str, places: list[Path], past: list[Path]) -> str:
     looked = " and ".join(str(place) for place in places)
-    folders = [*(path for place in places for path in runs_in(place).own), *past]
+    folders = [*(path for place in places for path in runs_in(place).trusted), *past]
     if not folders:
         return f"{name}: no such run; there is none in {looked} (set {RUNS_VARIABLE} to look in another folder too)"
     known = dict.fromkeys(known for path in folders for known in _names(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import threading
 import urllib.error
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError, InputError, StorageError, UntrustedError
-from hpctrain.base.owned_files import read_private
+from hpctrain.base.errors import HpctrainError, InputError, StorageError
+from hpctrain.base.owned_files import read_private_text
 from hpctrain.records.history.event import Event
 from hpctrain.records.run.run import Notify, NotifyState, run_of
 
@@ -25,7 +26,7 @@ DEADLINE_S = 5.0
 
 
 def send_notification(
-    folder: Path, attempt: int, state: NotifyState, reason: str, node: str, clock: Clock, environ: Mapping[str, str]
+    folder: Path, attempt: int, state: NotifyState, reason: str, clock: Clock, environ: Mapping[str, str]
 ) -> None:
     """Send the state to the address in the run file, if there is one for this state.
 
@@ -45,11 +46,16 @@ def send_notification(
     except InputError as error:
         problem = str(error)
     if problem is not None:
-        text = f"'{state}' was not told: {problem}"
-        _write(folder, Event(
-            time_s=clock.wall(), attempt=attempt, generation=-1, node=node, kind="notify_failed", reason=text,
-            data={"state": state},
-        ))  # fmt: skip
+        node = environ.get("SLURMD_NODENAME") or platform.node()
+        event = Event(
+            time_s=clock.wall(), attempt=attempt, generation=-1, node=node, kind="notify_failed",
+            reason=f"'{state}' was not told: {problem}", data={"state": state},
+        )  # fmt: skip
+        try:
+            append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
+        except StorageError as error:
+            # Not on stdout, where the job script reads the attempt's number.
+            print(f"event not written: {error}", file=sys.stderr, flush=True)
 
 
 def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
@@ -64,22 +70,11 @@ def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
             raise InputError(f"{where} is not in the environment; export it where you submit")
     else:
         assert notify.url_file is not None, "one of the two is given"
-        where, text = f"notify.url_file: {notify.url_file}", _private_text(Path(notify.url_file))
+        where = f"notify.url_file: {notify.url_file}"
+        text = read_private_text(Path(notify.url_file), ADDRESS_BYTES_MAX, "notify.url_file")
     if not text.strip().startswith(("https://", "http://")):
         raise InputError(f"{where} holds no address that begins with https:// or http://")
     return text.strip()
-
-
-def _private_text(path: Path) -> str:
-    try:
-        return read_private(path, ADDRESS_BYTES_MAX).decode()
-    except UntrustedError as error:
-        raise InputError(
-            f"notify.url_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"notify.url_file: {path}: cannot read: {words}") from None
 
 
 def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | None:
@@ -114,11 +109,3 @@ def _post(address: str, message: Mapping[str, object]) -> str | None:
 
 def _no_answer() -> str:
     return f"no answer within {DEADLINE_S:g} s"
-
-
-def _write(folder: Path, event: Event) -> None:
-    try:
-        append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
-    except StorageError as error:
-        # Not on stdout, where the job script reads the attempt's number.
-        print(f"event not written: {error}", file=sys.stderr, flush=True)

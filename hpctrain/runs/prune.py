@@ -77,12 +77,13 @@ def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -
     if older_than_s is not None and age >= older_than_s:
         return [Removal("run", folder, folder, size_of(folder), f"no sign of life for {age / DAY_S:.0f} d")]
     checkpoints = folder / "checkpoints"
-    found = [
+    spare = [
         Removal("checkpoint", path, folder, size_of(path), why)
         for path, why in superfluous_checkpoints(listed(checkpoints), keep)
     ]
-    rest = sorted(path for pattern in LEFTOVER_PATTERNS for path in checkpoints.glob(pattern) if path.is_dir())
-    return found + [Removal("leftover", path, folder, size_of(path), "no checkpoint that can be used") for path in rest]
+    leftovers = sorted(path for pattern in LEFTOVER_PATTERNS for path in checkpoints.glob(pattern) if path.is_dir())
+    reason = "no checkpoint that can be used"
+    return spare + [Removal("leftover", path, folder, size_of(path), reason) for path in leftovers]
 
 
 def superfluous_checkpoints(
@@ -97,21 +98,21 @@ def superfluous_checkpoints(
         checkpoints: oldest first.
         check: raises CheckpointError for one that cannot be used.
     """
-    kept: list[Path] = []
-    found = []
+    verified: list[Path] = []
+    spare = []
     if len(checkpoints) <= keep:
         return []
     for path in reversed(checkpoints):
-        if len(kept) == keep:
-            found.append((path, f"{kept[0].name} is newer and verified"))
+        if len(verified) == keep:
+            spare.append((path, f"{verified[0].name} is newer and verified"))
             continue
         try:
             check(path)
-            kept.append(path)
+            verified.append(path)
         except CheckpointError as error:
-            if kept:
-                found.append((path, f"it cannot be used: {error}"))
-    return found[::-1]
+            if verified:
+                spare.append((path, f"it cannot be used: {error}"))
+    return spare[::-1]
 
 
 def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Callable[[], float]) -> list[str]:
@@ -123,16 +124,16 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
     Raises:
         StorageError: something cannot be removed; the items before it are removed.
     """
-    left = []
+    skipped = []
     for run in dict.fromkeys(item.run for item in removals):
         words = why_in_use(run, jobs(run), now())
         if words is not None:
-            left.append(f"{run}: {words}")
+            skipped.append(f"{run}: {words}")
             continue
         for item in removals:
             if item.run == run:
                 _remove(item)
-    return left
+    return skipped
 
 
 def last_activity(folder: Path) -> float:
@@ -147,8 +148,7 @@ def size_of(path: Path) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    return [path for path in found if path.is_symlink() or path.exists()]
+    return [path for path in folder.rglob("*") if path.is_symlink() or (path.exists() and not path.is_dir())]
 
 
 def _slurm_jobs(folder: Path) -> list[str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.base.owned_files import read_private
+from hpctrain.base.errors import InputError
+from hpctrain.base.owned_files import read_private_text
 from hpctrain.records.run.run import Run
 from hpctrain.runs.notify import notify_url
 from hpctrain.runs.secret_text import find_secret, is_literal, is_secret_name
@@ -25,9 +25,9 @@ def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
     """
     for where, text in _texts(run.to_json()):
         name = where.rpartition(".")[2]
-        found = name if is_secret_name(name) and is_literal(text) else find_secret(text)
-        if found is not None:
-            raise _secret_in_run_file_error(where, found)
+        secret = name if is_secret_name(name) and is_literal(text) else find_secret(text)
+        if secret is not None:
+            raise _secret_in_run_file_error(where, secret)
     secret_values(run, environ)
     if run.notify is not None:
         notify_url(run.notify, environ)
@@ -51,13 +51,7 @@ def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    try:
-        lines = read_private(path, SECRETS_BYTES_MAX).decode().splitlines()
-    except UntrustedError as error:
-        raise InputError(f"secrets_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"secrets_file: {path}: cannot read: {words}") from None
+    lines = read_private_text(path, SECRETS_BYTES_MAX, "secrets_file").splitlines()
     values = {}
     for number, line in enumerate(lines, start=1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")
@@ -80,9 +74,9 @@ def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(inner, f"{where}[{number}]")
 
 
-def _secret_in_run_file_error(where: str, found: str) -> InputError:
-    name = found if found.isidentifier() else "NAME"
+def _secret_in_run_file_error(where: str, secret: str) -> InputError:
+    name = secret if secret.isidentifier() else "NAME"
     return InputError(
-        f"{where}: found what looks like a secret ({found}); this file is kept in the run folder and shown: leave it "
+        f"{where}: found what looks like a secret ({secret}); this file is kept in the run folder and shown: leave it "
         f"out, put the value into the environment or a secrets_file, and write secrets: [{name}]"
     )

@@ -23,25 +23,16 @@ def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
     execution_order(schedule, stages)
 
 
-def inputs_of(action: Action, stages: int) -> list[tuple[int, str, int]]:
+def inputs_of(action: Action, stages: int) -> tuple[tuple[int, str, int], ...]:
     """What the action waits for: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that stage."""
     stage, kind, micro_batch = action
     if kind == "F":
-        return [(stage - 1, "F", micro_batch)] if stage else []
+        return ((stage - 1, "F", micro_batch),) if stage else ()
     if kind == "W":
-        return [(stage, "I", micro_batch)]
-    before = [(stage, "F", micro_batch)]
-    if stage + 1 < stages:
-        before.append((stage + 1, "B", micro_batch))
-    return before
-
-
-def outputs_of(action: Action) -> list[tuple[int, str, int]]:
-    """What the action provides, in the form of `inputs_of`."""
-    stage, kind, micro_batch = action
-    if kind == "I":
-        return [(stage, "I", micro_batch), (stage, "B", micro_batch)]
-    return [(stage, kind, micro_batch)]
+        return ((stage, "I", micro_batch),)
+    if stage + 1 == stages:
+        return ((stage, "F", micro_batch),)
+    return (stage, "F", micro_batch), (stage + 1, "B", micro_batch)
 
 
 def _check_range(schedule: Schedule, stages: int, micro_batches: int) -> None:
@@ -93,10 +84,15 @@ def execution_order(schedule: Schedule, stages: int) -> list[tuple[int, Action]]
     while len(order) > before:
         before = len(order)
         for rank, row in enumerate(schedule.ranks):
-            while position[rank] < len(row) and done.issuperset(inputs_of(row[position[rank]], stages)):
-                done.update(outputs_of(row[position[rank]]))
-                order.append((rank, row[position[rank]]))
-                position[rank] += 1
+            at = position[rank]
+            while at < len(row) and done.issuperset(inputs_of(row[at], stages)):
+                action = row[at]
+                done.add(action)
+                if action.kind == "I":
+                    done.add((action.stage, "B", action.micro_batch))
+                order.append((rank, action))
+                at += 1
+            position[rank] = at
     for rank, row in enumerate(schedule.ranks):
         if position[rank] < len(row):
             action = row[position[rank]]

@@ -92,5 +92,5 @@ def open_batch_loaders(
         if held_out is not None:
             sets[UNNAMED_SET] = held_out
         sets.update(open_named(train, named, length))
-    loaders = {name: BatchLoader(each, objective, special, data.seq_len, device) for name, each in sets.items()}
+    loaders = {name: BatchLoader(held_out, objective, special, data.seq_len, device) for name, held_out in sets.items()}
     return BatchLoader(stream, objective, special, data.seq_len, device), loaders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from hpctrain.agent.worker_messages import StartOrder
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.base.net.wire import Message
 from hpctrain.checkpoint.published import verify
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
@@ -36,6 +36,7 @@ from hpctrain.worker.batch_loader import BatchLoader, open_batch_loaders
 from hpctrain.worker.deterministic import make_deterministic
 from hpctrain.worker.memory import peak_memory_bytes
 from hpctrain.worker.reducer_state import restore_reducer_state
+from hpctrain.worker.store import open_store
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STORE_TIMEOUT_S = 60
@@ -49,35 +50,6 @@ def collective_timeout(run: Run) -> timedelta:
     A last resort: the agents, which see all ranks, end a hung generation earlier and know which rank is to blame.
     """
     return timedelta(seconds=2 * run.step_timeout_s)
-
-
-@dataclass(frozen=True)
-class StartOrder:
-    """The `start` order that an agent sends its worker."""
-
-    folder: Path
-    plan: str
-    rank: int
-    generation: int
-    store_addr: str
-    store_port: int
-    store_fd: int | None
-    restore: str | None
-    store_secret: str = field(repr=False)
-    """Part of the prefix of every key that the generation's workers write to the store."""
-
-    @classmethod
-    def of(cls, folder: Path, message: Message) -> StartOrder:
-        """Parse the message `start`.
-
-        Args:
-            folder: the run folder.
-        """
-        store = message["store"]
-        return cls(
-            folder, message["plan"], message["rank"], message["generation"],
-            store["addr"], store["port"], store.get("fd"), message.get("restore"), store["secret"],
-        )  # fmt: skip
 
 
 @dataclass
@@ -119,25 +91,25 @@ class Trainer:
         return start, self.pipeline.sequences
 
 
-def build(start_order: StartOrder) -> Trainer:
+def build(folder: Path, order: StartOrder) -> Trainer:
     """Join the generation's process group and build this rank's part of the plan. Collective over all ranks."""
-    run = run_of(start_order.folder)
-    plan = Plan.read(start_order.folder / start_order.plan, owned=True)
+    run = run_of(folder)
+    plan = Plan.read(folder / order.plan, owned=True)
     if run.deterministic:
         make_deterministic()
-    device = _device(plan.ranks[start_order.rank])
+    device = _device(plan.ranks[order.rank])
     timeout = collective_timeout(run)
     with ACTIVITY.doing("join the process group", waits=True):
-        _join(start_order, plan, device, timeout)
+        _join(order, plan, device, timeout)
     base_bytes = peak_memory_bytes(device)
-    coordinate = Coordinate.of(plan, start_order.rank)
+    coordinate = Coordinate.of(plan, order.rank)
     mesh = build_mesh(plan, device.type, timeout)
     schedule, _ = schedule_of(plan, coordinate.dp)
     check_runnable(plan, run)
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        timeout=timeout, objective=run.effective_objective(), fill=_first_weights(start_order, run),
+        timeout=timeout, objective=run.effective_objective(), fill=_first_weights(order, run),
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
@@ -146,23 +118,22 @@ def build(start_order: StartOrder) -> Trainer:
     # A separate group: the collectives of the writer thread must not mix with those of training.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
-        manifest = _restore(start_order, pipeline, optimizer, scaler, group)
+        manifest = dropped = None
+        if order.restore is not None:
+            manifest = _restore(folder / order.restore, pipeline, optimizer, scaler, group)
         reducer = _reducer(mesh, plan, pipeline, scaled=scaler is not None)
-        dropped = None
-        if start_order.restore is not None and manifest is not None:
-            dropped = restore_reducer_state(
-                reducer, coordinate, plan, manifest, start_order.folder / start_order.restore, group
-            )
-    fence = Fence(start_order.folder / GENERATIONS, start_order.generation)
-    saver = CheckpointSaver(start_order.folder / "checkpoints", group, run.checkpoint.keep, fence)
+        if order.restore is not None and manifest is not None:
+            dropped = restore_reducer_state(reducer, coordinate, plan, manifest, folder / order.restore, group)
+    fence = Fence(folder / GENERATIONS, order.generation)
+    saver = CheckpointSaver(folder / "checkpoints", group, run.checkpoint.keep, fence)
     saver.prepare(collect(named, optimizer))
     train, valid = open_batch_loaders(run, device, os.environ)
     return Trainer(
         run=run,
         plan=plan,
         coordinate=coordinate,
-        generation=start_order.generation,
-        folder=start_order.folder,
+        generation=order.generation,
+        folder=folder,
         device=device,
         mesh=mesh,
         pipeline=pipeline,
@@ -189,31 +160,20 @@ def _device(device_id: DeviceId) -> torch.device:
     return torch.device("cpu")
 
 
-def _join(start_order: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
+def _join(order: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
     """Join the process group over the store, which rank 0 serves on the socket inherited from its agent."""
-    store = dist.TCPStore(
-        start_order.store_addr,
-        start_order.store_port,
-        plan.world_size,
-        is_master=start_order.store_fd is not None,
-        timeout=timedelta(seconds=STORE_TIMEOUT_S),
-        wait_for_workers=False,
-        master_listen_fd=start_order.store_fd,
-    )
+    store = open_store(order.store, plan.world_size, timedelta(seconds=STORE_TIMEOUT_S))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # torch accepts everyone who reaches the port. The prefix keeps out late workers of another generation or job that
-    # connect by mistake, but no attacker: see docs/security.md.
-    prefixed = dist.PrefixStore(f"generation-{start_order.generation}-{start_order.store_secret}", store)
     dist.init_process_group(
-        backend, store=prefixed, rank=start_order.rank, world_size=plan.world_size, timeout=timeout,
+        backend, store=store, rank=order.rank, world_size=plan.world_size, timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())
 
 
-def _first_weights(start_order: StartOrder, run: Run) -> Fill | None:
+def _first_weights(order: StartOrder, run: Run) -> Fill | None:
     """Return what initializes the weights from a Hugging Face folder; None for random weights or a checkpoint."""
-    if run.model.hf is None or run.model.hf_model is None or start_order.restore is not None:
+    if run.model.hf is None or run.model.hf_model is None or order.restore is not None:
         return None
     return HfWeights(run.model.hf_model, Path(run.model.hf)).fill
 
@@ -248,15 +208,13 @@ def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> 
 
 
 def _restore(
-    start_order: StartOrder,
+    path: Path,
     pipeline: Pipeline,
     optimizer: torch.optim.Optimizer,
     scaler: LossScaler | None,
     group: dist.ProcessGroup,
-) -> Manifest | None:
-    if start_order.restore is None:
-        return None
-    path = start_order.folder / start_order.restore
+) -> Manifest:
+    """Load a checkpoint into model, optimizer and loss scaler; return its manifest. Collective over all ranks."""
     manifest = verify(path, hashes=False)  # the proposer has checked the hashes
     named = pipeline.parameters()
     load(collect(named, optimizer), path, group)

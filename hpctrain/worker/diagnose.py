@@ -60,32 +60,32 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
         everyone: list[tuple[float, NonFinite | None, NonFinite | None]] = [mine] * trainer.plan.world_size
         dist.all_gather_object(everyone, mine)
     loss = sum(item[0] for item in everyone)
-    first = min((item[1] for item in everyone if item[1]), key=lambda found: (found.order, found.rank), default=None)
-    last = max((item[2] for item in everyone if item[2]), key=lambda found: (found.order, -found.rank), default=None)
+    first = min((item[1] for item in everyone if item[1]), key=lambda bad: (bad.order, bad.rank), default=None)
+    last = max((item[2] for item in everyone if item[2]), key=lambda bad: (bad.order, -bad.rank), default=None)
     return diagnosis_line(step, loss, norm, first or last, trainer.plan.ranks, trainer.run)
 
 
 def diagnosis_line(
-    step: int, loss: float, norm: float, found: NonFinite | None, places: Sequence[str], run: Run
+    step: int, loss: float, norm: float, tensor: NonFinite | None, places: Sequence[str], run: Run
 ) -> str:
     """Return the line that the user reads.
 
     Args:
-        found: the first non-finite tensor; None when the second forward pass shows none.
+        tensor: the first non-finite tensor; None when the second forward pass shows none.
         places: the device of each rank.
     """
     wrong = f"loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-    if found is None:
+    if tensor is None:
         return (
             f"step {step}: {wrong}, and it cannot be found again: with the same weights and samples every activation "
             f"and gradient is a number now; go on from the last checkpoint, and suspect the hardware"
         )
-    who = f"step {step}, rank {found.rank} ({places[found.rank]})"
-    of = f"{found.what} has {found.bad} of {found.values} values not finite"
-    weights = f"weights finite, the largest {found.largest_weight:.3g}"
-    if found.bad_weights:
-        weights = f"{found.bad_weights} of {found.weights} weights not finite"
-    return f"{who}: {wrong}; first in {_place(found.module)}: {of}; {weights}. {_advice(run, found.bad_weights > 0)}"
+    who = f"step {step}, rank {tensor.rank} ({places[tensor.rank]})"
+    of = f"{tensor.what} has {tensor.bad} of {tensor.values} values not finite"
+    weights = f"weights finite, the largest {tensor.largest_weight:.3g}"
+    if tensor.bad_weights:
+        weights = f"{tensor.bad_weights} of {tensor.weights} weights not finite"
+    return f"{who}: {wrong}; first in {_place(tensor.module)}: {of}; {weights}. {_advice(run, tensor.bad_weights > 0)}"
 
 
 def _place(module: str) -> str:
@@ -111,17 +111,33 @@ def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[floa
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
         share = pipeline.replay_forward(*batch) if training else pipeline.evaluate(*batch)
     trainer.pipeline.take_counters()
-    return share, min(findings, key=lambda found: found.order, default=None)
+    return share, min(findings, key=lambda bad: bad.order, default=None)
 
 
 @contextlib.contextmanager
 def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
     """Check the inputs and outputs of every module of this rank's stages; append non-finite ones to `findings`."""
-    handles = []
-    for stage in trainer.pipeline.stages:
-        watch = _NonFiniteHooks(stage.stage_index, trainer.coordinate.rank, findings)
-        for name, module in stage.submod.named_modules():
-            handles.append(module.register_forward_hook(watch.hook(name or f"stage {stage.stage_index}")))
+    order: dict[tuple[int, str], int] = {}  # by the end of a module's first call, so submodules come first
+
+    def hook(stage: int, name: str) -> Callable[[nn.Module, object, object], None]:
+        def check(module: nn.Module, inputs: object, output: object) -> None:
+            masks = not any(True for _ in module.parameters(recurse=False))
+            place = order.setdefault((stage, name), len(order))
+            for side, (what, tensors) in enumerate((("forward input", inputs), ("forward output", output))):
+                bad, values = _not_finite(tree_leaves(tensors), masks)
+                if bad:
+                    where = (stage, place, side), trainer.coordinate.rank, name
+                    weights = _weights(module.parameters(recurse=False))
+                    findings.append(NonFinite(*where, what, bad, values, *weights))
+                    return
+
+        return check
+
+    handles = [
+        module.register_forward_hook(hook(stage.stage_index, name or f"stage {stage.stage_index}"))
+        for stage in trainer.pipeline.stages
+        for name, module in stage.submod.named_modules()
+    ]
     try:
         yield
     finally:
@@ -129,44 +145,17 @@ def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
             handle.remove()
 
 
-class _NonFiniteHooks:
-    """Forward hooks of one stage. Modules are ordered by the end of their first call, so submodules come first."""
-
-    def __init__(self, stage: int, rank: int, findings: list[NonFinite]) -> None:
-        self._stage = stage
-        self._rank = rank
-        self._findings = findings
-        self._places: dict[str, int] = {}
-
-    def hook(self, name: str) -> Callable[[nn.Module, object, object], None]:
-        """Return the hook of the module of that name."""
-
-        def look(module: nn.Module, inputs: object, output: object) -> None:
-            masks = not any(True for _ in module.parameters(recurse=False))
-            place = self._places.setdefault(name, len(self._places))
-            for side, (what, tensors) in enumerate((("forward input", inputs), ("forward output", output))):
-                bad, values = _not_finite(tree_leaves(tensors), masks)
-                if bad:
-                    weights = _weights(module.parameters(recurse=False))
-                    order = (self._stage, place, side)
-                    self._findings.append(NonFinite(order, self._rank, name, what, bad, values, *weights))
-                    return
-
-        return look
-
-
 def _gradient(trainer: Trainer) -> NonFinite | None:
     """Return this rank's non-finite gradient nearest to the loss: the backward pass reached it first."""
-    found = None
+    nearest = None
     for stage in trainer.pipeline.stages:
         for place, (name, parameter) in enumerate(stage.submod.named_parameters()):
             bad, values = _not_finite([parameter.grad] if parameter.grad is not None else [])
             if bad:
                 module, _, leaf = name.rpartition(".")
-                weights = _weights([parameter])
-                order = (stage.stage_index, place, 0)
-                found = NonFinite(order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights)
-    return found
+                where = (stage.stage_index, place, 0), trainer.coordinate.rank, module
+                nearest = NonFinite(*where, f"gradient of {leaf}", bad, values, *_weights([parameter]))
+    return nearest
 
 
 def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hpctrain.agent.worker_messages import NoDiskSpace, Waiting
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.units import format_seconds
 from hpctrain.records.history.fault import fault_of
@@ -48,20 +49,20 @@ def retry_until_written(
     Returns:
         The error of the last try to save the checkpoint; None when it is on disk.
     """
-    deadline, told = time.monotonic() + limit_s, False
+    deadline, reported = time.monotonic() + limit_s, False
     with ACTIVITY.doing("wait for room on the disk"):
         while True:
             rows = writes.flush()
             waits, over = _agreed(is_disk_full(rows), agent_channel.stop_wanted() or time.monotonic() >= deadline)
             if over or not (is_disk_full(error) or waits):
                 return error
-            if not told and dist.get_rank() == 0:
+            if not reported and dist.get_rank() == 0:
                 limit = format_seconds(limit_s)
                 reason = f"step {writes.step}, the last one: {error or rows}; the run waits up to {limit} for room"
-                agent_channel.tell("no_room", step=writes.step, reason=reason)
-            told = True
+                agent_channel.send(NoDiskSpace(step=writes.step, reason=reason))
+            reported = True
             time.sleep(RETRY_S)
-            agent_channel.tell("waiting")
+            agent_channel.send(Waiting())
             if is_disk_full(error):
                 error = writes.save()
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-import sysconfig
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from hpctrain.agent.worker_messages import TEXT_CHARS
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
+from hpctrain.model.imported.user_error import innermost_frame, raised_in
 from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named, fault_of
 
-MESSAGE_CHARS = 8000
-"""Longest message that is sent to the agent; the log has all of it."""
 SENTENCE_CHARS = 1000
 """Longest part of the message in a reason."""
-_HOUSE = Path(__file__).parents[1]
-_TORCH = Path(torch.__file__).parent
-_LIBRARIES = (_TORCH, Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"]))
 _BOILERPLATE = "CUDA kernel errors might be asynchronously reported"
 """Start of the lines that torch adds to every CUDA error."""
 
@@ -50,24 +42,20 @@ class Failure:
             return _one_line(self.message)
         if self.fault.blame == "network":
             return f"{at}: {(self.message.splitlines() or [self.kind])[0][:SENTENCE_CHARS]}"
-        said = _one_line(self.message.partition(_BOILERPLATE)[0]) or "without a message"
-        whose = f" [{self.fault.words}]" if self.fault.name != EXCEPTION else ""
-        return f"{at}: {self.kind}: {said} ({self.line}){whose}"
-
-    def to_message(self) -> dict[str, Any]:
-        """Return the failure as plain values for the agent."""
-        return {"kind": self.kind, "message": self.message, "where": self.where, "fault": self.fault.name}
+        message = _one_line(self.message.partition(_BOILERPLATE)[0]) or "without a message"
+        blamed = f" [{self.fault.words}]" if self.fault.name != EXCEPTION else ""
+        return f"{at}: {self.kind}: {message} ({self.line}){blamed}"
 
 
 def failure_of(error: BaseException) -> Failure:
     """Return the failure that describes an error."""
     cause = _cause(error)
-    kind, message = type(cause).__name__, str(cause).strip()[:MESSAGE_CHARS]
+    kind, message = type(cause).__name__, str(cause).strip()[:TEXT_CHARS]
     if isinstance(cause, HpctrainError):
         # Its cause may be an error of the system, which says more about the fault.
         faults = [_fault_of(known) for known in (cause, cause.__cause__) if known is not None]
         return Failure(kind, message, None, None, next((row for row in faults if row.name != EXCEPTION), faults[0]))
-    frame = _frame(cause)
+    frame = innermost_frame(cause, "user") or innermost_frame(cause, "hpctrain") or innermost_frame(cause)
     if frame is None:
         return Failure(kind, message, "unknown", "place unknown", _fault_of(cause))
     where, line = f"{frame.filename}:{frame.lineno} in {frame.name}", f"line {frame.lineno} of {frame.filename}"
@@ -80,7 +68,7 @@ def _fault_of(error: BaseException) -> Fault:
     A time-out in other code than torch and hpctrain is no network fault: no rank is lost by it.
     """
     fault = fault_of(str(error), [known.__name__ for known in type(error).__mro__])
-    outside = error.__traceback__ is not None and not _is_within(_innermost(error), (_TORCH, _HOUSE))
+    outside = raised_in(error) not in (None, "torch", "hpctrain")
     return fault_named(EXCEPTION) if fault.blame == "network" and outside else fault
 
 
@@ -96,27 +84,9 @@ def _cause(error: BaseException) -> BaseException:
 
     The error that torch's pipeline raises has the arguments of a stage, and not the stage's own message.
     """
-    while error.__cause__ is not None and _is_within(_innermost(error), (_TORCH,)):
+    while error.__cause__ is not None and raised_in(error) == "torch":
         error = error.__cause__
     return error
-
-
-def _innermost(error: BaseException) -> Path:
-    frames = traceback.extract_tb(error.__traceback__)
-    return Path(frames[-1].filename) if frames else Path()
-
-
-def _frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame in the user's code, else the innermost in hpctrain, else the innermost of all."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    own = [frame for frame in frames if not _is_within(Path(frame.filename), (*_LIBRARIES, _HOUSE))]
-    house = [frame for frame in frames if _is_within(Path(frame.filename), (_HOUSE,))]
-    candidates = own or house or frames
-    return candidates[-1] if candidates else None
-
-
-def _is_within(path: Path, folders: tuple[Path, ...]) -> bool:
-    return any(path.is_relative_to(folder) for folder in folders) or str(path).startswith("<frozen ")
 
 
 def _one_line(text: str) -> str:

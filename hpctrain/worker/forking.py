@@ -98,8 +98,8 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
     if between:
         os.close(theirs)
         os.waitpid(between, 0)
-        with open(ours, "rb") as told:  # noqa: PTH123 - a descriptor
-            return int(told.read() or 0)
+        with open(ours, "rb") as reported:  # noqa: PTH123 - a descriptor
+            return int(reported.read() or 0)
     middle = os.getpid()
     if os.fork():
         os._exit(0)
@@ -120,10 +120,10 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
 
 def _settle(order: dict[str, Any], fds: Sequence[int]) -> None:
     """Move the descriptors to the numbers in the order, and set the order's environment."""
-    log, *kept = [_moved(fd) for fd in fds]
+    log, *inherited = [_moved(fd) for fd in fds]
     for number in (1, 2):
         os.dup2(log, number)
-    for fd, number in zip(kept, order["fds"], strict=True):
+    for fd, number in zip(inherited, order["fds"], strict=True):
         os.dup2(fd, number)
         os.close(fd)
     os.close(log)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.agent.worker_messages import CheckpointSaved, Compiling, StepDone, WeightsHash
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.fingerprint import fingerprint
@@ -58,7 +59,7 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
     done = trainer.step >= trainer.run.steps
     loop.finish_saving(wait_for_room=done)
     if done and trainer.run.deterministic:
-        agent_channel.tell("weights", sha256=fingerprint(trainer.pipeline.parameters()))
+        agent_channel.send(WeightsHash(sha256=fingerprint(trainer.pipeline.parameters())))
     return done
 
 
@@ -101,7 +102,7 @@ class Loop:
         seconds = time.perf_counter() - start
         mine = RankStepMetrics(
             share, counters, trainer.pipeline.step_s, dp_bytes, self._tp_bytes,
-            trainer.reducer.metrics(), self.agent_channel.stop_wanted(), self.agent_channel.save_wanted(),
+            trainer.reducer.metrics(), self.agent_channel.stop_wanted(),
         )  # fmt: skip
         job = gather_step_metrics(trainer, mine)
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
@@ -109,10 +110,10 @@ class Loop:
             raise self._no_number(trainer.step, norm)
         placed = rank_placements(trainer, counters) if self._first else None
         self._first = False
-        if job.save or self._is_due(trainer.run.checkpoint.every):
+        if self._is_due(trainer.run.checkpoint.every):
             self.save()
-        self._validate_and_tell(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
-        self._tell_saved(trainer.saver.finished())
+        self._validate_and_report(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
+        self._report_saved(trainer.saver.finished())
         return job
 
     def save(self) -> None:
@@ -121,7 +122,7 @@ class Loop:
         if self.saved_step == trainer.step:
             return
         with ACTIVITY.doing("wait for the writer of the checkpoint before"):
-            self._tell_saved(trainer.saver.finished(wait=True))
+            self._report_saved(trainer.saver.finished(wait=True))
         trainer.reducer.before_checkpoint()
         self._start_saving()
         self.saved_step = trainer.step
@@ -133,7 +134,7 @@ class Loop:
             wait_for_room: on a full disk, try again for `checkpoint.wait_for_room_s` of the run file.
         """
         with ACTIVITY.doing("wait for the writer of the last checkpoint"):
-            self._tell_saved(self.trainer.saver.finished(wait=True))
+            self._report_saved(self.trainer.saver.finished(wait=True))
         if wait_for_room:
             limit_s = self.trainer.run.checkpoint.wait_for_room_s
             writes = PendingWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
@@ -150,7 +151,7 @@ class Loop:
         saved = self.trainer.saver.finished(wait=True)
         assert saved is not None, "it was just started"
         if saved.error is None:
-            self._tell_saved(saved)
+            self._report_saved(saved)
         return saved.error
 
     def _start_saving(self) -> None:
@@ -209,12 +210,13 @@ class Loop:
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """Return the error for a step with a non-finite loss or gradient, the same on every rank."""
         trainer = self.trainer
-        self._tell_saved(trainer.saver.finished(wait=True))  # the worker exits soon; a good checkpoint must not be lost
-        self._tell_compiling()  # blocks with hooks are compiled anew
+        # The worker exits soon: a good checkpoint must not be lost.
+        self._report_saved(trainer.saver.finished(wait=True))
+        self._report_compiling()  # blocks with hooks are compiled anew
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.sequences, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, batch, norm, training=True))
 
-    def _validate_and_tell(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
+    def _validate_and_report(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
         """Validate if it is due, then report the step. A failed validation loses neither the row nor a checkpoint.
 
         Raises:
@@ -224,10 +226,10 @@ class Loop:
             if self.trainer.valid and self._is_due(self.trainer.run.validation.every):
                 info = replace(info, valid_losses=self._validate())
         except Exception:
-            self._tell_saved(self.trainer.saver.finished(wait=True))
+            self._report_saved(self.trainer.saver.finished(wait=True))
             raise
         finally:
-            self._tell(job, info)
+            self._report_step(job, info)
 
     def _validate(self) -> dict[str, float]:
         """Return the mean loss of each validation set, always over the same samples. Collective over all ranks.
@@ -238,7 +240,7 @@ class Loop:
         trainer = self.trainer
         if self._first_validation:
             self._first_validation = False
-            self._tell_compiling()  # again: code compiled for training saves activations for a backward pass
+            self._report_compiling()  # again: code compiled for training saves activations for a backward pass
         starts = [index * trainer.plan.sequences for index in range(trainer.run.validation.batches)]
         parts = [(loader, start) for loader in trainer.valid.values() for start in starts]
         shares = [trainer.pipeline.evaluate(*self._batch(loader, start, 0)) for loader, start in parts]
@@ -250,16 +252,16 @@ class Loop:
             dist.all_reduce(losses)
         for loss, (loader, start) in zip(losses.tolist(), parts, strict=True):
             if not math.isfinite(loss):
-                self._tell_compiling()
+                self._report_compiling()
                 place = diagnose(trainer, trainer.step, self._batch(loader, start, 0), loss, training=False)
                 raise HpctrainError(f"validation after {place}")
         means = losses.view(len(trainer.valid), -1).mean(1)
         return dict(zip(trainer.valid, means.tolist(), strict=True))
 
-    def _tell_compiling(self) -> None:
+    def _report_compiling(self) -> None:
         """If blocks are compiled, ask the agent to allow more time until the next step is reported."""
         if self.trainer.run.compile:
-            self.agent_channel.tell("compiling")
+            self.agent_channel.send(Compiling())
 
     def _batch(self, loader: BatchLoader, start: int, seed: int) -> SampleBatch:
         """Return this replica's sequences of the global batch that starts at sample `start`."""
@@ -269,22 +271,19 @@ class Loop:
     def _is_due(self, every: int) -> bool:
         return self.trainer.step % every == 0 or self.trainer.step == self.trainer.run.steps
 
-    def _tell(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
+    def _report_step(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
             self._metrics.write(metric_row(trainer, job, info))
-        self.agent_channel.tell("step", step=trainer.step, time_s=info.seconds, loss=job.loss)
+        self.agent_channel.send(StepDone(step=trainer.step, loss=job.loss))
 
-    def _tell_saved(self, saved: SaveResult | None) -> None:
+    def _report_saved(self, saved: SaveResult | None) -> None:
         if saved is None:
             return
         # Only the newest save counts: it replaces an earlier one that failed.
         self._save_error = saved.error
-        if self.trainer.coordinate.rank != 0:
-            return
-        self.agent_channel.tell(
-            "saved", step=saved.step, seconds=saved.seconds, size_bytes=saved.size_bytes, error=saved.error
-        )
+        if self.trainer.coordinate.rank == 0:
+            self.agent_channel.send(CheckpointSaved(**asdict(saved)))
 
 
 def manifest_of(trainer: Trainer) -> Manifest:

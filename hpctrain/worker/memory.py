@@ -15,6 +15,6 @@ def peak_memory_bytes(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, "Linux tells every process its own peak"
-    return float(found[1]) * 1024
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert peak is not None, "Linux tells every process its own peak"
+    return float(peak[1]) * 1024

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
@@ -39,12 +40,11 @@ class RankStepMetrics:
     compression: dict[str, float]
     """Figures of the rank's reducer, by names in `REDUCER_METRICS`."""
     stop: bool
-    save: bool
 
 
 @dataclass(frozen=True)
 class GlobalStepMetrics:
-    """The figures of a step over all ranks, the same on each rank after the gather."""
+    """The figures of a step over all ranks, the same on each rank. All but `stop` are those of `MetricRow`."""
 
     loss: float
     bytes_sent: BytesSent
@@ -53,81 +53,70 @@ class GlobalStepMetrics:
     stage_forward_s: list[float]
     stage_backward_s: list[float]
     bubble_fraction: float | None
-    """As in `MetricRow`."""
     micro_batches: list[int]
     memory_bytes_max: float
     stop: bool
-    save: bool
-
-
-_SCALARS = 10 + len(REDUCER_METRICS)
 
 
 def gather_step_metrics(trainer: Trainer, mine: RankStepMetrics) -> GlobalStepMetrics:
     """Combine the figures of all ranks. Collective over all ranks: one all-gather of a few numbers."""
+    counters = mine.counters.values()
     stages = len(trainer.plan.stages)
     times = [0.0] * 3 * stages
-    for index, counters in mine.counters.items():
-        times[index::stages] = [counters.compute_s, counters.forward_s, counters.backward_s]
-    # Every tp rank computes the same loss: only rank 0 of the group counts.
-    speaks = 1.0 if trainer.coordinate.tp == 0 else 0.0
-    scalars = [
-        mine.loss_share * speaks,
-        _idle_fraction(mine),
-        float(mine.dp_bytes),
-        float(sum(counters.sent_bytes for counters in mine.counters.values())),
-        float(mine.tp_bytes),
-        float(mine.stop),
-        float(mine.save),
-        peak_memory_bytes(trainer.device),
-        float(trainer.coordinate.dp),
-        float(max(counters.forwards for counters in mine.counters.values())),
-        *(mine.compression.get(name, math.nan) for name in REDUCER_METRICS),
-    ]
-    vector = torch.tensor(scalars + times, dtype=torch.float64)
+    for index, stage in mine.counters.items():
+        times[index::stages] = [stage.compute_s, stage.forward_s, stage.backward_s]
+    figures = {
+        # Every tp rank computes the same loss: only rank 0 of the group counts.
+        "loss": mine.loss_share if trainer.coordinate.tp == 0 else 0.0,
+        "idle_fraction": 1.0 - sum(stage.compute_s for stage in counters) / mine.schedule_s,
+        "dp_bytes": mine.dp_bytes,
+        "pp_bytes": sum(stage.sent_bytes for stage in counters),
+        "tp_bytes": mine.tp_bytes,
+        "stop": mine.stop,
+        "memory_bytes": peak_memory_bytes(trainer.device),
+        "replica": trainer.coordinate.dp,
+        "micro_batches": max(stage.forwards for stage in counters),
+        **{name: mine.compression.get(name, math.nan) for name in REDUCER_METRICS},
+    }
+    vector = torch.tensor([*figures.values(), *times], dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
     with ACTIVITY.doing("all-gather of metrics", waits=True):
         dist.all_gather(list(table.unbind(0)), vector)
-    return _combine(table, trainer.plan)
+    columns = dict(zip(figures, table.unbind(1), strict=False))
+    return _combine(columns, table[:, len(figures) :].max(0).values.view(3, stages), trainer.plan)
 
 
-def _idle_fraction(mine: RankStepMetrics) -> float:
-    """Return the share of the schedule's time in which this rank computed nothing."""
-    compute_s = sum(counters.compute_s for counters in mine.counters.values())
-    return 1.0 - compute_s / mine.schedule_s
+def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> GlobalStepMetrics:
+    """Return the figures over all ranks.
 
-
-def _combine(table: torch.Tensor, plan: Plan) -> GlobalStepMetrics:
-    total = table.sum(0).tolist()
-    largest = table.max(0).values.tolist()
-    compute, forward, backward = torch.tensor(largest[_SCALARS:]).view(3, -1).tolist()
-    counted = [0] * plan.dp
-    for row in table.tolist():
-        counted[int(row[8])] = max(counted[int(row[8])], int(row[9]))
+    Args:
+        columns: each figure by rank.
+        stage_times: seconds of shape [computation, forward, backward; stages].
+    """
+    sums = {name: float(column.sum()) for name, column in columns.items()}
+    micro_batches = [0] * plan.dp
+    for replica, count in zip(columns["replica"].tolist(), columns["micro_batches"].tolist(), strict=True):
+        micro_batches[int(replica)] = max(micro_batches[int(replica)], int(count))
+    compute, forward, backward = ([round(time_s, 6) for time_s in times] for times in stage_times.tolist())
     return GlobalStepMetrics(
-        loss=total[0],
-        bytes_sent=BytesSent(dp=int(total[2]), pp=int(total[3]), tp=int(total[4])),
-        compression=_figures(table[:, 10:_SCALARS]),
+        loss=sums["loss"],
+        bytes_sent=BytesSent(dp=int(sums["dp_bytes"]), pp=int(sums["pp_bytes"]), tp=int(sums["tp_bytes"])),
+        compression=_compression_figures(columns),
         stage_time_s=compute,
         stage_forward_s=forward,
         stage_backward_s=backward,
-        bubble_fraction=total[1] / plan.world_size if plan.pp > 1 else None,
-        micro_batches=counted,
-        memory_bytes_max=largest[7],
-        stop=largest[5] > 0,
-        save=largest[6] > 0,
+        bubble_fraction=sums["idle_fraction"] / plan.world_size if plan.pp > 1 else None,
+        micro_batches=micro_batches,
+        memory_bytes_max=float(columns["memory_bytes"].max()),
+        stop=sums["stop"] > 0,
     )
 
 
-def _figures(table: torch.Tensor) -> CompressionFigures | None:
-    """Return the mean of each figure over the ranks that have it.
-
-    Args:
-        table: figures of shape [ranks, figures], NaN where a rank has none.
-    """
-    means = dict(zip(REDUCER_METRICS, table.nanmean(0).tolist(), strict=True))
-    found = {name: mean for name, mean in means.items() if math.isfinite(mean)}
-    return CompressionFigures(**found) if found else None
+def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | None:
+    """Return the mean of each figure over the ranks that have it; NaN stands for a rank that has none."""
+    means = {name: float(columns[name].nanmean()) for name in REDUCER_METRICS}
+    known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    return CompressionFigures(**known) if known else None
 
 
 def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
@@ -190,14 +179,14 @@ class MetricsLog:
 
 def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) -> MetricRow:
     """Return the row of metrics.jsonl of the step that was just done."""
-    run, plan = trainer.run, trainer.plan
-    tokens = plan.sequences * run.data.seq_len
+    tokens = trainer.plan.sequences * trainer.run.data.seq_len
+    samples = trainer.step * trainer.plan.sequences
+    gathered = {name: value for name, value in vars(job).items() if name != "stop"}
     return MetricRow(
         step=trainer.step,
         generation=trainer.generation,
         time_s=time.time(),
         step_time_s=info.seconds,
-        loss=job.loss,
         valid_loss=info.valid_losses.get(UNNAMED_SET),
         valid_sets={name: ValidSet.of(loss) for name, loss in info.valid_losses.items() if name != UNNAMED_SET} or None,
         lr=info.lr,
@@ -205,18 +194,11 @@ def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) ->
         loss_scale=info.loss_scale,
         skipped=None if info.loss_scale is None else not math.isfinite(info.grad_norm),
         tokens=tokens,
-        samples=trainer.step * plan.sequences,
-        source_samples=trainer.train.taken(trainer.step * plan.sequences),
+        samples=samples,
+        source_samples=trainer.train.taken(samples),
         tokens_per_s=tokens / info.seconds,
-        bytes_sent=job.bytes_sent,
-        compression=job.compression,
-        stage_time_s=[round(value, 6) for value in job.stage_time_s],
-        stage_forward_s=[round(value, 6) for value in job.stage_forward_s],
-        stage_backward_s=[round(value, 6) for value in job.stage_backward_s],
-        bubble_fraction=job.bubble_fraction,
-        micro_batches=job.micro_batches,
-        memory_bytes_max=job.memory_bytes_max,
         placement=info.placement,
+        **gathered,
     )
 
 

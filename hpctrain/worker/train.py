@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from hpctrain.agent.worker_messages import ErrorDetails, ResidualsDropped, WorkerError, WorkerReady
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.linux import set_process_name
@@ -21,7 +22,7 @@ from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
 from hpctrain.worker.agent_channel import AgentChannel
-from hpctrain.worker.build import StartOrder, build
+from hpctrain.worker.build import build
 from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
 
@@ -37,28 +38,24 @@ def main(argv: list[str]) -> int:
     set_process_name(WORKER_NAME.format(os.environ.get("RANK", "?")))
     ACTIVITY.share(options.activity)
     import_code_first(options.folder / CODE_FOLDER)
-    agent_channel = AgentChannel(LineChannel(socket.socket(fileno=options.fd)))
-    code = _guarded(agent_channel, options.folder)
+    agent_channel = AgentChannel(LineChannel(socket.socket(fileno=options.fd), strict=True))
+    try:
+        code = _work(agent_channel, options.folder)
+    except (Exception, SystemExit) as error:  # the agent must learn of every error
+        code = _leave(agent_channel, error)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of gloo may still wait for ranks that are gone, and a normal exit would wait for these threads.
     os._exit(code)
 
 
-def _guarded(agent_channel: AgentChannel, folder: Path) -> int:
-    try:
-        return _work(agent_channel, folder)
-    except (Exception, SystemExit) as error:  # the agent must learn of every error
-        return _leave(agent_channel, error)
-
-
 def _work(agent_channel: AgentChannel, folder: Path) -> int:
-    start_order = StartOrder.of(folder, agent_channel.wait_start())
+    start_order = agent_channel.wait_start()
     agent_channel.listen()
-    trainer = build(start_order)
-    agent_channel.tell("ready", step=trainer.step)
+    trainer = build(folder, start_order)
+    agent_channel.send(WorkerReady(step=trainer.step))
     if trainer.residuals_dropped is not None:
-        agent_channel.tell("residuals_dropped", reason=trainer.residuals_dropped)
+        agent_channel.send(ResidualsDropped(reason=trainer.residuals_dropped))
     done = train(trainer, agent_channel)
     with ACTIVITY.doing("barrier at the end", waits=True):
         dist.barrier()
@@ -70,13 +67,17 @@ def _leave(agent_channel: AgentChannel, error: BaseException) -> int:
     """Report to the agent why this worker ends, and return the exit code."""
     failure = failure_of(error)
     now, sentence = ACTIVITY.now, failure.sentence(place_now())
-    said = {**failure.to_message(), "step": now.step, "operation": now.words()}
-    if failure.fault.blame == "network":
-        agent_channel.tell("lost", message=sentence, error=said)
+    lost = failure.fault.blame == "network"
+    details = ErrorDetails(
+        kind=failure.kind, message=failure.message, where=failure.where, step=now.step, operation=now.words()
+    )
+    report = WorkerError(kind="lost" if lost else "error", sentence=sentence, fault=failure.fault.name, details=details)
+    if lost:
+        agent_channel.send(report)
         print(f"hpctrain worker: lost a peer: {sentence}: {failure.message}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     if failure.where is not None or error.__cause__ is not None:
         traceback.print_exception(error.__cause__ if failure.where is None else error)
     print(f"hpctrain worker: {sentence}", file=sys.stderr)
-    agent_channel.tell("error", message=sentence, error=said)
+    agent_channel.send(report)
     return 1

@@ -21,6 +21,7 @@ from processes import launch
 from real_text import TEXT
 from torch import nn
 
+from hpctrain.agent.worker_messages import Report
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.fingerprint import fingerprint
 from hpctrain.corpus.prepare.options import PrepareOptions
@@ -39,10 +40,10 @@ class Heard(StoppingOrders):
 
     def __init__(self) -> None:
         super().__init__(10**6)
-        self.told: dict[str, dict[str, Any]] = {}
+        self.told: dict[str, Any] = {}
 
-    def tell(self, kind: str, /, **content: Any) -> None:
-        self.told[kind] = content
+    def send(self, report: Report) -> None:
+        self.told[report.kind] = report
 
 
 class Site:
@@ -68,7 +69,7 @@ def hashes(site: Site) -> dict[str, Any]:
             trainer = site.open(name)
             initial[name] = fingerprint(trainer.pipeline.parameters())
             assert train(trainer, orders)  # type: ignore[arg-type]
-            trained[f"{name} {attempt}"] = orders.told["weights"]["sha256"]
+            trained[f"{name} {attempt}"] = orders.told["weights"].sha256
             leave()
     row = read_metrics(trainer.folder / "metrics.jsonl")[-1]
     parts = [row.stage_time_s, row.stage_forward_s, row.stage_backward_s]

@@ -21,6 +21,7 @@ from cases import HALF, PLANS, ROWS, SEED, SEQ, SPEC, WHOLE, deviation, make_pla
 from processes import largest, launch
 from real_text import TEXT
 
+from hpctrain.agent.worker_messages import Report, StartOrder, StepDone, StoreConnection
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.published import newest
 from hpctrain.corpus.prepare.options import PrepareOptions
@@ -29,7 +30,7 @@ from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
 from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
-from hpctrain.worker.build import StartOrder, Trainer, build
+from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import train
 
 STEPS, RUN_STEPS, WARMUP = 5, 20, 2
@@ -58,15 +59,12 @@ class StoppingOrders:
         self._last = last
         self._done = 0
 
-    def save_wanted(self) -> bool:
-        return False
-
     def stop_wanted(self) -> bool:
         return self._done + 1 >= self._last
 
-    def tell(self, kind: str, /, **content: Any) -> None:
-        if kind == "step":
-            self._done = content["step"]
+    def send(self, report: Report) -> None:
+        if isinstance(report, StepDone):
+            self._done = report.step
 
 
 class NoCorpus:
@@ -108,7 +106,8 @@ def open_trainer(
         meeting.set(key, str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get(key))
-    return build(StartOrder(folder, name, rank, generation, "127.0.0.1", port, descriptor, restore, "test"))
+    store = StoreConnection(addr="127.0.0.1", port=port, secret="test", fd=descriptor)
+    return build(folder, StartOrder(plan=name, rank=rank, generation=generation, store=store, restore=restore))
 
 
 def leave() -> None:

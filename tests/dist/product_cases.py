@@ -21,7 +21,7 @@ from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.compress.reducers.tagc import TagcReducer
-from hpctrain.compress.select.selectors import select, select_with_values
+from hpctrain.compress.select.selectors import select
 from hpctrain.records.plan.compression import LocalSteps, PowerSgd, Tagc
 
 SHAPES = [(48, 96), (48, 96), (96, 48), (17,), (4, 12, 64), (5, 6), (80, 64)]
@@ -68,11 +68,7 @@ def low_rank(**changes: Any) -> PowerSgdReducer:
 def tagc(mode: str = "standard", reset: str = "none", **changes: Any) -> TagcReducer:
     options = {"density": 0.1, "warmup_steps": 0, **changes}
     feedback = ErrorFeedback(mode, reset=reset, reset_every=3)  # type: ignore[arg-type]
-
-    def exact(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return select_with_values(values, k, "exact")
-
-    return TagcReducer(dist.group.WORLD, CHOSEN, Tagc(mode="tagc", **options), feedback, exact)
+    return TagcReducer(dist.group.WORLD, CHOSEN, Tagc(mode="tagc", **options), feedback)
 
 
 def conserved(reducer: PowerSgdReducer | TagcReducer, steps: int = 5) -> dict[str, float]:

@@ -44,7 +44,10 @@ class Cluster:
     def start(self, node: str, nodes: tuple[str, ...] = NODES, key: str = KEY, incarnation: str = "first") -> Agent:
         peers = PeerMesh(self.folder, node, nodes, "127.0.0.1", key)
         peers.open()
-        says = Announcement(node, f"{node}-{incarnation}", "127.0.0.1", 4000, 0, "joining", "start")
+        says = Announcement(
+            node=node, incarnation=f"{node}-{incarnation}", addr="127.0.0.1", store_port=4000, generation=0,
+            phase="joining", reason="start",
+        )  # fmt: skip
         self.agents[node] = Agent(peers, says)
         return self.agents[node]
 
@@ -141,5 +144,8 @@ class RawPeer:
 
 
 def heartbeat(sender: str, **changed: object) -> bytes:
-    said = Announcement(sender, f"{sender}-raw", "127.0.0.1", 1, 0, "running", "")
-    return json.dumps({"type": "heartbeat", **said.__dict__, **changed}).encode()
+    said = Announcement(
+        node=sender, incarnation=f"{sender}-raw", addr="127.0.0.1", store_port=1, generation=0, phase="running",
+        reason="",
+    )  # fmt: skip
+    return json.dumps({**dict(said), **changed}).encode()

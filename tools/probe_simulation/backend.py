@@ -39,8 +39,8 @@ class SimulatedRanks:
         if kind == "go":
             types = {"cpu": {"kind": "cpu", "name": "CPU"}}
             return [(when, node, {"kind": "devices", "report": {"devices": [], "device_types": types}})]
-        if kind == "meet":
-            return [(when, node, {"kind": "meeting", "port": 5001})]
+        if kind == "rendezvous":
+            return [(when, node, {"kind": "rendezvous", "port": 5001})]
         if kind != "exchange":
             return []
         self._ranks[order["rank"]] = (node, when)
@@ -54,7 +54,7 @@ class SimulatedRanks:
         for met in backend_rounds(order["world"], order["seed"]):
             end += self._round(met, times)
         return [
-            (end, name, {"kind": "exchanged", "report": {"backend": order["backend"], "times": times[rank]}})
+            (end, name, {"kind": "exchange", "report": {"backend": order["backend"], "times": times[rank]}})
             for rank, (name, _) in self._ranks.items()
         ]
 

@@ -68,5 +68,4 @@ def _highest_degree(partners: dict[str, set[str]], rank: _Rank) -> str:
 
 
 def _without(partners: dict[str, set[str]], gone: set[str]) -> dict[str, set[str]]:
-    rest = {node: others - gone for node, others in partners.items() if node not in gone}
-    return {node: others for node, others in rest.items() if others}
+    return {node: others - gone for node, others in partners.items() if node not in gone and others - gone}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import select
 import socket
 import time
 from collections import deque
 from typing import Any
+
+from hpctrain.base.json_text import JsonError, parse_json
 
 Message = dict[str, Any]
 
@@ -21,10 +22,6 @@ MAC_CHARS = 64
 """Characters of the MAC of a sealed line: HMAC-SHA256 as hex, then a space, then the message."""
 READ_BYTES = 1 << 16
 READS_AT_ONCE = 16
-MAX_NESTING = 32
-"""Levels of lists and objects inside each other in a message; hpctrain's have about 8."""
-LARGEST_INTEGER = 2**512
-"""A float can hold it, with room for sums."""
 
 
 class MalformedMessage(Exception):  # noqa: N818 - the state of a connection, handled where messages are read
@@ -57,7 +54,7 @@ class LineChannel:
         self.closed = False
         self.fault = ""
         """The rule that the other side broke, if this side closed for that; empty if the other side closed."""
-        self._rest = b""
+        self._partial = b""
         self._lines: deque[bytes] = deque()
         self._send_seal: LineMac | None = None
         self._receive_seal: LineMac | None = None
@@ -77,10 +74,10 @@ class LineChannel:
         line = json.dumps(message, allow_nan=False).encode()
         if self._send_seal is not None:
             line = self._send_seal.mac(line) + b" " + line
-        left = memoryview(line + b"\n")
+        unsent = memoryview(line + b"\n")
         deadline = _deadline(self.send_timeout_s)
         try:
-            while left := left[self._write(left) :]:
+            while unsent := unsent[self._write(unsent) :]:
                 if not self._ready(select.POLLOUT, deadline):
                     # Part of a line may be sent, and nothing else can follow it: give up this reader.
                     self.close()
@@ -144,10 +141,10 @@ class LineChannel:
         if not data:
             self.close()
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         self._lines.extend(line for line in lines if len(line) <= self.line_limit)
-        if any(len(line) > self.line_limit for line in (*lines, self._rest)):
-            self._rest = b""
+        if any(len(line) > self.line_limit for line in (*lines, self._partial)):
+            self._partial = b""
             self.refuse(f"it sent a line of more than {self.line_limit} bytes")
         return not self.closed
 
@@ -199,25 +196,12 @@ class LineMac:
 
 
 def _parsed(line: bytes) -> Message | None:
-    """Return the message of a line; None when it is no JSON object of finite numbers and few levels."""
+    """Return the message of a line; None when it is no JSON object."""
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
+        message = parse_json(line)
+    except JsonError:
         return None
-    return message if isinstance(message, dict) and _is_plain(message, MAX_NESTING) else None
-
-
-def _is_plain(value: object, levels: int) -> bool:
-    """Whether a value is safe to compute with, to nest in another value and to write as JSON again."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, int):
-        return abs(value) <= LARGEST_INTEGER
-    if isinstance(value, dict):
-        return levels > 0 and all(_is_plain(item, levels - 1) for item in value.values())
-    if isinstance(value, list):
-        return levels > 0 and all(_is_plain(item, levels - 1) for item in value)
-    return True
+    return message if isinstance(message, dict) else None
 
 
 def _deadline(timeout_s: float | None) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,69 +14,56 @@ from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.records.plan.codec import CodecSpec
 
 
-class GradientSync(Protocol):
-    """How the gradients of the replicas become those of the whole batch."""
-
-    model: nn.Module
-    """The module that is called with tokens."""
-    averages: bool
-    """Whether the gradients are means over the processes, as with DDP and FSDP; otherwise they are sums."""
-
-    def reduce(self) -> int | None:
-        """Synchronise after the backward pass; return the bytes that this rank sent, None if not counted."""
-
-    def after_step(self) -> int:
-        """Synchronise after the optimizer step; return the bytes that this rank sent."""
-
-
-class NoSync:
-    """No communication: each process trains on its own data. The difference from the other methods is their cost."""
+class GradientSync:
+    """How the gradients of the replicas become those of the whole batch. This one has no communication: each process
+    trains on its own data, so the difference from the other methods is their cost."""
 
     averages = True
+    """Whether the gradients are means over the processes, as with DDP and FSDP; otherwise they are sums."""
+    planned: CodecSpec | None = None
+    """The codec that the planner chose, where it chose one."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        """The module that is called with tokens."""
 
     def reduce(self) -> int | None:
+        """Synchronise after the backward pass; return the bytes that this rank sent, None if not counted."""
         return 0
 
     def after_step(self) -> int:
+        """Synchronise after the optimizer step; return the bytes that this rank sent."""
         return 0
 
 
-class TorchSync:
+class TorchSync(GradientSync):
     """A model wrapped by DDP or FSDP2, which sum gradients during the backward pass."""
 
-    averages = True
-
     def __init__(self, model: nn.Module, sent_bytes: int | None) -> None:
-        self.model = model
+        super().__init__(model)
         self._sent_bytes = sent_bytes
 
     def reduce(self) -> int | None:
         return self._sent_bytes
 
-    def after_step(self) -> int:
-        return 0
 
-
-class ReducerSync:
+class ReducerSync(GradientSync):
     """A plain module whose gradients an hpctrain reducer sums after the backward pass."""
 
     averages = False
 
     def __init__(self, model: nn.Module, reducer: Reducer) -> None:
-        self.model = model
-        self.reducer = reducer
-        self.planned: CodecSpec | None = None
-        """The codec that the planner chose, where it chose one."""
+        super().__init__(model)
+        self._reducer = reducer
         self._parameters = list(model.parameters())
+        self._step = 0
 
     def reduce(self) -> int | None:
-        return self.reducer.reduce([p.grad for p in self._parameters if p.grad is not None])
+        return self._reducer.reduce([p.grad for p in self._parameters if p.grad is not None])
 
     def after_step(self) -> int:
-        return 0
+        self._step += 1
+        return self._reducer.after_step(self._step)
 
 
 @dataclass(frozen=True)
@@ -108,7 +94,7 @@ class BenchTrainer:
     @property
     def planned(self) -> CodecSpec | None:
         """The codec that the planner chose, where it chose one."""
-        return self.exchange.planned if isinstance(self.exchange, ReducerSync) else None
+        return self.exchange.planned
 
     def step(self, rows: Tensor) -> StepResult:
         """Make one step on int64 [rows, seq_len + 1]; every process passes the same number of sequences."""

@@ -40,15 +40,15 @@ def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
 def _traces(rows: Rows, scale: Callable[[Mapping[str, Any]], float | None]) -> list[dict[str, Any]]:
     traces: list[dict[str, Any]] = []
     for index, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        found = [row for row in rows if row["method"] == name and row["curve"]]
-        scales = [value for row in found if (value := scale(row)) is not None]
-        if not found or len(scales) < len(found):
+        curves = [row for row in rows if row["method"] == name and row["curve"]]
+        scales = [value for row in curves if (value := scale(row)) is not None]
+        if not curves or len(scales) < len(curves):
             continue
-        steps = [step for step, _ in min((row["curve"] for row in found), key=len)]
-        kept = [step for step in steps if step >= FIRST_SHOWN * steps[-1]]
-        losses = {step: [dict(map(tuple, row["curve"]))[step] for row in found] for step in kept}
-        bands = [band(losses[step]) for step in kept]
-        x = [step * float(np.mean(scales)) for step in kept]
+        steps = [step for step, _ in min((row["curve"] for row in curves), key=len)]
+        shown = [step for step in steps if step >= FIRST_SHOWN * steps[-1]]
+        losses = {step: [dict(map(tuple, row["curve"]))[step] for row in curves] for step in shown}
+        bands = [band(losses[step]) for step in shown]
+        x = [step * float(np.mean(scales)) for step in shown]
         middle = [one.mean for one in bands if one is not None]
         half = [one.half_width or 0.0 for one in bands if one is not None]
         colour = PALETTE[index % len(PALETTE)]

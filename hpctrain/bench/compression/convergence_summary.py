@@ -65,9 +65,9 @@ def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summar
     if not exact:
         raise ValueError(f"no row of {reference}")
     methods = dict.fromkeys(row["method"] for row in rows)
-    mine = {name: [row for row in rows if row["method"] == name and row["seed"] in exact] for name in methods}
+    by_method = {name: [row for row in rows if row["method"] == name and row["seed"] in exact] for name in methods}
     budgets = {rate: _budget_s(rows, rate) for rate in rates}
-    return [_summary(name, found, exact, budgets) for name, found in mine.items() if found]
+    return [_summary(name, method_rows, exact, budgets) for name, method_rows in by_method.items() if method_rows]
 
 
 def band(values: Sequence[float]) -> Band | None:
@@ -99,13 +99,13 @@ def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
 def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
     """Steps after which the validation loss is first at most `loss`; None where it never is."""
     before: tuple[float, float] | None = None
-    for step, found in row["curve"]:
-        if found <= loss:
-            if before is None or before[1] == found:
+    for step, reached in row["curve"]:
+        if reached <= loss:
+            if before is None or before[1] == reached:
                 return float(step)
-            share = (before[1] - loss) / (before[1] - found)
+            share = (before[1] - loss) / (before[1] - reached)
             return before[0] + share * (step - before[0])
-        before = (step, found)
+        before = (step, reached)
     return None
 
 
@@ -141,9 +141,9 @@ def _at_rate(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], rate:
         if step_s is None or other_s is None:
             continue
         times.append(step_s)
-        mine, theirs = loss_at(row, budget_s / step_s), loss_at(other, budget_s / other_s)
-        if mine is not None and theirs is not None:
-            gaps.append(_gap_pct(mine, theirs))
+        loss, reference_loss = loss_at(row, budget_s / step_s), loss_at(other, budget_s / other_s)
+        if loss is not None and reference_loss is not None:
+            gaps.append(_gap_pct(loss, reference_loss))
         if "loss" in other:
             steps = steps_to(row, other["loss"] * (1 + TARGET_GAP))
             reached.append(None if steps is None else steps * step_s)
@@ -155,5 +155,5 @@ def _at_rate(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], rate:
     )
 
 
-def _gap_pct(mine: float, reference: float) -> float:
-    return 100 * (mine / reference - 1)
+def _gap_pct(loss: float, reference: float) -> float:
+    return 100 * (loss / reference - 1)

@@ -105,7 +105,7 @@ def _at(density: float, values: Tensor, repeats: int, seconds_of: Callable[[Work
         works["selection pass of our kernels"] = (lambda: find(values, threshold), share)
     # One uncounted warm-up: kernels are compiled, and memory is allocated.
     times = in_turns({name: work for name, (work, _) in works.items()}, repeats + 1, seconds_of)
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    medians = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
     return [
         GpuPieceRow(
             name, density, of_all, medians[name], min(times[name][1:]), max(times[name][1:]),

@@ -14,7 +14,9 @@ from hpctrain.bench.compression.bench_trainer import GradientSync, ReducerSync
 from hpctrain.compress.build import build_reduce_scatters, build_reducer
 from hpctrain.compress.collectives.reduce_scatter import Residuals, residuals_of
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
+from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import apply_sharding, flat_gradient_layouts, track_collectives
+from hpctrain.parallel.gradient_reducer import LocalSgdReducer
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import LocalSteps, make_codec
 
@@ -29,23 +31,25 @@ def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
 
 def open_codec(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
     """Whole replicas with a codec; its reducer overlaps the backward pass where a worker would overlap it."""
-    spec = codec_spec(settings, dense_steps)
-    if isinstance(spec.codec, LocalSteps):
-        return LocalSgdSync(model, OuterOptimizer(group, list(model.parameters()), spec.codec))
-    return _open_reducer(spec, model, group)
+    return _open(codec_spec(settings, dense_steps), model, group)
 
 
 def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
     """Whole replicas with the reducer of the codec in a plan."""
-    exchange = _open_reducer(codec_spec(spec.codec.to_json(), dense_steps), model, group)
+    exchange = _open(codec_spec(spec.codec.to_json(), dense_steps), model, group)
     exchange.planned = spec
     return exchange
 
 
-def _open_reducer(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup) -> ReducerSync:
+def _open(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup) -> GradientSync:
     names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
-    reducer = build_reducer(group, names, shapes, spec)
-    reducer.overlap(list(model.parameters()))
+    parameters = list(model.parameters())
+    reducer: Reducer
+    if isinstance(spec.codec, LocalSteps):
+        reducer = LocalSgdReducer(OuterOptimizer(group, parameters, spec.codec), dist.get_world_size(group))
+    else:
+        reducer = build_reducer(group, names, shapes, spec)
+    reducer.overlap(parameters)
     return ReducerSync(model, reducer)
 
 
@@ -66,31 +70,13 @@ def open_sharded(
     return ShardedSync(called, counted.take, residuals_of(scatters))
 
 
-class LocalSgdSync:
-    """Local SGD: no gradient is sent; the weights are synchronised after the optimizer."""
-
-    averages = True
-
-    def __init__(self, model: nn.Module, outer_optimizer: OuterOptimizer) -> None:
-        self.model = model
-        self._outer_optimizer = outer_optimizer
-        self._step = 0
-
-    def reduce(self) -> int | None:
-        return 0
-
-    def after_step(self) -> int:
-        self._step += 1
-        return self._outer_optimizer.after_step(self._step)
-
-
-class ShardedSync:
+class ShardedSync(GradientSync):
     """Weights are gathered and gradients summed part by part, during the forward and backward pass."""
 
     averages = False
 
     def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], residuals: Residuals | None) -> None:
-        self.model = model
+        super().__init__(model)
         self._sent_bytes = sent_bytes
         self._residuals = residuals
 
@@ -98,9 +84,6 @@ class ShardedSync:
         if self._residuals is not None:
             self._residuals.end_step(torch.device("cpu"))
         return self._sent_bytes()
-
-    def after_step(self) -> int:
-        return 0
 
 
 class _InPrecision(nn.Module):

@@ -50,8 +50,8 @@ def _wait(processes: Sequence[Process], logs: Sequence[Path]) -> None:
         codes = [process.poll() for process in processes]
         for code, log in zip(codes, logs, strict=True):
             if code not in (None, 0):
-                said = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-                words = " ".join(" ".join(said).split()) or "it said nothing"
+                last_lines = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+                words = " ".join(" ".join(last_lines).split()) or "it said nothing"
                 raise CommandError(f"bench compression: a process ended with {code}: {words}")
         if all(code == 0 for code in codes):
             return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from hpctrain.base.atomic import write_json
 from hpctrain.records.model.decoder_spec import DecoderSpec
@@ -58,11 +59,7 @@ class LaunchSpec:
 
     @classmethod
     def read(cls, folder: Path) -> LaunchSpec:
-        value = json.loads((folder / SCENE_FILE).read_text())
-        settings = value.pop("settings")
-        spec = DecoderSpec.model_validate(settings.pop("spec"))
-        methods = tuple(value.pop("methods"))
-        return cls(methods=methods, settings=LaunchSettings(**settings, spec=spec), **value)
+        return TypeAdapter(cls).validate_json((folder / SCENE_FILE).read_text())
 
 
 @dataclass(frozen=True)
@@ -100,6 +97,4 @@ class LaunchResult:
 
     @classmethod
     def read(cls, folder: Path) -> LaunchResult:
-        value: dict[str, Any] = json.loads((folder / SAMPLES_FILE).read_text())
-        samples = {name: Samples(**found) for name, found in value.pop("samples").items()}
-        return cls(samples=samples, **value)
+        return TypeAdapter(cls).validate_json((folder / SAMPLES_FILE).read_text())

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench.compression.bench_trainer import GradientSync, NoSync, TorchSync
+from hpctrain.bench.compression.bench_trainer import GradientSync, TorchSync
 from hpctrain.bench.compression.hpctrain_methods import open_chosen, open_codec, open_sharded
 from hpctrain.bench.compression.planned_codec import StepWorkload, choose_codec
-from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.imported.model import blocks_of
 from hpctrain.records.plan.compression import MODES, Quantized
 
 AUTO = "auto"
@@ -134,7 +134,7 @@ CODEC_METHODS: dict[str, dict[str, Any]] = {
 
 # DDP rejects torch's bf16 hook on gloo by the function's name, though gloo can sum bf16: hence the lambda.
 METHODS: dict[str, Open] = {
-    "none": lambda model, _: NoSync(model),
+    "none": lambda model, _: GradientSync(model),
     "ddp_fp32": _ddp(4, None),
     "ddp_bf16": _ddp(2, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)),
     "powersgd_r1": _torch_power_sgd(1),

@@ -65,20 +65,20 @@ def _at(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
         "decode bf16": (lambda: decode(message, numbers), positions.numel() / numbers, in_message),
     }
     seconds = in_turns({name: work for name, (work, _chosen, _bytes) in works.items()}, repeats, _processor_seconds)
-    found = {name: [1e9 * each / numbers for each in times] for name, times in seconds.items()}
+    ns = {name: [1e9 * second / numbers for second in times] for name, times in seconds.items()}
     return [
-        PieceRow(name, density, chosen, statistics.median(found[name]), min(found[name]), max(found[name]), sent)
+        PieceRow(name, density, chosen, statistics.median(ns[name]), min(ns[name]), max(ns[name]), sent)
         for name, (_work, chosen, sent) in works.items()
     ]
 
 
 def in_turns(works: Mapping[str, Work], repeats: int, seconds_of: Callable[[Work], float]) -> dict[str, list[float]]:
     """Seconds of each piece of work by repeat. Pieces take turns, so that noise of the machine affects all of them."""
-    found: dict[str, list[float]] = {name: [] for name in works}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
-            found[name].append(seconds_of(work))
-    return found
+            seconds[name].append(seconds_of(work))
+    return seconds
 
 
 def _processor_seconds(work: Work) -> float:

@@ -20,7 +20,7 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.worker.measure.codec_rates import codec_seconds
-from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20)
 """Numbers of fp32 values in the all-reduces that measure a link."""
@@ -44,15 +44,10 @@ def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
     cost = _link_cost(group)
     # All at the same time, as in a probe: processes that share cores then measure their real share.
     dist.barrier(group)
-    devices: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(devices, _device(), group=group)
-    found: list[CodecSpec | None] = [None]
-    if dist.get_rank(group) == 0:
-        found = [_planned(devices, work, cost)]
-    dist.broadcast_object_list(found, group=group, group_src=0)
-    (spec,) = found
-    assert spec is not None, "rank 0 has sent one"
-    return spec
+    measured: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(measured, (_device(), cost), group=group)
+    # Every rank makes the same plan, from what all have measured and the link as the first one has.
+    return _planned([device for device, _ in measured], work, measured[0][1])
 
 
 def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
@@ -74,14 +69,14 @@ def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
 
 def _device() -> Device:
     """The device of this process, as measured; without a memory size, which does not matter here."""
-    device, now = torch.device("cpu"), time.perf_counter
+    timer = DeviceTimer(torch.device("cpu"))
     return Device(
         id="cpu0",
         type="cpu",
-        flops={"fp32": matmul_flops(device, torch.float32, now)},
-        memory_bytes_per_s=copy_bytes_per_s(device, now),
-        launch_s=launch_seconds(device, now),
-        codec_s=codec_seconds(device, now),
+        flops={"fp32": matmul_flops(timer, torch.float32)},
+        memory_bytes_per_s=copy_bytes_per_s(timer),
+        launch_s=launch_seconds(timer),
+        codec_s=codec_seconds(timer),
     )
 
 
@@ -97,7 +92,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
 
 def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
     """A topology with one device per node and equal links."""
-    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[each]) for number, each in enumerate(devices)]
+    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
     return Topology(
         provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),
         device_types={"cpu": DeviceType(kind="cpu", name="this machine")},

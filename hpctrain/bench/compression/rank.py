@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,10 +26,20 @@ from hpctrain.bench.compression.planned_codec import StepWorkload
 from hpctrain.bench.compression.traffic import Counter, header_factor
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
-from hpctrain.records.plan.codec import CodecSpec
 
 CORPUS_FOLDER = "corpus"
 VALIDATION_ROWS = 16
+
+
+class StepSample(NamedTuple):
+    """One step of a method in this process."""
+
+    wall_s: float
+    cpu_s: float
+    interface_bytes: float
+    """Bytes at the interface."""
+    counted_bytes: int | None
+    """Bytes by the method's own count."""
 
 
 class MethodRunner:
@@ -43,51 +54,46 @@ class MethodRunner:
         self.trainees = {name: _open(name, self._settings, rank, scene.nodes) for name in scene.methods}
         self._counter = Counter(scene.interface, scene.nodes)
         self._steps = dict.fromkeys(scene.methods, 0)
-        self._found: dict[str, list[dict[str, float | None]]] = {name: [] for name in scene.methods}
+        self._measured: dict[str, list[StepSample]] = {name: [] for name in scene.methods}
 
     def measure(self) -> None:
         """Make the warm-up steps, then the measured ones; the methods take turns by blocks of steps."""
         settings = self._settings
         for name in self._scene.methods:
             self._block(name, settings.warm_steps, keep=False)
-        left = settings.steps
-        number = 0
-        while left > 0:
-            count = min(left, settings.block_steps)
+        for number, done in enumerate(range(0, settings.steps, settings.block_steps)):
             # Each round begins with another method, so that no method always follows the same one.
             first = number % len(self._scene.methods)
             for name in (*self._scene.methods[first:], *self._scene.methods[:first]):
-                self._block(name, count, keep=True)
-            left -= count
-            number += 1
+                self._block(name, min(settings.steps - done, settings.block_steps), keep=True)
 
     def outcome(self) -> LaunchResult:
         """The measurements of all processes, the same on each. Collective."""
         factor = header_factor(self._counter)
         everyone: list[Any] = [None] * self._scene.nodes
-        dist.all_gather_object(everyone, (self._found, factor))
+        dist.all_gather_object(everyone, (self._measured, factor))
         parameters = self._settings.spec.parameters()
-        samples = {name: self._samples(name, [found for found, _ in everyone]) for name in self._scene.methods}
-        return LaunchResult(parameters, sum(own for _, own in everyone) / len(everyone), samples)
+        samples = {name: self._samples(name, [by_name[name] for by_name, _ in everyone]) for name in self.trainees}
+        return LaunchResult(parameters, fmean(factor for _, factor in everyone), samples)
 
     def _block(self, name: str, count: int, keep: bool) -> None:
         for _ in range(count):
             rows = self._rows(self._steps[name], every=name in PIPELINES)
             self._steps[name] += 1
-            found = self._timed(self.trainees[name], rows)
+            sample = self._timed(self.trainees[name], rows)
             if keep:
-                self._found[name].append(found)
+                self._measured[name].append(sample)
 
-    def _timed(self, trainee: BenchTrainer | PipelineBenchTrainer, rows: torch.Tensor) -> dict[str, float | None]:
+    def _timed(self, trainee: BenchTrainer | PipelineBenchTrainer, rows: torch.Tensor) -> StepSample:
         if os.getppid() != self._parent:
             sys.exit("the bench is gone")
         dist.barrier()
         sent = self._counter.read()
         start, cpu_start = time.perf_counter(), time.process_time()
-        told = trainee.step(rows)
+        result = trainee.step(rows)
         wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
         dist.barrier()  # by now the others have received what this one sent
-        return {"wall": wall_s, "cpu": cpu_s, "bytes": self._counter.read() - sent, "counted": told.sent_bytes}
+        return StepSample(wall_s, cpu_s, self._counter.read() - sent, result.sent_bytes)
 
     def _rows(self, step: int, every: bool) -> torch.Tensor:
         """This process's sequences of a step, or those of all processes."""
@@ -96,20 +102,22 @@ class MethodRunner:
         count *= nodes if every else 1
         return torch.from_numpy(self._train.rows(self._settings.seed, start, count))
 
-    def _samples(self, name: str, ranks: list[dict[str, list[dict[str, float | None]]]]) -> Samples:
-        steps = list(zip(*(found[name] for found in ranks), strict=True))
+    def _samples(self, name: str, ranks: list[list[StepSample]]) -> Samples:
+        steps = list(zip(*ranks, strict=True))
         rows = torch.from_numpy(self._valid.rows(self._settings.seed, 0, min(VALIDATION_ROWS, self._valid.windows)))
         loss = self.trainees[name].validate(rows)
-        counted = [one["counted"] for step in steps for one in step]
+        counted = [sample.counted_bytes for step in steps for sample in step if sample.counted_bytes is not None]
         planned = self.trainees[name].planned
         return Samples(
-            wall_s=[max(_number(one["wall"]) for one in step) for step in steps],
-            cpu_s=[_mean([one["cpu"] for one in step]) for step in steps],
-            interface_bytes=[_mean([one["bytes"] for one in step]) for step in steps],
-            counted_bytes=None if None in counted else _mean(counted),
+            wall_s=[max(sample.wall_s for sample in step) for step in steps],
+            cpu_s=[fmean(sample.cpu_s for sample in step) for step in steps],
+            interface_bytes=[fmean(sample.interface_bytes for sample in step) for step in steps],
+            counted_bytes=fmean(counted) if counted else None,
             loss=loss if math.isfinite(loss) else None,
             choice=None if planned is None else planned.codec.mode,
-            planned_step_s=None if planned is None else _planned_step_s(planned),
+            planned_step_s=None
+            if planned is None
+            else {codec.codec.mode: codec.step_s for codec in planned.compared if codec.step_s is not None},
         )
 
 
@@ -121,19 +129,6 @@ def _open(name: str, settings: LaunchSettings, rank: int, world: int) -> BenchTr
     work = StepWorkload(settings.spec, settings.rows, settings.seq_len)
     exchange = METHODS[name](model, MethodContext(group, settings.dense_steps, work))
     return BenchTrainer(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
-
-
-def _planned_step_s(planned: CodecSpec) -> dict[str, float]:
-    return {each.codec.mode: each.step_s for each in planned.compared if each.step_s is not None}
-
-
-def _number(value: float | None) -> float:
-    assert value is not None
-    return value
-
-
-def _mean(values: list[float | None]) -> float:
-    return sum(_number(value) for value in values) / len(values)
 
 
 def main(folder: Path, rank: int) -> None:

@@ -43,10 +43,10 @@ class RowStore:
             append_line(self._path, json.dumps(row, allow_nan=False))
         self.rows.append(row)
 
-    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        for name in sorted(found.keys() | wanted.keys()):
-            if found.get(name) != wanted.get(name):
+    def _check(self, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+        for name in sorted(stored.keys() | wanted.keys()):
+            if stored.get(name) != wanted.get(name):
                 raise InputError(
-                    f"{self._path}: its rows were measured with {name} = {found.get(name)!r}, now asked for is "
+                    f"{self._path}: its rows were measured with {name} = {stored.get(name)!r}, now asked for is "
                     f"{wanted.get(name)!r}; give the same settings, or another folder"
                 )

@@ -105,8 +105,8 @@ def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
     Raises:
         InputError: there is no text on this machine.
     """
-    found = find_sample_text(limit_bytes)
-    prepare(list(found.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
+    sample = find_sample_text(limit_bytes)
+    prepare(list(sample.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
 
 
 def measure(

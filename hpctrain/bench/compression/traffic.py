@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
-COUNTERS = Path("/proc/self/net/dev")
 LOOPBACK = "lo"
 CALIBRATION_NUMBERS = 2 * 2**20
 """fp32 values in an all-reduce of known payload; large enough that the barriers around it do not matter."""
-
-
-def sent_bytes(text: str, interface: str) -> int:
-    """Bytes sent by an interface since it came up, parsed from the text of /proc/net/dev (proc(5)).
-
-    Raises:
-        ValueError: there is no such interface.
-    """
-    for line in text.splitlines():
-        name, colon, figures = line.partition(":")
-        if colon and name.strip() == interface:
-            return int(figures.split()[8])
-    raise ValueError(f"no interface {interface} in /proc/net/dev")
 
 
 class Counter:
@@ -36,7 +22,7 @@ class Counter:
 
     def read(self) -> float:
         """Bytes since the interface came up; on a loopback, this process's share of them."""
-        return sent_bytes(COUNTERS.read_text(), self._interface) / self._sharers
+        return psutil.net_io_counters(pernic=True, nowrap=False)[self._interface].bytes_sent / self._sharers
 
     def during(self, work: Callable[[], object]) -> float:
         """Bytes sent between two barriers around `work`. Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from hpctrain.lab.cpu_share import PERIOD_US, find_cpu_control
 from hpctrain.lab.faults import shape
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
-from hpctrain.lab.network import Direction
 from hpctrain.lab.spec import rate_bits_per_s
 from hpctrain.records.topology.topology import Topology
 
@@ -113,39 +113,35 @@ def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Ca
 
 def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: FaultCase) -> tuple[Topology, float]:
     """Make one probe with the fault in place; afterwards the lab is as before."""
-    victim = names[VICTIM]
-    rate = layout.spec.rate_of(layout.node(victim))
-    slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
-    directions: dict[What, tuple[Direction, ...]] = {"rate": ("in", "out"), "direction": ("out",)}
-    namespace = layout.namespace(victim)
-    group: Path | None = None
-    try:
-        if case.what in directions:
-            shape(machine, layout, [victim], slow, directions[case.what])
-        if case.what == "interface":
-            _add_interface(machine, namespace)
-        if case.what == "cpu":
-            group = _cpu_group(machine)
-        return probe_lab_nodes(machine, layout, names, case.device, _special(machine, layout, victim, case, group))
-    finally:
-        if case.what in directions:
-            shape(machine, layout, [victim], rate)
-        if case.what == "interface":
-            machine.try_run(["ip", "-n", namespace, "link", "del", "eth1"])
-        if group is not None:
-            # The kernel releases a group a moment after its last process has ended.
-            machine.wait(lambda: _is_removed(group), 5.0)
+    with contextlib.ExitStack() as undo:
+        special = _make_faulty(machine, layout, names[VICTIM], case.what, undo)
+        return probe_lab_nodes(machine, layout, names, case.device, special)
 
 
-def _special(machine: Machine, layout: LabLayout, victim: str, case: FaultCase, group: Path | None) -> ModifiedNode:
-    if case.what == "interface":
+def _make_faulty(
+    machine: Machine, layout: LabLayout, victim: str, what: What, undo: contextlib.ExitStack
+) -> ModifiedNode:
+    """Put the fault in place, and on `undo` what takes it away; return how the victim differs from the others."""
+    rate, namespace = layout.spec.rate_of(layout.node(victim)), layout.namespace(victim)
+    if what in ("rate", "direction"):
+        slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
+        undo.callback(shape, machine, layout, [victim], rate)
+        shape(machine, layout, [victim], slow, ("in", "out") if what == "rate" else ("out",))
+    elif what == "interface":
+        undo.callback(machine.try_run, ["ip", "-n", namespace, "link", "del", "eth1"])
+        _add_interface(machine, namespace)
         return ModifiedNode(victim, addr=_second_address(machine, layout, victim))
-    if case.what == "hostname":
+    elif what == "hostname":
         return ModifiedNode(victim, hosts=_loopback_hosts(machine, victim))
-    if case.what in ("hang", "kill"):
-        number = signal.SIGSTOP if case.what == "hang" else signal.SIGKILL
+    elif what in ("hang", "kill"):
+        number = signal.SIGSTOP if what == "hang" else signal.SIGKILL
         return ModifiedNode(victim, stop=lambda folder, process: _stop_at_links(machine, folder, process, number))
-    return ModifiedNode(victim, cpu_group=group)
+    elif what == "cpu":
+        group = _cpu_group(machine)
+        # The kernel releases a group a moment after its last process has ended.
+        undo.callback(machine.wait, lambda: _is_removed(group), 5.0)
+        return ModifiedNode(victim, cpu_group=group)
+    return ModifiedNode(victim)
 
 
 def _is_removed(group: Path) -> bool:

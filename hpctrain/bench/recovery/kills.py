@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hpctrain.agent.worker_messages import StartOrder, StoreConnection
 from hpctrain.base.errors import HpctrainError
 from hpctrain.bench.ranks import loop_alone, run_ranks
 from hpctrain.bench.record import make_record
@@ -30,7 +31,7 @@ from hpctrain.checkpoint.state import collect
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Checkpoint
-from hpctrain.worker.build import StartOrder, Trainer, build
+from hpctrain.worker.build import Trainer, build
 
 WORLD = 2
 SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
@@ -144,10 +145,8 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
         # torch's messages about a killed peer are expected here.
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
         port, descriptor = server.getsockname()[1], server.detach()
-        order = StartOrder(
-            folder, "plan.json", rank, life, "127.0.0.1", port, descriptor if rank == 0 else None, restore, "bench"
-        )
-        trainer = build(order)
+        store = StoreConnection(addr="127.0.0.1", port=port, secret="bench", fd=descriptor if rank == 0 else None)
+        trainer = build(folder, StartOrder(plan="plan.json", rank=rank, generation=life, store=store, restore=restore))
         notes = StateHashes(folder / f"hashes-{rank}", trainer)
         if trainer.step:
             notes.compare(trainer.step)

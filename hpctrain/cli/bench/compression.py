@@ -235,9 +235,9 @@ def _convergence_tables(summaries: Sequence[Any], names: dict[float, str], refer
         )  # fmt: skip
         for summary in summaries:
             if rate in summary.at_rate:
-                found = summary.at_rate[rate]
-                target = "not reached" if found.target_s is None else format_seconds(found.target_s)
-                table.add_row(summary.method, format_seconds(found.step_s), _band(found.gap_pct, "{:+.2f}"), target)
+                at_rate = summary.at_rate[rate]
+                target = "not reached" if at_rate.target_s is None else format_seconds(at_rate.target_s)
+                table.add_row(summary.method, format_seconds(at_rate.step_s), _band(at_rate.gap_pct, "{:+.2f}"), target)
         yield table
 
 
@@ -251,9 +251,9 @@ def _band(band: Any, form: str) -> str:
 def _plain(summary: Any) -> dict[str, Any]:
     """A summary as JSON: rates become text, what is absent is left out."""
     value = asdict(summary)
-    value["at_rate"] = {f"{rate:g}": _known_values(found) for rate, found in value["at_rate"].items()}
+    value["at_rate"] = {f"{rate:g}": _known_values(at_rate) for rate, at_rate in value["at_rate"].items()}
     return _known_values(value)
 
 
 def _known_values(value: dict[str, Any]) -> dict[str, Any]:
-    return {key: found for key, found in value.items() if found is not None}
+    return {key: entry for key, entry in value.items() if entry is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Table
@@ -12,17 +12,12 @@ from rich.table import Table
 from hpctrain.base.units import format_si
 from hpctrain.cli.views.console import Console
 
-if TYPE_CHECKING:
-    from hpctrain.lab.layout import LabLayout
-    from hpctrain.lab.machine import Machine
-
 Say = Callable[[str], None]
 
 
 def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Say) -> dict[str, Any]:
     """Measure on the lab that is up, print the table, return the record."""
     from hpctrain.bench.probe.lab import RateSettings, measure
-    from hpctrain.lab.machine import lab_lock
     from hpctrain.lab.spec import rate_bits_per_s
 
     for rate in rates:
@@ -30,9 +25,7 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
             rate_bits_per_s(rate)
         except ValueError as error:
             raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
-    machine, layout = _lab()
-    with lab_lock():
-        record = measure(machine, layout, RateSettings(rates=rates, repeats=repeats), say)
+    record = _on_lab(measure, RateSettings(rates=rates, repeats=repeats), say)
     table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
     for row in record["rows"]:
         table.add_row(
@@ -47,11 +40,8 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
 def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
     """Inject faults into the lab that is up, print what the probe said, return the record."""
     from hpctrain.bench.probe.faults import measure_faults
-    from hpctrain.lab.machine import lab_lock
 
-    machine, layout = _lab()
-    with lab_lock():
-        record = measure_faults(machine, layout, clean, say)
+    record = _on_lab(measure_faults, clean, say)
     table = Table("fault", "expected", "found", "right", "time")
     for row in record["rows"]:
         codes, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
@@ -65,11 +55,8 @@ def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
 def time_table(people: Console, say: Say) -> dict[str, Any]:
     """Time whole probes of the lab that is up, print the table, return the record."""
     from hpctrain.bench.probe.times import measure_times
-    from hpctrain.lab.machine import lab_lock
 
-    machine, layout = _lab()
-    with lab_lock():
-        record = measure_times(machine, layout, say)
+    record = _on_lab(measure_times, say)
     table = Table("probe", "time", "pairs measured", "said")
     for row in record["rows"]:
         codes = ", ".join(row["codes"]) or "nothing"
@@ -78,12 +65,14 @@ def time_table(people: Console, say: Say) -> dict[str, Any]:
     return record
 
 
-def _lab() -> tuple[Machine, LabLayout]:
-    """The lab that is up, for somebody who may change it."""
+def _on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
+    """Measure on the lab that is up, for somebody who may change it."""
     from hpctrain.lab.layout import load_layout, state_folder
-    from hpctrain.lab.machine import this_machine
+    from hpctrain.lab.machine import lab_lock, this_machine
     from hpctrain.lab.requirements import require_root
 
     machine = this_machine()
     require_root(machine, "shape")
-    return machine, load_layout(state_folder(os.environ))
+    layout = load_layout(state_folder(os.environ))
+    with lab_lock():
+        return measure(machine, layout, *arguments)

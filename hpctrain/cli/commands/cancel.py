@@ -16,7 +16,7 @@ from hpctrain.cli.options.other_clusters import check_cluster
 from hpctrain.jobs.cancel import cancel_job
 from hpctrain.launch.allocation import is_in_allocation, stop_in_allocation
 from hpctrain.records.run.run import run_of
-from hpctrain.runs.folder import kept_words, lock_holder
+from hpctrain.runs.folder import lock_holder, resume_text
 from hpctrain.runs.locate import find_run, job_id
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
@@ -61,7 +61,7 @@ def _cancel_job(folder: Path, at_once: bool) -> str:
 def _stop_processes(folder: Path, at_once: bool) -> str:
     holder = lock_holder(folder)
     if holder is None:
-        raise InputError(f"{folder.name}: no process holds it, so there is nothing to cancel; {kept_words(folder)}")
+        raise InputError(f"{folder.name}: no process holds it, so there is nothing to cancel; {resume_text(folder)}")
     if not holder.is_here:
         raise InputError(f"{folder.name}: {holder} holds it; run `hpctrain cancel {folder.name}` on that machine")
     os.kill(holder.pid, signal.SIGTERM)
@@ -69,4 +69,4 @@ def _stop_processes(folder: Path, at_once: bool) -> str:
         return f"asked process {holder.pid} to save and stop; `hpctrain status {folder.name}` shows when it has"
     # The second request ends what the first one asked to save. Two of one kind would be taken for one.
     os.kill(holder.pid, signal.SIGINT)
-    return f"told process {holder.pid} to end at once; {kept_words(folder)}"
+    return f"told process {holder.pid} to end at once; {resume_text(folder)}"

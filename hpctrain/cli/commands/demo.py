@@ -27,6 +27,7 @@ from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import PreparedRun, prepare, resolve_run, start
 from hpctrain.planner import make_plan
+from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import read_run
 from hpctrain.records.topology.topology import Topology
@@ -117,7 +118,7 @@ def _probe(folder: Path) -> Topology:
     for node in topology.nodes:
         for device in node.devices:
             speed = " ".join(f"{dtype} {format_si(value, 'FLOP/s')}" for dtype, value in sorted(device.flops.items()))
-            click.echo(f"    {node.id}:{device.id}  {speed}")
+            click.echo(f"    {DeviceId.of(node.id, device.id)}  {speed}")
     for entry in topology.fabric.classes:
         rate = format_si(1 / entry.beta_s_per_byte, "B/s") if entry.beta_s_per_byte else "no limit seen"
         click.echo(f"    links ({entry.pairs} pairs): start-up {format_seconds(entry.alpha_s)}, then {rate}")

@@ -39,8 +39,8 @@ from hpctrain.launch.site import site_defaults, with_sbatch_variables
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.training import PreparedRun, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run.run import Run, read_run
+from hpctrain.runs.checkpoint_space import checkpoint_space_warning
 from hpctrain.runs.code_copy import omitted_secrets_text
-from hpctrain.runs.disk_space import disk_space_warning
 from hpctrain.runs.folder import RunFolder, remove_on_error
 from hpctrain.slurm.commands import Slurm
 
@@ -102,7 +102,7 @@ def command(
         _say(defaults.words(run_file, overrides), as_json)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
     warn_if_stale(prepared.topology, prepared.nodes or None)
-    _say(disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
+    _say(checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
     _say(dropout_warning(prepared.run), as_json)
     if not queued:
         _submit_here(prepared, asked)

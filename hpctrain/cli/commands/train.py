@@ -25,9 +25,9 @@ from hpctrain.launch.login_node import login_node_words
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import PreparedRun, ResumedRun, check_resumed, prepare, resume, runs_folder, start
 from hpctrain.records.run.run import run_of
+from hpctrain.runs.checkpoint_space import checkpoint_space_warning
 from hpctrain.runs.code_copy import omitted_secrets_text
-from hpctrain.runs.disk_space import disk_space_warning
-from hpctrain.runs.folder import kept_words
+from hpctrain.runs.folder import resume_text
 from hpctrain.runs.locate import find_run
 from hpctrain.slurm.commands import Slurm
 
@@ -77,7 +77,7 @@ def command(
             click.echo(_would_do(prepared), err=as_json)
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
-        said = disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+        said = checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
         for line in [*said, *dropout_warning(prepared.run), *omitted_secrets_text(job.folder.path)]:
             click.echo(f"hpctrain: {line}", err=True)
     _watch(job, as_json)
@@ -112,7 +112,7 @@ def _watch(job: LocalJob, as_json: bool) -> None:
 
 
 def _would_resume(going: ResumedRun) -> str:
-    kept = kept_words(going.path)
+    kept = resume_text(going.path)
     lines = [
         f"would go on with {going.path.name} to step {going.run.steps}; {kept}",
         f"  nodes     {', '.join(local_nodes(going.count))}",

@@ -41,7 +41,7 @@ def earlier_run(job: str) -> Path | None:
     if not is_requeued_job(os.environ):
         return None
     folder = run_of_job(job, os.environ, Path.cwd())
-    others = scan_runs(os.environ, Path.cwd()).others if folder is None else []
+    others = scan_runs(os.environ, Path.cwd()).untrusted if folder is None else []
     if others:
         click.echo(
             f"hpctrain: job {job} came back and no run folder had it; {untrusted_folders_text(others)}", err=True

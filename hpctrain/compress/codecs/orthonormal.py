@@ -29,5 +29,5 @@ def orthonormalize(matrices: Tensor) -> None:
             before = matrices[:, :, :index]
             for _ in range(2):
                 column -= before @ (before.transpose(1, 2) @ column)
-        left = column.norm(dim=1, keepdim=True)
-        column.copy_(torch.where(left > DEPENDENT * length, column / left, 0.0))
+        remainder = column.norm(dim=1, keepdim=True)
+        column.copy_(torch.where(remainder > DEPENDENT * length, column / remainder, 0.0))

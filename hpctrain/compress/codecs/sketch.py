@@ -64,14 +64,14 @@ def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
     """
     layout = _Layout(count, cells)
     numbers = torch.zeros(count, dtype=torch.int32, device=sketch.device)
-    found = torch.zeros(count, dtype=torch.bool, device=sketch.device)
+    decoded = torch.zeros(count, dtype=torch.bool, device=sketch.device)
     if count <= _HOPELESS_LOAD * len(sketch):
         for piece in range(layout.pieces):
             part = slice(piece * layout.slots, min(count, (piece + 1) * layout.slots))
             slots = torch.arange(part.start, part.stop, device=sketch.device)
-            own = sketch[piece * layout.cells : (piece + 1) * layout.cells]
-            _peel(own, _cells_of(slots, layout.cells), numbers[part], found[part])
-    return numbers, found
+            piece_cells = sketch[piece * layout.cells : (piece + 1) * layout.cells]
+            _peel(piece_cells, _cells_of(slots, layout.cells), numbers[part], decoded[part])
+    return numbers, decoded
 
 
 class _Layout:
@@ -98,7 +98,7 @@ def _cells_of(slots: Tensor, cells: int) -> Tensor:
     return out
 
 
-def _peel(sketch: Tensor, cells: Tensor, numbers: Tensor, found: Tensor) -> None:
+def _peel(sketch: Tensor, cells: Tensor, numbers: Tensor, decoded: Tensor) -> None:
     """Decode the numbers of one piece; writes to `sketch`, `numbers` and `found`."""
     # The census of a cell is its count of numbers and the sum of their slots: for a single number, that is its slot.
     entries = torch.arange(len(numbers), device=sketch.device) + _ONE
@@ -115,7 +115,7 @@ def _peel(sketch: Tensor, cells: Tensor, numbers: Tensor, found: Tensor) -> None
         first = chosen[slot] == turn
         slot, taken = slot[first], sketch[lone[first]]
         numbers[slot] = taken
-        found[slot] = True
+        decoded[slot] = True
         gone = cells[:, slot]
         for row in gone:
             sketch.index_add_(0, row, taken, alpha=-1)

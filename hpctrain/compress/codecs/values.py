@@ -78,14 +78,14 @@ def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
         case ValueCode.BF16:
             return data.view(torch.bfloat16).float()
     scales_bytes = 4 * -(-count // BLOCK)
-    scales, rest = data[:scales_bytes].view(torch.float32), data[scales_bytes:]
+    scales, encoded = data[:scales_bytes].view(torch.float32), data[scales_bytes:]
     match code:
         case ValueCode.FP16:
-            return _scaled(rest.view(torch.float16).float(), 1 / scales)
+            return _scaled(encoded.view(torch.float16).float(), 1 / scales)
         case ValueCode.INT8:
-            return _scaled(rest.view(torch.int8).float(), scales)
+            return _scaled(encoded.view(torch.int8).float(), scales)
         case ValueCode.SIGN:
-            return _scaled(unpack_bits(rest, count).float().mul_(2).sub_(1), scales)
+            return _scaled(unpack_bits(encoded, count).float().mul_(2).sub_(1), scales)
 
 
 def _blocks(values: Tensor) -> Tensor:
@@ -98,8 +98,8 @@ def _exponents(blocks: Tensor) -> Tensor:
     return torch.frexp(blocks.abs().amax(1, keepdim=True)).exponent.clamp_min(_LEAST_EXPONENT).float()
 
 
-def _joined(scales: Tensor, rest: Tensor) -> Tensor:
-    return torch.cat([scales.flatten().view(torch.uint8), rest.view(torch.uint8)])
+def _joined(scales: Tensor, encoded: Tensor) -> Tensor:
+    return torch.cat([scales.flatten().view(torch.uint8), encoded.view(torch.uint8)])
 
 
 def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:

@@ -104,10 +104,10 @@ class ErrorFeedback:
             return
         residual = self._residuals[key]
         # In paper, g + β·e = a − (1−β)·e.
-        left = a.sub_(residual, alpha=1 - self._beta) if self._mode == "paper" else a
-        left.index_add_(0, positions, sent, alpha=-1)
-        if left is not residual:
-            residual.copy_(left)
+        unsent = a.sub_(residual, alpha=1 - self._beta) if self._mode == "paper" else a
+        unsent.index_add_(0, positions, sent, alpha=-1)
+        if unsent is not residual:
+            residual.copy_(unsent)
 
     def add_residual(self, key: str, start: int, values: Tensor) -> None:
         """Add the part of a sum that its owner did not send to the residual of a range of a tensor.

@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
+from hpctrain.compress.collectives.step_state import StepState
 
 
 class ReduceScatter(ABC):
@@ -48,20 +49,18 @@ class ResidualStats(NamedTuple):
     """Squared norm of this rank's residuals."""
 
 
-class Residuals(Protocol):
-    """The residuals of the reduce-scatters of a sharded stage, carried from one step to the next."""
+class Residuals(StepState, ABC):
+    """The residuals of the reduce-scatters of a sharded stage, or of a reducer, carried from one step to the next."""
 
     def end_step(self, device: torch.device) -> None:
         """End a step, after all parts were summed. Collective in some steps."""
 
+    @abstractmethod
     def stats(self) -> ResidualStats:
         """Figures of the last step."""
 
-    def state(self) -> dict[str, Tensor]:
-        """This rank's state between steps, without a copy."""
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh."""
+    def metrics(self) -> dict[str, float]:
+        return residual_metrics([self])
 
 
 @dataclass(frozen=True)

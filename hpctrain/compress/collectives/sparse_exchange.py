@@ -44,6 +44,12 @@ def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> 
     return [*borders, sum(sizes)]
 
 
+def counts_between(positions: Tensor, borders: Sequence[int]) -> list[int]:
+    """How many of these ascending positions lie between each border and the next."""
+    counts: list[int] = torch.searchsorted(positions, torch.tensor(borders, device=positions.device)).diff().tolist()
+    return counts
+
+
 def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
     """Send each rank its message and receive theirs: an all-to-all. Collective.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hpctrain.compress.codecs.buffers import Scratch
 from hpctrain.compress.codecs.values import ValueCode
 from hpctrain.compress.collectives.feedback import ErrorFeedback
-from hpctrain.compress.collectives.reduce_scatter import ResidualStats
+from hpctrain.compress.collectives.reduce_scatter import Residuals, ResidualStats
 from hpctrain.compress.select.selectors import seed_of, select_with_values
 from hpctrain.compress.select.sparse_counts import SendCounts
 from hpctrain.records.plan.compression import Selector
@@ -30,7 +30,7 @@ class SparseSettings(NamedTuple):
         return select_with_values(values, k, self.selector, seed_of(step, tensor))
 
 
-class SparseState:
+class SparseState(Residuals):
     """Step counter, send counts and residuals of a list of compressed tensors.
 
     A step in which a gradient is not finite on some rank does not count. The tensors of a sharded stage are summed part

@@ -69,9 +69,9 @@ def unflatten_like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 
 def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
     """The buckets as indices of gradients, the last gradients first: a backward pass finishes them first."""
-    left = list(range(len(gradients)))[::-1]
-    groups = group_into_buckets([gradients[index] for index in left], limit_bytes)
-    return [[left.pop(0) for _ in group] for group in groups]
+    indices = list(range(len(gradients)))[::-1]
+    groups = group_into_buckets([gradients[index] for index in indices], limit_bytes)
+    return [[indices.pop(0) for _ in group] for group in groups]
 
 
 def group_into_buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.codecs.integers import IntegerCode
-from hpctrain.compress.collectives.reduce_scatter import ResidualStats
+from hpctrain.compress.collectives.reduce_scatter import Residuals, ResidualStats
 
 _PREFIX = "residual."
 
 
-class IntegerResiduals:
+class IntegerResiduals(Residuals):
     """The residuals of sums by integers, by key of the sum, for example a bucket.
 
     The next residual is written to another buffer; the two are swapped once the sums are known to be finite. So a sum
@@ -91,17 +91,14 @@ class IntegerResiduals:
         """Take back what `end` returned."""
         self._pool.give_back(memory)
 
-    def end_step(self, device: torch.device) -> None:
-        """Do nothing: each sum replaced its residual already."""
-
     def stats(self) -> ResidualStats:
         """Figures of the last sum of each key; all numbers are sent, so the counts are 0."""
         if not self._residuals:
             return ResidualStats(0, 0, 0.0, 0.0)
         residuals = self._residuals.values()
-        kept = torch.stack([torch.dot(residual.current, residual.current) for residual in residuals])
+        residual_squares = torch.stack([torch.dot(residual.current, residual.current) for residual in residuals])
         squares = torch.stack([residual.square for residual in residuals])
-        return ResidualStats(0, 0, float(squares.sum()), float(kept.sum()))
+        return ResidualStats(0, 0, float(squares.sum()), float(residual_squares.sum()))
 
     def state(self) -> dict[str, Tensor]:
         """This rank's residuals, flat, without a copy."""

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
+from hpctrain.compress.collectives.step_state import StepState
 from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.records.plan.compression import LocalSteps
 
 
-class OuterOptimizer:
+class OuterOptimizer(StepState):
     """Makes the weights of all replicas equal: one Nesterov step along the replicas' mean change of weights since the
     last outer sync."""
 
@@ -50,11 +51,7 @@ class OuterOptimizer:
         self._sync_count = 0
         """Outer syncs that the velocities come from."""
         self._in_sync = True
-
-    @property
-    def in_sync(self) -> bool:
         """Whether all replicas have the same weights, because no step was taken since the last outer sync."""
-        return self._in_sync
 
     @torch.no_grad()
     def after_step(self, step: int) -> int:
@@ -108,7 +105,7 @@ class OuterOptimizer:
         """
         if not self._in_sync:
             raise RuntimeError(
-                "replicas that train on their own have a state only where they meet: call outer_sync first"
+                "replicas that train on their own have a state only right after an outer sync: call outer_sync first"
             )
         velocities = {f"velocity.{index}": velocity for index, velocity in enumerate(self._velocities)}
         return {"met": torch.tensor(self._sync_count), **velocities}

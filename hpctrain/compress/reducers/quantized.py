@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hpctrain.compress.codecs.integers import BLOCK
-from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.reducers.bucket_scheduler import unflatten_like
 from hpctrain.compress.reducers.integer_sums import IntegerResiduals
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
@@ -30,7 +29,7 @@ class QuantizedBucketCodec(BucketCodec):
         Args:
             bits: of each number on the wire.
         """
-        self._residuals = IntegerResiduals(bits, "gradient")
+        self._residuals = self.holder = IntegerResiduals(bits, "gradient")
         self._code = self._residuals.code
 
     def bytes_of(self, numbers: int) -> int:
@@ -64,13 +63,3 @@ class QuantizedBucketCodec(BucketCodec):
         numbers = sum(tensor.numel() for tensor in tensors)
         torch._foreach_copy_(tensors, unflatten_like(sums[:numbers], tensors))
         self._residuals.free(sums)
-
-    def state(self) -> dict[str, Tensor]:
-        return self._residuals.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._residuals.load_state(state)
-
-    def metrics(self) -> dict[str, float]:
-        """The residual_norm_ratio of the last step."""
-        return residual_metrics([self._residuals])

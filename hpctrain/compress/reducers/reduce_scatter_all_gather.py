@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.collectives.all_gather import all_gather
+from hpctrain.compress.collectives.step_state import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
-from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, StepState
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 BUCKETS_SCATTERED_AHEAD = 2
@@ -82,7 +83,7 @@ class ReduceScatterAllGather(Reducer):
         """
         self._group = group
         self._chosen = list(chosen)
-        self._codec = codec
+        self._codec = self.holder = codec
         self._uncompressed = DenseReducer(group)
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._scheduler = BucketScheduler(self._send, bucket_bytes)
@@ -107,18 +108,6 @@ class ReduceScatterAllGather(Reducer):
             self._finish_all_gather()
         sent_bytes, self._sent_bytes = self._sent_bytes, 0
         return sent_bytes + self._uncompressed.finish()
-
-    def state(self) -> dict[str, Tensor]:
-        return self._codec.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._codec.load_state(state)
-
-    def drop_state(self) -> None:
-        self._codec.drop_state()
-
-    def metrics(self) -> dict[str, float]:
-        return self._codec.metrics()
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
         """Start the all-to-all of a bucket, then add up an earlier one. All ranks do so in the same order, as

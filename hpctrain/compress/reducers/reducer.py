@@ -12,30 +12,12 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
+from hpctrain.compress.collectives.step_state import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 COPIES_IN_FLIGHT = 4
 """Buckets on the wire at a time that are copies of their gradients."""
-
-
-class StepState:
-    """What is carried from one step to the next: nothing, where a class overrides nothing."""
-
-    def state(self) -> dict[str, Tensor]:
-        """This rank's state between steps, such as residuals: `kind.position` of the gradient -> tensor, not copied."""
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh."""
-
-    def drop_state(self) -> None:
-        """Drop all state and start afresh. All ranks must do so, or none."""
-        self.load_state({})
-
-    def metrics(self) -> dict[str, float]:
-        """Figures of the last reduction for the metrics of the step: those of `REDUCER_METRICS` that it has."""
-        return {}
 
 
 class Reducer(StepState, ABC):

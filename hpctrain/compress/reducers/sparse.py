@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
-from hpctrain.compress.collectives.reduce_scatter import residual_metrics
-from hpctrain.compress.collectives.sparse_exchange import balanced_borders, exchange, gather
+from hpctrain.compress.collectives.sparse_exchange import balanced_borders, counts_between, exchange, gather
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 
@@ -39,7 +38,7 @@ class SparseReducer(Reducer):
         self._group = group
         self._world = dist.get_world_size(group)
         self._rank = dist.get_rank(group)
-        self._state = state
+        self._state = self.holder = state
         self._feedback = state.feedback
         self._compressed = state.positions
         self._is_compressed = frozenset(state.positions)
@@ -84,17 +83,6 @@ class SparseReducer(Reducer):
         self._state.count_step()
         return sent
 
-    def metrics(self) -> dict[str, float]:
-        """Figures of the last step: density, the share of the compressed tensors' numbers that this rank sent; and
-        residual_norm_ratio, the norm of its residuals over that of its gradient, if that is finite."""
-        return residual_metrics([self._state])
-
-    def state(self) -> dict[str, Tensor]:
-        return self._state.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._state.load_state(state)
-
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
         """Sum the gradients and all residuals exactly; return the bytes sent."""
         for position, tensor, gradient in zip(self._compressed, tensors, flat, strict=True):
@@ -118,10 +106,10 @@ class SparseReducer(Reducer):
         to_all = self._world == 2
         borders = [0, offsets[-1]] if to_all else balanced_borders(wanted, sizes, self._world)
         parts = _OwnerParts(positions, torch.cat(values), borders)
-        own = None if to_all else self._rank
+        owner = None if to_all else self._rank
         # What the other ranks will decode. The part that this rank owns itself is not rounded.
         read = torch.cat([
-            part if index == own else rounded(part, self._settings.values) for index, part in enumerate(parts.values)
+            part if index == owner else rounded(part, self._settings.values) for index, part in enumerate(parts.values)
         ])  # fmt: skip
         read_parts = read.split([places.numel() for places, _ in selected])
         for key, a, (places, _), part, scale in zip(keys, corrected, selected, read_parts, scales, strict=True):
@@ -168,12 +156,12 @@ class SparseReducer(Reducer):
         Returns:
             Positions within the part, and the sums there.
         """
-        own = parts.positions[self._rank]
+        positions = parts.positions[self._rank]
         start = parts.borders[self._rank]
         stretches = _overlaps(start, start + total.numel(), offsets)
         if self._settings.selector == "random" or not stretches:
             # With random, all ranks selected the same positions.
-            return own, total.index_select(0, own)
+            return positions, total.index_select(0, positions)
         selected = []
         for layer, low, high in stretches:
             k = -(-wanted[layer] * (high - low) // (offsets[layer + 1] - offsets[layer]))
@@ -198,12 +186,11 @@ class _OwnerParts:
     """A rank's selection, cut into the parts of the owners."""
 
     def __init__(self, positions: Tensor, values: Tensor, borders: list[int]) -> None:
-        cuts = torch.searchsorted(positions, torch.tensor(borders, device=positions.device))
-        lengths: list[int] = cuts.diff().tolist()
+        counts = counts_between(positions, borders)
         self.borders = borders
-        self.positions = [part - start for part, start in zip(positions.split(lengths), borders, strict=False)]
+        self.positions = [part - start for part, start in zip(positions.split(counts), borders, strict=False)]
         """Positions by part, relative to the start of the part."""
-        self.values = values.split(lengths)
+        self.values = values.split(counts)
 
 
 def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, int]]:
@@ -230,9 +217,8 @@ def _write(tensors: list[Tensor], sums: list[tuple[Tensor, Tensor]], offsets: li
     """Replace each tensor by the sum of the decoded values, added in this order, and zero elsewhere."""
     split = []
     for positions, values in sums:
-        cuts = torch.searchsorted(positions, torch.tensor(offsets, device=positions.device))
-        lengths: list[int] = cuts.diff().tolist()
-        split.append((positions.split(lengths), values.split(lengths)))
+        counts = counts_between(positions, offsets)
+        split.append((positions.split(counts), values.split(counts)))
     for layer, tensor in enumerate(tensors):
         in_place = tensor.is_contiguous() and tensor.dtype == torch.float32
         flat = tensor.view(-1).zero_() if in_place else torch.zeros(tensor.numel(), device=tensor.device)

@@ -19,7 +19,7 @@ from torch import Tensor
 from hpctrain.compress.codecs.sparse_message import ALIGNMENT, decode, encode, rounded
 from hpctrain.compress.codecs.values import ValueCode
 from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ReduceScatter, ShardedParameter
-from hpctrain.compress.collectives.sparse_exchange import exchange
+from hpctrain.compress.collectives.sparse_exchange import counts_between, exchange
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
 from hpctrain.compress.reducers.sparse import message_scales
 
@@ -73,9 +73,9 @@ class SparseReduceScatter(ReduceScatter):
         else:
             # Empty messages tell the owners that this gradient is not finite; others are never empty.
             messages = [output.new_empty(0, dtype=torch.uint8)] * world
-        own, messages[rank] = messages[rank], messages[rank][:0]
+        own_message, messages[rank] = messages[rank], messages[rank][:0]
         arrived, sent = exchange(messages, group)
-        arrived[rank] = own
+        arrived[rank] = own_message
         if any(message.numel() == 0 for message in arrived):
             self.residuals.not_finite()
             output.fill_(math.nan)
@@ -122,15 +122,15 @@ class SparseReduceScatter(ReduceScatter):
         numbers = encode(positions, values, self._part, self._settings.values)
         return torch.cat([_bytes(exempt), _bytes(exempt.new_tensor(choice.scales)), numbers])
 
-    def _add(self, output: Tensor, messages: list[Tensor], own: tuple[Tensor, Tensor], rank: int) -> None:
+    def _add(self, output: Tensor, messages: list[Tensor], own_selection: tuple[Tensor, Tensor], rank: int) -> None:
         """Add up the messages in rank order; this rank's own numbers are added unrounded."""
         output.zero_()
         exempt = [output[start:end] for start, end in self._exempt]
         borders = torch.tensor([*(start for start, _ in self._compressed), self._part], device=output.device)
         for sender, message in enumerate(messages):
-            numbers, rest = _cut(message, sum(part.numel() for part in exempt))
-            scales, rest = _cut(rest, len(self._compressed))
-            positions, values = own if sender == rank else decode(rest, self._part)
+            numbers, selection = _cut(message, sum(part.numel() for part in exempt))
+            scales, selection = _cut(selection, len(self._compressed))
+            positions, values = own_selection if sender == rank else decode(selection, self._part)
             lengths = torch.searchsorted(positions, borders).diff()
             for part, more in zip(exempt, numbers.split([part.numel() for part in exempt]), strict=True):
                 part += more
@@ -187,8 +187,7 @@ class _Choice:
         """Values by parameter and owner, divided by the scale."""
         for (places, values), scale, (start, end) in zip(selected, scales, stretches, strict=True):
             size = end - start
-            borders = torch.arange(world + 1, device=places.device) * size
-            lengths = torch.searchsorted(places, borders).diff().tolist()
+            lengths = counts_between(places, range(0, (world + 1) * size, size))
             self._places.append([
                 part + (start - owner * size) for owner, part in enumerate(places.split(lengths))
             ])  # fmt: skip

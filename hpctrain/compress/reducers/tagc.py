@@ -12,7 +12,7 @@ needs 1/0.818, and it cannot fail. A sketch would pay only if index and numbers 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,10 +25,8 @@ from hpctrain.compress.collectives.feedback import ErrorFeedback
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, residual_ratio_metric
 from hpctrain.compress.reducers.tagc_index import union_of
 from hpctrain.compress.reducers.warm_up import WarmUp
+from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.plan.compression import Tagc
-
-SelectWithValues = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""Values [n] in fp32, k -> int64 positions, sorted, of about k numbers to send, and these numbers."""
 
 
 class TagcReducer(Reducer):
@@ -45,7 +43,6 @@ class TagcReducer(Reducer):
         chosen: Sequence[int],
         codec: Tagc,
         feedback: ErrorFeedback,
-        select: SelectWithValues,
     ) -> None:
         """
         Args:
@@ -53,15 +50,13 @@ class TagcReducer(Reducer):
             chosen: indices of the gradients that are compressed; the others are summed exactly.
             codec: the settings, the same on every rank.
             feedback: holds the residuals; used by this reducer alone.
-            select: selects the numbers of a tensor that a rank sends.
         """
         self._group = group
         self._world = dist.get_world_size(group)
         self._chosen = tuple(chosen)
         self._codec = codec
         self._feedback = feedback
-        self._select = select
-        self._rest, self._whole = DenseReducer(group), DenseReducer(group)
+        self._exempt, self._whole = DenseReducer(group), DenseReducer(group)
         self._warm_up = WarmUp(group, codec.warmup_steps)
         self._metrics: dict[str, float] = {}
         self._norm = torch.tensor(math.nan)
@@ -71,17 +66,17 @@ class TagcReducer(Reducer):
         if self._world == 1:
             return 0
         compressed = self._warm_up.over(gradients[0].device)
-        apart = set(self._chosen)
-        rest = [gradient for index, gradient in enumerate(gradients) if index not in apart]
+        chosen = frozenset(self._chosen)
+        exempt = [gradient for index, gradient in enumerate(gradients) if index not in chosen]
         tensors = [gradients[index] for index in self._chosen]
-        sent_bytes = self._rest.reduce(rest)
+        sent_bytes = self._exempt.reduce(exempt)
         self._metrics = {}
         if not compressed or not tensors:
             return sent_bytes + self._whole.reduce(tensors)
         sent_bytes += self._ring_bytes(1)
         # A step with a number that is not finite is summed exactly, so that all ranks see it, and before it could
         # change a residual.
-        if not self._finite_everywhere([*rest, *tensors]):
+        if not self._finite_everywhere([*exempt, *tensors]):
             return sent_bytes + self._whole.reduce(tensors)
         step = self._warm_up.step
         if self._feedback.is_flush_step(step):
@@ -95,17 +90,17 @@ class TagcReducer(Reducer):
     def _reduce_chosen(self, tensors: list[Tensor]) -> int:
         choices = self._choose(tensors)
         total = sum(choice.tensor.numel() for choice in choices)
-        mine = torch.cat([choice.places + choice.start for choice in choices])
+        selected = torch.cat([choice.places + choice.start for choice in choices])
         numbers = torch.cat([choice.numbers() for choice in choices])
         with ACTIVITY.doing("index over dp", waits=True):
-            union, index_bytes = union_of(mine, total, self._group)
-        slots = torch.searchsorted(union, mine)
-        sums, found, cells = self._sum(slots, numbers, len(union), total)
-        arrived = found[slots]
+            union, index_bytes = union_of(selected, total, self._group)
+        slots = torch.searchsorted(union, selected)
+        sums, decoded, cells = self._sum(slots, numbers, len(union), total)
+        arrived = decoded[slots]
         self._metrics = {
-            "density": len(mine) / total,
+            "density": len(selected) / total,
             "union_density": len(union) / total,
-            "unread": 1 - float(found.float().mean()) if len(found) else 0.0,
+            "unread": 1 - float(decoded.float().mean()) if len(decoded) else 0.0,
         }
         ends = torch.tensor([choice.start + choice.tensor.numel() for choice in choices], device=union.device)
         union_counts = _counts(torch.searchsorted(union, ends))
@@ -124,7 +119,7 @@ class TagcReducer(Reducer):
         choices, start = [], 0
         for index, tensor in zip(self._chosen, tensors, strict=True):
             whole = self._feedback.add(str(index), _flat(tensor))
-            places, values = self._select(whole, math.ceil(self._codec.density * whole.numel()))
+            places, values = select_with_values(whole, math.ceil(self._codec.density * whole.numel()))
             choices.append(_Choice(str(index), tensor, start, whole, places, values))
             start += tensor.numel()
         peaks = torch.stack(

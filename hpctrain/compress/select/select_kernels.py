@@ -53,9 +53,9 @@ def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
         counts = values.new_empty(tiles, dtype=torch.int32)
         _count[(tiles,)](values, threshold, counts, values.numel(), size=TILE, **_OPTIONS)
         ends = counts.cumsum(0)
-        found = int(ends[-1])
-        positions, numbers = values.new_empty(found, dtype=torch.int64), values.new_empty(found)
-        if found:
+        count = int(ends[-1])
+        positions, numbers = values.new_empty(count, dtype=torch.int64), values.new_empty(count)
+        if count:
             _write[(tiles,)](values, threshold, ends, positions, numbers, values.numel(), size=TILE, **_OPTIONS)
     return positions, numbers
 
@@ -77,9 +77,9 @@ def _write(
 ) -> None:  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     places = tile * size + tl.arange(0, size)
-    found = tl.load(values + places, mask=places < n, other=0.0)
-    passing = tl.abs(found) >= tl.load(threshold)
+    read = tl.load(values + places, mask=places < n, other=0.0)
+    passing = tl.abs(read) >= tl.load(threshold)
     start = tl.load(ends + tile - 1, mask=tile > 0, other=0)
     target = start + tl.cumsum(passing.to(tl.int32), axis=0) - 1
     tl.store(positions + target, places, mask=passing)
-    tl.store(numbers + target, found, mask=passing)
+    tl.store(numbers + target, read, mask=passing)

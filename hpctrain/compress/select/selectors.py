@@ -80,7 +80,8 @@ def _choose(values: Tensor, k: int, how: Selector, seed: int) -> _Selected:
             return _sampled(values, k, seed)
         case "block":
             return _by_block(values, k), None
-    return _exact(values, k), None
+        case "exact" | "sampled":
+            return _exact(values, k), None
 
 
 def _exact(values: Tensor, k: int) -> Tensor:
@@ -100,24 +101,24 @@ def _sampled(values: Tensor, k: int, seed: int) -> _Selected:
         rank = max(1, round(share * size))
         # The threshold stays on its device: reading it would be one more wait for the device.
         threshold = sample.topk(rank, sorted=False).values.min().clamp_min(_TINY)
-        found, numbers = _at_least(values, threshold)
-        if len(found) > k * (1 + TOLERANCE):
-            return found[_exact(values[found] if numbers is None else numbers, k)], None
-        if len(found) >= k * (1 - TOLERANCE) or float(threshold) == _TINY:
-            return found, numbers
+        positions, numbers = _at_least(values, threshold)
+        if len(positions) > k * (1 + TOLERANCE):
+            return positions[_exact(values[positions] if numbers is None else numbers, k)], None
+        if len(positions) >= k * (1 - TOLERANCE) or float(threshold) == _TINY:
+            return positions, numbers
     return _exact(values, k), None
 
 
 def _by_block(values: Tensor, k: int) -> Tensor:
     n = values.numel()
-    each = max(1, round(BLOCK * k / n))
-    size = -(-n * each // k)
+    per_block = max(1, round(BLOCK * k / n))
+    size = -(-n * per_block // k)
     blocks = n // size
-    whole, rest = values[: blocks * size].view(blocks, size), values[blocks * size :]
-    magnitudes, places = whole.abs().topk(each, dim=1, sorted=False)
+    whole, tail = values[: blocks * size].view(blocks, size), values[blocks * size :]
+    magnitudes, places = whole.abs().topk(per_block, dim=1, sorted=False)
     places += torch.arange(blocks, device=values.device).unsqueeze(1) * size
     chosen = places[magnitudes >= _TINY].sort().values
-    return torch.cat([chosen, _exact(rest, min(k - blocks * each, rest.numel())) + blocks * size])
+    return torch.cat([chosen, _exact(tail, min(k - blocks * per_block, tail.numel())) + blocks * size])
 
 
 def _stratified(n: int, k: int, seed: int) -> Tensor:
@@ -135,7 +136,7 @@ def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
     n = values.numel()
     magnitudes = torch.empty(min(n, CHUNK))
     passed = torch.empty(min(n, CHUNK), dtype=torch.bool)
-    found = []
+    positions = []
     for start in range(0, n, CHUNK):
         size = min(CHUNK, n - start)
         torch.abs(values[start : start + size], out=magnitudes[:size])
@@ -143,5 +144,5 @@ def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
         # numpy's search is twice as fast as torch's on one thread.
         places = np.flatnonzero(passed[:size].numpy())
         places += start
-        found.append(places)
-    return torch.from_numpy(np.concatenate(found)) if found else torch.empty(0, dtype=torch.int64), None
+        positions.append(places)
+    return torch.from_numpy(np.concatenate(positions)) if positions else torch.empty(0, dtype=torch.int64), None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,11 +16,26 @@ _SPARSITY = "sparsity."
 _UNKNOWN = -1.0
 
 
-class SendCounts(Protocol):
-    """Decides how many numbers of each tensor a step sends. All ranks decide the same."""
+class SendCounts:
+    """Decides how many numbers of each tensor a step sends. All ranks decide the same. By default, nothing is observed
+    and there is no state."""
+
+    def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
+        """The count k to send of each tensor; None: the step sends everything.
+
+        Args:
+            step: counted from 1.
+            sizes: numbers of each tensor.
+        """
+        raise NotImplementedError
+
+    def agree(self, step: int, device: torch.device) -> int:
+        """Return the step from which all ranks go on, which may have loaded different states. Collective."""
+        raise NotImplementedError
 
     def watches(self, step: int) -> bool:
         """Whether `observe` wants the gradients of this step, counted from 1."""
+        return False
 
     def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
         """Observe this rank's gradients of a step, all at once or a few tensors at a time. Call it only for gradients
@@ -42,25 +56,15 @@ class SendCounts(Protocol):
             device: device of the group's tensors.
         """
 
-    def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
-        """The count k to send of each tensor; None: the step sends everything.
-
-        Args:
-            step: counted from 1.
-            sizes: numbers of each tensor.
-        """
-
-    def agree(self, step: int, device: torch.device) -> int:
-        """Return the step from which all ranks go on, which may have loaded different states. Collective."""
-
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
         """The state between steps, keyed by the positions of the tensors."""
+        return {}
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
         """Restore what `state` returned; whatever is missing starts afresh."""
 
 
-class FixedSendCounts:
+class FixedSendCounts(SendCounts):
     """The same density for every tensor, after warm-up steps that send everything."""
 
     def __init__(self, group: dist.ProcessGroup, density: float, warmup_steps: int) -> None:
@@ -74,29 +78,14 @@ class FixedSendCounts:
         self._density = density
         self._warmup_steps = warmup_steps
 
-    def watches(self, step: int) -> bool:
-        return False
-
-    def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
-        pass
-
-    def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
-        pass
-
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
         return None if step <= self._warmup_steps else counts([1 - self._density] * len(sizes), sizes)
 
     def agree(self, step: int, device: torch.device) -> int:
         return int(_least([float(step)], self._group, device)[0])
 
-    def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        return {}
 
-    def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
-        pass
-
-
-class AdaptiveSendCounts:
+class AdaptiveSendCounts(SendCounts):
     """A density for each tensor that follows the variance of its gradients over a number of steps."""
 
     def __init__(self, group: dist.ProcessGroup, layers: int, codec: Adaptive) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.kernel_files import kernel_number
@@ -122,7 +122,7 @@ def build(recipe: ImageRecipe, image: Path, commit: str, builder: Builder, force
             raise HpctrainError(f"{image}: what {runtime.name} built does not carry the label {INPUTS}; not kept")
         with storage_errors(image):
             temporary.replace(image)
-            sync_folder(image.parent)
+            sync(image.parent)
     finally:
         temporary.unlink(missing_ok=True)
     return BuildResult(image, True, image.stat().st_size, builder.clock.now() - started)

@@ -7,14 +7,18 @@ the largest piece of a text file in memory.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 PASSAGE_BYTES = (2 * 1024, 256 * 1024)
 """Smallest and largest size at which documents are cut."""
 
 BUCKETS = 2**16
 """Number of hash buckets (the first two bytes of a passage's hash), by which validation passages are chosen."""
+
+
+Item = TypeVar("Item")
 
 
 class NotTextError(Exception):
@@ -67,6 +71,20 @@ def cut(piece: bytes) -> int:
         if piece[-back] & 0xC0 != 0x80:
             return len(piece) - back
     return len(piece)
+
+
+def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) -> Iterator[list[Item]]:
+    """The items in lists whose sizes add up to `size` or just above; the last one may be smaller."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size_of(item)
+        if total >= size:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def digest_of(text: str) -> bytes:

@@ -122,7 +122,7 @@ class BadRecords:
         Raises:
             InputError: nothing may be skipped.
         """
-        entry = self._left_out(path, reason, unit, number)
+        entry = self._skipped_input(path, reason, unit, number)
         if len(self._listed) < LISTED_IN_UNIT:
             self._listed.append(entry)
 
@@ -132,9 +132,9 @@ class BadRecords:
         Raises:
             InputError: nothing may be skipped.
         """
-        self.damaged.append(self._left_out(path, reason, unit, number))
+        self.damaged.append(self._skipped_input(path, reason, unit, number))
 
-    def _left_out(self, path: Path, reason: str, unit: str, number: int) -> SkippedInput:
+    def _skipped_input(self, path: Path, reason: str, unit: str, number: int) -> SkippedInput:
         entry = SkippedInput(str(path), reason, unit, number)
         if not self._skip:
             raise InputError(f"{entry}; mend it, or leave such records out with --skip-bad")

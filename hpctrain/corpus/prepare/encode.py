@@ -7,15 +7,15 @@ import functools
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
-from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of
+from hpctrain.corpus.input.passages import NotTextError, Passage, batches, bucket_of, digest_of
 from hpctrain.corpus.input.skipped import BadRecords
 from hpctrain.corpus.input.work_units import WorkUnit
 from hpctrain.corpus.prepare.check import file_sha256
@@ -81,9 +81,9 @@ class EncodeTask:
             temporary.mkdir(parents=True)
             shards = self._write(temporary, report)
             CorpusPart(text_sha256=self.scan.text_sha256, shards=shards).write(temporary / PART_NAME)
-            sync_folder(temporary)
+            sync(temporary)
             temporary.rename(self.folder)
-            sync_folder(self.folder.parent)
+            sync(self.folder.parent)
         return shards
 
     def _write(self, folder: Path, report: Callable[[int], None]) -> list[Shard]:
@@ -105,26 +105,17 @@ class EncodeTask:
 
     def _batches(self) -> Iterator[list[tuple[Passage, bool]]]:
         """Batches of passages, each with whether it is for validation."""
-        batch: list[tuple[Passage, bool]] = []
-        held = 0
-        for passage, aside in self._with_ends():
-            batch.append((passage, aside))
-            held += passage.size_bytes
-            if held >= BATCH_BYTES:
-                yield batch
-                batch, held = [], 0
-        if batch:
-            yield batch
+        return batches(self._with_ends(), lambda item: item[0].size_bytes, BATCH_BYTES)
 
     def _with_ends(self) -> Iterator[tuple[Passage, bool]]:
         """Passages with `ends` set also where the next passage of the document is in the other split."""
         before: tuple[Passage, bool] | None = None
         for passage, aside in self._passages():
             if before is not None:
-                yield before if before[1] == aside else (_ended(before[0]), before[1])
+                yield before if before[1] == aside else (replace(before[0], ends=True), before[1])
             before = (passage, aside)
         if before is not None:
-            yield _ended(before[0]), before[1]
+            yield replace(before[0], ends=True), before[1]
 
     def _passages(self) -> Iterator[tuple[Passage, bool]]:
         """The passages that the scan read, each with whether it is for validation.
@@ -160,10 +151,6 @@ def _finished(folder: Path, scan: UnitScan) -> list[Shard] | None:
     except (FileError, OSError):
         return None
     return part.shards if whole and part.text_sha256 == scan.text_sha256 else None
-
-
-def _ended(passage: Passage) -> Passage:
-    return Passage(passage.text, passage.size_bytes, True)
 
 
 def _changed(path: Path, more: str = "") -> HpctrainError:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.atomic import storage_errors, sync_folder, write_json
+from hpctrain.base.atomic import storage_errors, sync, write_json
 from hpctrain.base.errors import FileError, InputError, StorageError
 from hpctrain.corpus.input.work_units import InputFile
 from hpctrain.corpus.prepare.shards import swap
@@ -63,9 +63,9 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
 
 def publish(partial: Path, folder: Path) -> None:
     """Move DIR.partial/corpus to `folder`, and remove the rest."""
-    sync_folder(partial / _CORPUS)
+    sync(partial / _CORPUS)
     swap(partial / _CORPUS, folder)
-    sync_folder(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
 from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard, Sources
@@ -169,7 +169,7 @@ def write_corpus(
             sources=sources,
         )
         index.write(folder / INDEX_NAME)
-        sync_folder(folder)
+        sync(folder)
     return index
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.file_reader import ReadOptions
 from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, InputFiles, find_inputs
-from hpctrain.corpus.input.passages import passage_bytes
+from hpctrain.corpus.input.passages import batches, passage_bytes
 from hpctrain.corpus.input.read_columns import row_groups
 from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
 from hpctrain.corpus.input.work_units import WorkUnit, plan_work_units, unit_bytes
@@ -158,7 +158,8 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
     for work in works:
         share = max(1, sample_bytes * work.text_bytes // whole)
         sample = smallest((unit_sample for _, unit_sample in work.read_scans()), share)
-        tasks = (CleanTask(texts, work.source.options.clean) for texts in _grouped(sample))
+        grouped = batches([text for _, text in sample], len, _CLEAN_BYTES)
+        tasks = (CleanTask(tuple(texts), work.source.options.clean) for texts in grouped)
         for texts in pool.run(tasks, lambda count: None):
             yield from texts
 
@@ -229,17 +230,6 @@ def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
     whole = max(1, min(work.total_bytes, limit or work.total_bytes))
     share = 2 * sample_bytes * sum(piece.size_bytes for piece in unit) // whole
     return min(sample_bytes, max(UNIT_SAMPLE_BYTES, share))
-
-
-def _grouped(sample: TextSample) -> Iterator[tuple[str, ...]]:
-    held: list[str] = []
-    for _, text in sample:
-        held.append(text)
-        if sum(map(len, held)) >= _CLEAN_BYTES:
-            yield tuple(held)
-            held = []
-    if held:
-        yield tuple(held)
 
 
 def _counter(progress: Progress, phase: str, total: int) -> Callable[[int], None]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.clock import Clock
 from hpctrain.base.disk_space import check_disk_space, free_bytes
 from hpctrain.base.errors import HpctrainError, StorageError, UntrustedError
@@ -185,9 +185,9 @@ def _copy(source: Path, target: Path, index: CorpusIndex, give_up: Callable[[], 
             if digest != shard.sha256:
                 raise HpctrainError(f"{source / shard.file}: is not what its index says (its hash differs)")
         _copy_file(source / INDEX_NAME, temporary / INDEX_NAME, give_up)
-        sync_folder(temporary)
+        sync(temporary)
         temporary.rename(target)
-        sync_folder(target.parent)
+        sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -86,15 +86,15 @@ def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
     if index.tokenizer.file is None:
         return {}
     path = folder / index.tokenizer.file
+    detail = ""
     try:
         value = read_json(path, TOKENIZER_BYTES)
+        added = (value.get("added_tokens") or []) if isinstance(value, dict) else None
+        if isinstance(added, list) and all(_is_token(token, index.vocab_size) for token in added):
+            return {token["content"]: token["id"] for token in added}
     except FileError as error:
-        text = f"is no tokenizer.json of the tokenizers library ({error.mistakes[0].text}); prepare the folder again"
-        raise FileError(path, [FieldError("", text)]) from None
-    added = (value.get("added_tokens") or []) if isinstance(value, dict) else None
-    if isinstance(added, list) and all(_is_token(token, index.vocab_size) for token in added):
-        return {token["content"]: token["id"] for token in added}
-    text = "is no tokenizer.json of the tokenizers library; prepare the folder again"
+        detail = f" ({error.mistakes[0].text})"
+    text = f"is no tokenizer.json of the tokenizers library{detail}; prepare the folder again"
     raise FileError(path, [FieldError("", text)])
 
 

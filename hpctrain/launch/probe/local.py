@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner, end_process
-from hpctrain.launch.local import local_nodes, start_local_node
+from hpctrain.launch.local import LocalNodes, local_nodes
 from hpctrain.launch.probe.progress import FINAL_WAIT_S, Progress, no_progress, raise_probe_error, watch_probe
 from hpctrain.records.topology.topology import Topology
 
@@ -33,17 +33,18 @@ def probe_local(
         HpctrainError: the first node ended without a topology, or hangs; the message has its last line.
     """
     nodes = local_nodes(count)
+    local = LocalNodes(folder, nodes, runner)
     processes: dict[str, Process] = {}
     try:
         for node in nodes:
             extra = ["--device", device, "--seed", str(seed), "--mode", mode]
-            log = folder / f"{node}.log"
-            processes[node] = start_local_node("probe", folder, node, nodes, runner, log, extra)
+            processes[node] = local.start("probe", node, folder / f"{node}.log", extra)
         watch_probe(processes[nodes[0]], folder, clock, progress or no_progress)
         raise_probe_error(processes[nodes[0]], folder / f"{nodes[0]}.log")
         _wait_all(list(processes.values()), clock)
     finally:
-        _kill_all(list(processes.values()))
+        for process in processes.values():
+            end_process(process)
     return Topology.read(folder / "topology.json", owned=True)
 
 
@@ -51,8 +52,3 @@ def _wait_all(processes: Sequence[Process], clock: Clock) -> None:
     deadline = clock.now() + FINAL_WAIT_S
     for process in processes:
         process.wait(max(0.0, deadline - clock.now()))
-
-
-def _kill_all(processes: Sequence[Process]) -> None:
-    for process in processes:
-        end_process(process)

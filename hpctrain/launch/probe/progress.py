@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
+from hpctrain.base.json_text import parse_json
 from hpctrain.base.process import Process
-from hpctrain.records.format.json_text import parse_json
 
 POLL_S = 0.1
 STALL_S = 90.0

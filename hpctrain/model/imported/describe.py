@@ -105,7 +105,7 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
 
     for module in modules:
         module.train()
-    saved, _ = _kept_bytes(forward, weights_of(modules))
+    saved, _ = _saved_for_backward_bytes(forward, weights_of(modules))
     # torch's counter does not know the CPU's fused attention, but it knows the operations of the MATH backend.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         forward()
@@ -114,7 +114,7 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
     return PartSizes(parameters=parameters, flops=counter.get_total_flops(), activation_bytes=saved)
 
 
-def _kept_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> tuple[int, Tensor]:
+def _saved_for_backward_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> tuple[int, Tensor]:
     """Run `forward`; return the bytes that autograd keeps for its backward pass, each storage once, and its output."""
     left_out = {weight.untyped_storage().data_ptr() for weight in weights}
     saved: dict[int, int] = {}
@@ -136,7 +136,7 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
         return [], 0, 0
     split_parameters, widths = _split_parameters(block, plan)
     x = x.detach().requires_grad_()
-    whole, expected = _kept_bytes(lambda: block(x), list(block.parameters()))
+    whole, expected = _saved_for_backward_bytes(lambda: block(x), list(block.parameters()))
     degrees: list[int] = []
     split_bytes = 0
     reasons: list[str] = []
@@ -167,7 +167,7 @@ def _try_split(
     seen: list[int] = []
 
     def first(share: nn.Module) -> Tensor:
-        saved, output = _kept_bytes(lambda: share(x), list(share.parameters()))
+        saved, output = _saved_for_backward_bytes(lambda: share(x), list(share.parameters()))
         seen.append(saved)
         return output
 

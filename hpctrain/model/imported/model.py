@@ -42,9 +42,11 @@ class ImportedPart(nn.Module):
         return x.to(wanted)
 
 
-def numbered_blocks(part: ImportedPart) -> dict[int, nn.Module]:
-    """The blocks of a part, by their number in the whole model."""
-    return {index: part.get_submodule(path) for index, path in part._stage_blocks.items()}
+def blocks_of(module: nn.Module) -> dict[int, nn.Module]:
+    """The blocks of a stage, imported or built-in, by their number in the whole model, in order."""
+    if isinstance(module, ImportedPart):
+        return {index: module.get_submodule(path) for index, path in module._stage_blocks.items()}
+    return {int(name): block for name, block in module.layers.named_children()}  # type: ignore[union-attr]
 
 
 def build_imported(spec: ImportedSpec, blocks: StageBlocks, seed: int) -> nn.Module:

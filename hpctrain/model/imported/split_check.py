@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -53,14 +53,6 @@ class _RowParallelLinear(nn.Module):
         return total if self.bias is None else total + self.bias
 
 
-@dataclass
-class _SplitRun:
-    """A block split over `tp` threads."""
-
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-    errors: list[Exception] = field(default_factory=list)
-
-
 def run_split(
     block: nn.Module, x: Tensor, plan: dict[str, Split], tp: int, first: Callable[[nn.Module], Tensor]
 ) -> Tensor:
@@ -73,17 +65,19 @@ def run_split(
     Raises:
         Exception: the error that the block raised on one of the devices.
     """
-    trial, barrier = _SplitRun(), threading.Barrier(tp)
+    outputs: dict[int, Tensor] = {}
+    errors: list[Exception] = []
+    barrier = threading.Barrier(tp)
     shares = _shares(block, plan, tp, barrier)
 
     def work(rank: int) -> None:
         try:
             output = first(shares[0]) if rank == 0 else shares[rank](x)
-            trial.outputs[rank] = output.detach()
+            outputs[rank] = output.detach()
         except threading.BrokenBarrierError:
             pass  # another thread failed and reports its error
         except Exception as error:
-            trial.errors.append(error)
+            errors.append(error)
             barrier.abort()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(tp)]
@@ -91,9 +85,9 @@ def run_split(
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    if trial.errors:
-        raise trial.errors[0]
-    return trial.outputs[0]
+    if errors:
+        raise errors[0]
+    return outputs[0]
 
 
 def largest_difference(output: Tensor, expected: Tensor) -> float:
@@ -118,19 +112,11 @@ def _share(
         bias: Tensor | None = linear.bias  # type: ignore[assignment]
         if split == "rows":
             part = weight.chunk(tp, dim=1)[rank].clone()
-            _put(
-                share,
-                name,
-                _RowParallelLinear(part, None if bias is None else bias.detach(), partial(sums[name], rank)),
-            )
+            bias = None if bias is None else bias.detach()
+            share.set_submodule(name, _RowParallelLinear(part, bias, partial(sums[name], rank)))
             continue
         linear.weight = nn.Parameter(weight.chunk(tp, dim=0)[rank].clone())
         linear.out_features = linear.weight.shape[0]  # type: ignore[assignment]
         if bias is not None:
             linear.bias = nn.Parameter(bias.detach().chunk(tp)[rank].clone())
     return share
-
-
-def _put(root: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(root.get_submodule(parent) if parent else root, name, module)

@@ -1,10 +1,11 @@
-"""Describes an error of the user's own code in one line: its text, and the line of their code that raised it."""
+"""Finds the line of code that an error comes from, and describes an error of the user's own code in one line."""
 
 from __future__ import annotations
 
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -13,24 +14,39 @@ import hpctrain
 TEXT_LIMIT = 300
 """Most characters of an error's text that are shown."""
 
-_OWN = f"{Path(hpctrain.__file__).parent}/"
+Origin = Literal["user", "package", "hpctrain", "torch", "python"]
+"""Whose code a frame is: the user's, an installed package's, or that of hpctrain, torch or Python itself."""
+
+_HPCTRAIN = f"{Path(hpctrain.__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
 _STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
-_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def describe_user_error(error: BaseException) -> str:
     """The error's class and text, and the line of the user's code that raised it or led to it."""
-    frame = _frame(error)
+    frame = innermost_frame(error, "user") or innermost_frame(error, "package")
     place = f" (line {frame.lineno} of {frame.filename}: {frame.line})" if frame else ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:TEXT_LIMIT]}{place}" if text else f"{type(error).__name__}{place}"
 
 
-def _frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame of code that is not an installed package; else the innermost outside of torch, Python and
-    hpctrain; else None."""
-    frames = traceback.extract_tb(error.__traceback__)
-    called = [frame for frame in frames if not frame.filename.startswith((_OWN, _TORCH, _STDLIB, "<"))]
-    written = [frame for frame in called if not any(part in frame.filename for part in _INSTALLED)]
-    return next((group[-1] for group in (written, called) if group), None)
+def innermost_frame(error: BaseException, *origins: Origin) -> traceback.FrameSummary | None:
+    """Return the innermost frame of an error in code of these origins, of any by default; None without such a frame."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((frame for frame in frames if not origins or _origin(frame.filename) in origins), None)
+
+
+def raised_in(error: BaseException) -> Origin | None:
+    """Return whose code raised an error; None for an error that was never raised."""
+    frame = innermost_frame(error)
+    return None if frame is None else _origin(frame.filename)
+
+
+def _origin(path: str) -> Origin:
+    if path.startswith(_HPCTRAIN):
+        return "hpctrain"
+    if path.startswith(_TORCH):
+        return "torch"
+    if "/site-packages/" in path or "/dist-packages/" in path:
+        return "package"
+    return "python" if path.startswith(("<", _STDLIB)) else "user"

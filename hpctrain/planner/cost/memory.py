@@ -176,7 +176,10 @@ class MemoryModel:
         block, saved, boundary, logits = self._sizes_of(memory_role.micro_batch, memory_role.tp)
         # A stage also keeps its input and its output.
         sizes = [
-            self._mean_blocks(share) * saved + 2 * boundary + logits * share.last + self._kept_casts(memory_role, share)
+            self._mean_blocks(share) * saved
+            + 2 * boundary
+            + logits * share.last
+            + self._casts_until_backward(memory_role, share)
             for share in shares
         ]
         most = max(sum(live * size for live, size in zip(moment, sizes, strict=True)) for moment in memory_role.moments)
@@ -186,7 +189,7 @@ class MemoryModel:
         return (
             most
             + 2 * block
-            + max(self._casts(memory_role, share) - self._kept_casts(memory_role, share) for share in shares)
+            + max(self._casts(memory_role, share) - self._casts_until_backward(memory_role, share) for share in shares)
         )
 
     def _casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
@@ -195,7 +198,7 @@ class MemoryModel:
         casts = self.work.casts_weights(sharded=memory_role.shards > 1)
         return CAST_BYTES * self._count(share._replace(first=False), memory_role.tp) if casts else 0
 
-    def _kept_casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
+    def _casts_until_backward(self, memory_role: _MemoryRole, share: ModelPart) -> float:
         """Bytes of the weight copies that live until the backward pass; with recomputation, blocks make theirs anew."""
         return self._casts(
             memory_role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0)
@@ -209,11 +212,12 @@ class MemoryModel:
             # Buckets of gradients; a large embedding is a bucket of its own.
             gradient_bytes = work.framework.gradient_bytes
             table = float(gradient_bytes * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
-            total += min(gradient_bytes * parameters, max(IN_FLIGHT_BYTES, table)) + self._codec_bytes * parameters
+            total += min(gradient_bytes * parameters, max(IN_FLIGHT_BYTES, table))
+            total += self._codec_state_bytes * parameters
         return total
 
     @property
-    def _codec_bytes(self) -> float:
+    def _codec_state_bytes(self) -> float:
         """Bytes that the codec keeps for each number, with the copy that a checkpoint takes."""
         copies = 2 if self.work.framework.checkpoint_bytes else 1
         return copies * self.work.codec.state_bytes(self.work.spec.dim)
@@ -237,6 +241,7 @@ class MemoryModel:
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between shard groups a rank sums its part only; within one it has a residual of the whole gradient.
-        residuals = self._codec_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
+        shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
+        residuals = self._codec_state_bytes * parameters / shards
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + residuals + freed

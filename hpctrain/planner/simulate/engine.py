@@ -187,18 +187,20 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
     last = [0] * len(schedule.ranks)
     for index, (rank, action) in enumerate(execution_order(schedule, stages)):
         stage, kind, micro_batch = action
-        direction = "F" if kind == "F" else "B"
-        sender = {"F": stage - 1, "W": stages}.get(kind, stage + 1)
-        needs = index_of[sender, direction, micro_batch] if 0 <= sender < stages else -1
-        sends = -1
-        if kind == "F" and stage < stages - 1:
-            sends = stage
-        elif kind in "BI" and stage > 0:
-            sends = stages - 1 + stage - 1
+        needs = sends = message = -1
+        if kind == "F":
+            if stage > 0:
+                needs, message = index_of[stage - 1, "F", micro_batch], stage - 1
+            if stage < stages - 1:
+                sends = stage
+            index_of[action] = index
+        elif kind != "W":
+            if stage < stages - 1:
+                needs, message = index_of[stage + 1, "B", micro_batch], stages - 1 + stage
+            if stage > 0:
+                sends = stages - 1 + stage - 1
+            index_of[stage, "B", micro_batch] = index
         actions.append(action)
-        message = sender if kind == "F" else stages - 1 + stage
         timed.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, message, sends))
-        if kind != "W":
-            index_of[stage, direction, micro_batch] = index
         last[rank] = index
     return ActionProgram(tuple(actions), tuple(timed), tuple(last))

@@ -14,9 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-DEFAULT_RECOVERY_S = 7.0
-"""Seconds from a failure to the next step with recovery in place. A silent node is missed after 5 s
-(heartbeat_timeout_s); four local nodes went on 1.6 s after the loss of one was seen (docs/results/runtime.md)."""
+from hpctrain.records.run.run import Recovery
+
+DEFAULT_RECOVERY_S = Recovery().heartbeat_timeout_s + 2.0
+"""Seconds from a failure to the next step with recovery in place. A silent node is missed after heartbeat_timeout_s;
+four local nodes went on 1.6 s after the loss of one was seen (docs/results/runtime.md)."""
 
 RecoveryMode = Literal["requeue", "in_place", "spares"]
 RECOVERY_MODES: tuple[RecoveryMode, ...] = ("requeue", "in_place", "spares")
@@ -45,7 +47,7 @@ class FailureModel:
     """From the failure of a node until it or a replacement is available."""
     spares: int = 0
     """Idle nodes of the allocation."""
-    min_nodes: int = 1
+    min_nodes: int = int(Recovery.model_fields["min_nodes"].default)
     """With fewer nodes a job that recovers in place is requeued; with an infinite queue_s it ends for good."""
 
 

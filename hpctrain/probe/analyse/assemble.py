@@ -89,10 +89,9 @@ def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | No
 def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
     """Return for each node the interface that most of its sockets used."""
     used: dict[str, list[str]] = {}
-    for pair in pairs:
-        for name, end in ((pair.a, pair.at_a), (pair.b, pair.at_b)):
-            if end.iface is not None:
-                used.setdefault(name, []).append(end.iface)
+    for seen in (view for pair in pairs for view in pair.from_both_ends()):
+        if seen.at_a.iface is not None:
+            used.setdefault(seen.a, []).append(seen.at_a.iface)
     return {name: statistics.mode(names) for name, names in used.items()}
 
 

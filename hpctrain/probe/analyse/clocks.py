@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import PairResult
 
 Offset = tuple[float, float]
@@ -34,15 +33,11 @@ def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str
 def _between(pairs: Iterable[PairResult]) -> dict[str, dict[str, Offset]]:
     """Return node -> peer -> the peer's clock minus the node's; of several measurements the most accurate."""
     best: dict[str, dict[str, Offset]] = {}
-    for pair in pairs:
-        for offset, error in (*_seen(pair.at_a, 1), *_seen(pair.at_b, -1)):
-            if pair.b not in best.get(pair.a, {}) or error < best[pair.a][pair.b][1]:
-                best.setdefault(pair.a, {})[pair.b] = (offset, error)
-                best.setdefault(pair.b, {})[pair.a] = (-offset, error)
+    for seen in (view for pair in pairs for view in pair.from_both_ends()):
+        offset, error = seen.at_a.clock_offset_s, seen.at_a.clock_error_s
+        if offset is None or error is None:
+            continue
+        if seen.b not in best.get(seen.a, {}) or error < best[seen.a][seen.b][1]:
+            best.setdefault(seen.a, {})[seen.b] = (offset, error)
+            best.setdefault(seen.b, {})[seen.a] = (-offset, error)
     return best
-
-
-def _seen(end: PairFigures, sign: int) -> list[Offset]:
-    if end.clock_offset_s is None or end.clock_error_s is None:
-        return []
-    return [(sign * end.clock_offset_s, end.clock_error_s)]

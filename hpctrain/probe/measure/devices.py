@@ -86,14 +86,14 @@ class MeasuringProcess:
         self._channel.send({"kind": "go"})
         return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
 
-    def ask(self, order: Message, answer: str, limit_s: float) -> Message:
-        """Send an order of the coordinator to the process and return the answer of kind `answer`.
+    def ask(self, order: Message, limit_s: float) -> Message:
+        """Send an order of the coordinator to the process and return the answer, which has the order's kind.
 
         Raises:
             CommandError: the process died or took too long.
         """
         self._channel.send(order)
-        return self._expect(answer, self._clock.now() + limit_s)
+        return self._expect(order["kind"], self._clock.now() + limit_s)
 
     def close(self) -> None:
         """End the process."""

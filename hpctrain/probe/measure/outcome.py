@@ -59,6 +59,10 @@ class PairResult:
         """Return the same measurement with the two ends swapped."""
         return PairResult(self.b, self.a, self.alone, self.concurrency, self.at_b, self.at_a)
 
+    def from_both_ends(self) -> tuple[PairResult, PairResult]:
+        """Return the measurement as each of the two ends sees it."""
+        return self, self.turned()
+
     def seen_from(self, name: str) -> PairResult:
         """Return the measurement with the node `name` as the first end."""
         return self if self.a == name else self.turned()
@@ -151,7 +155,7 @@ class ProbeOutcome:
 
 def _enter(matrix: PairMatrix, result: PairResult) -> None:
     """Enter a pair: latency as the starter of the round trips measured it, bandwidth as the receiver did."""
-    for seen in (result, result.turned()):
+    for seen in result.from_both_ends():
         cell, latency = (matrix.index[seen.a], matrix.index[seen.b]), seen.at_a.latency
         matrix["isolated_bytes_per_s" if seen.alone else "bytes_per_s"][cell] = seen.at_b.bytes_per_s
         matrix["latency_min_s"][cell] = latency.min
@@ -161,7 +165,7 @@ def _enter(matrix: PairMatrix, result: PairResult) -> None:
 
 def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: int) -> None:
     """Enter alpha and beta of pairs with a size sweep; those of other pairs follow from the main figures."""
-    swept = [seen for result in results for seen in (result, result.turned()) if seen.at_a.ladder]
+    swept = [seen for result in results for seen in result.from_both_ends() if seen.at_a.ladder]
     for seen, line in zip(swept, pair_lines(swept, bulk_bytes), strict=True):
         cell = matrix.index[seen.a], matrix.index[seen.b]
         matrix["alpha_s"][cell], matrix["beta_s_per_byte"][cell] = line.alpha_s, line.beta_s_per_byte

@@ -13,7 +13,15 @@ from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.measurement_schedule import measurement_schedule
 from hpctrain.probe.pair_selection.prior import PriorSwitches
-from hpctrain.probe.protocol.messages import Answer, DevicesAnswer, ExchangeAnswer, PairAnswer, Ready, RendezvousAnswer
+from hpctrain.probe.protocol.messages import (
+    Answer,
+    DevicesAnswer,
+    ExchangeAnswer,
+    PairAnswer,
+    Ready,
+    RendezvousAnswer,
+    RendezvousOrder,
+)
 from hpctrain.probe.protocol.transport import ConnectionLost, Transport
 
 GRACE_S = 3.0
@@ -169,10 +177,11 @@ class Coordinator:
         self._tell("backend", 0, len(names))
         limit_s = self.settings.backend_deadline_s + BACKEND_GRACE_S
         first = names[0]
-        self._transport.send(first, {"kind": "meet"})
-        meeting = self._collect({first}, RendezvousAnswer, limit_s, "while opening the meeting").get(first)
-        if meeting is None or meeting.port is None:
-            self.outcome.backend_failed[first] = (meeting and meeting.error) or "no meeting"
+        addr = self.outcome.joined[first].addr
+        self._transport.send(first, RendezvousOrder(addr=addr).to_json())
+        rendezvous = self._collect({first}, RendezvousAnswer, limit_s, "while opening the rendezvous").get(first)
+        if rendezvous is None or rendezvous.port is None:
+            self.outcome.backend_failed[first] = (rendezvous and rendezvous.error) or "no rendezvous"
             return
         kinds = [{str(kind.kind) for kind in self.outcome.devices[name].device_types.values()} for name in names]
         order = {
@@ -180,8 +189,8 @@ class Coordinator:
             "backend": choose_backend(kinds, self.settings.loopback),
             "world": len(names),
             "seed": self.settings.seed,
-            "addr": self.outcome.joined[first].addr,
-            "port": meeting.port,
+            "addr": addr,
+            "port": rendezvous.port,
             "token": secrets.token_hex(16),
         }
         for rank, name in enumerate(names):

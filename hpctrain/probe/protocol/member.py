@@ -17,7 +17,7 @@ from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import Runner
 from hpctrain.probe.measure.devices import MeasuringProcess
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, read_order
+from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, RendezvousOrder, read_order
 from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
 from hpctrain.probe.protocol.peer_connection import HANDSHAKE_S, PeerError, ProbeListener, connect
 from hpctrain.probe.system.address import interface_of, own_address
@@ -71,10 +71,10 @@ class ProbeMember:
                 self._channel.send(self._pair(order))
             elif order.kind == "devices":
                 self._channel.send(self._devices())
-            elif order.kind == "meet":
-                self._channel.send(self._ask({"kind": "meet", "addr": self._node.addr}, "meeting"))
+            elif isinstance(order, RendezvousOrder):
+                self._channel.send(self._ask(order))
             elif isinstance(order, ExchangeOrder):
-                self._channel.send(self._ask(message | {"iface": interface_of(self._node.addr)}, "exchanged"))
+                self._channel.send(self._ask(order.model_copy(update={"iface": interface_of(self._node.addr)})))
 
     def _order(self, message: Message) -> Order:
         try:
@@ -133,16 +133,15 @@ class ProbeMember:
             return {"kind": "devices", "error": str(error)[:ERROR_CHARS]}
         return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
 
-    def _ask(self, order: Message, answer: str) -> Message:
+    def _ask(self, order: RendezvousOrder | ExchangeOrder) -> Message:
         """Return the measuring process's answer, or an answer with the error."""
         if self._measuring is None:
-            return {"kind": answer, "error": "its devices were not measured"}
+            return {"kind": order.kind, "error": "its devices were not measured"}
         try:
-            message = self._measuring.ask(order, answer, self._node.settings.backend_deadline_s)
+            return self._measuring.ask(order.to_json(), self._node.settings.backend_deadline_s)
         except CommandError as error:
             self.close()  # a process that hangs in a collective does not recover
-            return {"kind": answer, "error": str(error)[:ERROR_CHARS]}
-        return message | {"error": str(message["error"])[:ERROR_CHARS]} if "error" in message else message
+            return {"kind": order.kind, "error": str(error)[:ERROR_CHARS]}
 
     def _all_ready(self) -> bool:
         self._channel.send({"kind": "ready"})

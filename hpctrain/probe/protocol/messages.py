@@ -6,22 +6,22 @@ the coordinator nor the probe.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
-from hpctrain.base.net.wire import MalformedMessage, Message
+from hpctrain.base.net.wire import Message
 from hpctrain.probe.measure.backend import BackendReport
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.outcome import JoinedNode, Port, Text
+from hpctrain.probe.measure.outcome import JoinedNode, MaybeEmpty, Port, Text
 from hpctrain.records.format.document import Part
+from hpctrain.records.format.message import parse_message
 
 ERROR_CHARS = 2000
 """Longest error text in a message; the sender truncates it."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
-Whole = TypeVar("Whole")
 
 
 class Join(JoinedNode):
@@ -50,9 +50,16 @@ class PairOrder(Part):
 
 class PlainOrder(Part):
     """An order without content. idle: nothing to do in this round. devices: start the measuring process. go: start to
-    measure. meet: open the port for the store. over: the probe has ended."""
+    measure. over: the probe has ended."""
 
-    kind: Literal["idle", "devices", "go", "meet", "over"]
+    kind: Literal["idle", "devices", "go", "over"]
+
+
+class RendezvousOrder(Part):
+    """Order to open the port for the store of all ranks, on this address."""
+
+    kind: Literal["rendezvous"] = "rendezvous"
+    addr: Text
 
 
 class ExchangeOrder(Part):
@@ -66,6 +73,8 @@ class ExchangeOrder(Part):
     addr: Text
     port: Port
     token: Text
+    iface: MaybeEmpty = None
+    """The node's network interface; the member fills it in for its measuring process."""
 
 
 class FailableAnswer(Part):
@@ -93,13 +102,13 @@ class PairAnswer(FailableAnswer):
 class Ready(Part):
     """The measuring process is loaded."""
 
-    kind: Literal["ready"]
+    kind: Literal["ready"] = "ready"
 
 
 class DevicesAnswer(FailableAnswer):
     """The report of the node's devices, or the error."""
 
-    kind: Literal["devices"]
+    kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
 
 
@@ -107,18 +116,18 @@ class RendezvousAnswer(FailableAnswer):
     """The port for the store of all ranks, or the error."""
 
     content = "port"
-    kind: Literal["meeting"]
+    kind: Literal["rendezvous"] = "rendezvous"
     port: Port | None = None
 
 
 class ExchangeAnswer(FailableAnswer):
     """A rank's report of messages over the training backend, or the error."""
 
-    kind: Literal["exchanged"]
+    kind: Literal["exchange"] = "exchange"
     report: BackendReport | None = None
 
 
-Order = PairOrder | PlainOrder | ExchangeOrder
+Order = PairOrder | PlainOrder | RendezvousOrder | ExchangeOrder
 Answer = PairAnswer | Ready | DevicesAnswer | RendezvousAnswer | ExchangeAnswer
 
 _JOIN: TypeAdapter[Join] = TypeAdapter(Join)
@@ -132,7 +141,7 @@ def read_join(message: Message) -> Join:
     Raises:
         MalformedMessage: the message is something else.
     """
-    return _read(_JOIN, message)
+    return parse_message(_JOIN, message)
 
 
 def read_order(message: Message) -> Order:
@@ -141,7 +150,7 @@ def read_order(message: Message) -> Order:
     Raises:
         MalformedMessage: the message is something else.
     """
-    return _read(_ORDER, message)
+    return parse_message(_ORDER, message)
 
 
 def read_answer(message: Message) -> Answer:
@@ -150,15 +159,4 @@ def read_answer(message: Message) -> Answer:
     Raises:
         MalformedMessage: the message is something else.
     """
-    return _read(_ANSWER, message)
-
-
-def _read(adapter: TypeAdapter[Whole], message: Message) -> Whole:
-    try:
-        return adapter.validate_python(message)
-    except ValidationError as error:
-        mistake: Any = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, mistake["loc"]))[:200]
-        kind = str(message.get("kind"))[:100]
-        where = f" in {field!r}" if field else ""
-        raise MalformedMessage(f"it sent a malformed message {kind!r}:{where} {mistake['msg'][:200]!r}") from None
+    return parse_message(_ANSWER, message)

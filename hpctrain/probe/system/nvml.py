@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import pynvml
 
+from hpctrain.records.topology.evidence import PcieLink
+
 _P2P_READ = 0
 """NVML_P2P_CAPS_INDEX_READ, which is no number in pynvml."""
 THROTTLE_REASONS = {
@@ -61,14 +63,17 @@ class Gpu:
         """Return the PCI address in the kernel's form: 0000:4e:00.0."""
         return _address(_ask(pynvml.nvmlDeviceGetPciInfo, self._handle))
 
-    def pcie(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """Return generation and lanes of the PCIe link now, and those that device and slot are capable of."""
-        return (
-            _ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, self._handle),
-            _ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, self._handle),
-            _ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, self._handle),
-            _ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, self._handle),
-        )
+    def pcie(self) -> PcieLink | None:
+        """Return the PCIe link as it is now, and what device and slot are capable of; None unless all is known."""
+        queries = (
+            pynvml.nvmlDeviceGetCurrPcieLinkGeneration, pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+            pynvml.nvmlDeviceGetMaxPcieLinkGeneration, pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+        )  # fmt: skip
+        figures = [_ask(query, self._handle) for query in queries]
+        if not all(figures):
+            return None
+        generation, width, generation_max, width_max = figures
+        return PcieLink(generation=generation, width=width, generation_max=generation_max, width_max=width_max)
 
     def throttle_reasons(self) -> list[str]:
         """Return the current reasons for lowered clocks, as named in `THROTTLE_REASONS`."""

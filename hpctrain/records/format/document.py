@@ -20,9 +20,9 @@ from pydantic_core import CoreSchema
 
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FieldError, FileError
+from hpctrain.base.json_text import JsonError, parse_json
 from hpctrain.records.format.field_docs import describe_fields
 from hpctrain.records.format.input_file import DOCUMENT_BYTES, read_input_text
-from hpctrain.records.format.json_text import JsonError, parse_json
 from hpctrain.records.format.validation_errors import validation_errors
 
 Self = TypeVar("Self", bound="Document")

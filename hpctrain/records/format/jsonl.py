@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import FieldError, FileError
+from hpctrain.base.json_text import JsonError, parse_json
 from hpctrain.base.owned_files import open_owned
 from hpctrain.base.regular_file import open_regular
-from hpctrain.records.format.json_text import JsonError, parse_json
 
 FILE_BYTES = 2 * 2**30
 """Most bytes of a file of lines; enough for the steps of years."""

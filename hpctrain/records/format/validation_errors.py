@@ -82,14 +82,14 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
     if kind == "union_tag_invalid":
         return f"found {item['ctx']['tag']!r}; allowed: {item['ctx']['expected_tags']}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{_found_text(value)}; keys are expected below it"
+        return f"{_value_text(value)}; keys are expected below it"
     message = str(item["msg"]).removeprefix("Value error, ")
     if kind == "value_error" and not isinstance(value, _SCALARS):
         return message
-    return f"{_found_text(value)}; {message[:1].lower()}{message[1:]}"
+    return f"{_value_text(value)}; {message[:1].lower()}{message[1:]}"
 
 
-def _found_text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Return 'found …' with the value, shortened to fit a line."""
     if value is None:
         return "found nothing"

@@ -17,8 +17,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hpctrain.base.errors import FieldError, FileError
+from hpctrain.base.json_text import LEVELS_MAX, parse_integer
 from hpctrain.records.format.input_file import read_input_text
-from hpctrain.records.format.json_text import LEVELS_MAX, parse_integer
 from hpctrain.records.format.validation_errors import dotted, validation_errors
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -14,6 +14,24 @@ COUNTED_AGAINST_RETRIES = ("fatal", "no_progress")
 """Classes that count against recovery.retries; the others are not the run's fault."""
 
 
+def is_new_checkpoint(before: str | None, newest: str | None) -> bool:
+    """Whether there is a newer checkpoint than before; it restarts the count of failures."""
+    return newest is not None and newest != before
+
+
+def retries_spent_text(failures: int, retries: int) -> str | None:
+    """Return why the run gives up after so many failures; None while retries remain.
+
+    Args:
+        failures: failures in a row without a new checkpoint, the last one included.
+        retries: recovery.retries.
+    """
+    if failures <= retries:
+        return None
+    count = "1 failure" if failures == 1 else f"{failures} failures in a row"
+    return f"{count} without a new checkpoint (recovery.retries is {retries})"
+
+
 def last_end_text(lines: Sequence[Mapping[str, Any]]) -> str | None:
     """Return how the last attempt ended: 'attempt 0 ended (infrastructure): …'; None before the first end.
 
@@ -59,4 +77,4 @@ def _caused_by_bad_nodes(line: dict[str, Any], bad: Collection[str]) -> bool:
 
 
 def _saved_checkpoint(line: dict[str, Any]) -> bool:
-    return line.get("checkpoint_after") is not None and line["checkpoint_after"] != line.get("checkpoint_before")
+    return is_new_checkpoint(line.get("checkpoint_before"), line.get("checkpoint_after"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -56,6 +57,21 @@ class Event(Document):
     data: dict[str, Any] = {}
 
 
-def read_events(path: Path) -> list[Event]:
-    """Return all events of a file, without an incomplete last line of a killed writer."""
-    return [Event.from_json(value, str(path)) for value in read_jsonl(path)]
+def read_events(path: Path, attempt: int | None = None) -> list[Event]:
+    """Return the events of a file, without an incomplete last line of a killed writer.
+
+    Args:
+        attempt: return only the events of this attempt.
+    """
+    events = [Event.from_json(value, str(path)) for value in read_jsonl(path)]
+    return events if attempt is None else [event for event in events if event.attempt == attempt]
+
+
+def nodes_at_start(events: Sequence[Event]) -> list[str]:
+    """Return the nodes that the attempt began with, from its attempt_started event; [] without one."""
+    return next((list(event.data.get("nodes", [])) for event in events if event.kind == "attempt_started"), [])
+
+
+def nodes_excluded_by_probe(events: Sequence[Event]) -> set[str]:
+    """Return the nodes that the probe's verdict excludes."""
+    return {str(node) for event in events if event.kind == "probed" for node in event.data.get("exclude", [])}

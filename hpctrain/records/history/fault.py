@@ -46,92 +46,35 @@ EXCEPTION = "exception"
 LOST_PEER = "lost_peer"
 
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "gpu_memory_error",
-        "device",
-        "uncorrectable memory error of a GPU",
-        texts=("uncorrectable ecc error", "error_ecc_uncorrectable"),
-        xids=(48, 63, 64, 92, 94, 95),
-    ),
-    Fault(
-        "gpu_lost",
-        "device",
-        "a GPU has fallen off the bus",
-        texts=("fallen off the bus", "gpu is lost"),
-        xids=(79,),
-    ),
+    Fault("gpu_memory_error", "device", "uncorrectable memory error of a GPU",
+          texts=("uncorrectable ecc error", "error_ecc_uncorrectable"), xids=(48, 63, 64, 92, 94, 95)),
+    Fault("gpu_lost", "device", "a GPU has fallen off the bus",
+          texts=("fallen off the bus", "gpu is lost"), xids=(79,)),
     Fault("nvlink_error", "device", "NVLink error of a GPU", texts=("uncorrectable nvlink error",), xids=(74,)),
-    Fault(
-        "open_files",
-        "node",
-        "too many open files",
-        texts=("too many open files",),
-    ),
-    Fault(
-        "gpu_out_of_memory",
-        "user",
-        "out of GPU memory",
-        texts=("cuda out of memory", "hip out of memory", "cuda failure 2 'out of memory'",
-               "cuda failure 'out of memory'", "cuda error: out of memory", "failed to cuda calloc",
-               "cublas_status_alloc_failed"),
-        kinds=("OutOfMemoryError",),
-    ),
-    Fault(
-        "host_out_of_memory",
-        "user",
-        "out of host memory",
-        texts=("defaultcpuallocator: can't allocate memory", "not enough memory: you tried to allocate",
-               "cannot allocate memory", "std::bad_alloc"),
-        kinds=("MemoryError",),
-    ),
-    Fault(
-        "device_assert",
-        "user",
-        "an assertion failed on a GPU, mostly an index out of range",
-        texts=("device-side assert triggered",),
-    ),
-    Fault(
-        "illegal_access",
-        "user",
-        "illegal memory access on a GPU",
-        texts=("an illegal memory access was encountered", "misaligned address", "unspecified launch failure",
-               "an illegal instruction was encountered"),
-        xids=(13, 31),
-    ),
-    Fault(
-        "disk_full",
-        "user",
-        "no space is left on the file system",
-        texts=("no space left on device", "disk quota exceeded", "no room for"),
-    ),
-    Fault(
-        "nccl_usage",
-        "user",
-        "NCCL was called in a wrong way",
-        texts=("ncclinvalidusage", "ncclinvalidargument"),
-    ),
-    Fault(
-        "nccl_system_error",
-        "network",
-        "a system call of NCCL failed",
-        texts=("ncclsystemerror", "unhandled system error"),
-    ),
-    Fault(
-        LOST_PEER,
-        "network",
-        "contact with another rank was lost",
-        texts=("connection closed by peer", "connection reset by peer", "connection refused", "connection timed out",
-               "connection was likely closed", "broken pipe", "timed out", "wait timeout after", "socket timeout",
-               "socket closed", "no route to host", "ncclremoteerror", "nccl error", "failed to recv",
-               "failed to send"),
-        kinds=("DistError", "ConnectionError"),
-    ),
-    Fault(
-        "superseded",
-        "network",
-        "another generation began meanwhile",
-        kinds=("Superseded",),
-    ),
+    Fault("open_files", "node", "too many open files", texts=("too many open files",)),
+    Fault("gpu_out_of_memory", "user", "out of GPU memory", kinds=("OutOfMemoryError",),
+          texts=("cuda out of memory", "hip out of memory", "cuda failure 2 'out of memory'",
+                 "cuda failure 'out of memory'", "cuda error: out of memory", "failed to cuda calloc",
+                 "cublas_status_alloc_failed")),
+    Fault("host_out_of_memory", "user", "out of host memory", kinds=("MemoryError",),
+          texts=("defaultcpuallocator: can't allocate memory", "not enough memory: you tried to allocate",
+                 "cannot allocate memory", "std::bad_alloc")),
+    Fault("device_assert", "user", "an assertion failed on a GPU, mostly an index out of range",
+          texts=("device-side assert triggered",)),
+    Fault("illegal_access", "user", "illegal memory access on a GPU", xids=(13, 31),
+          texts=("an illegal memory access was encountered", "misaligned address", "unspecified launch failure",
+                 "an illegal instruction was encountered")),
+    Fault("disk_full", "user", "no space is left on the file system",
+          texts=("no space left on device", "disk quota exceeded", "no room for")),
+    Fault("nccl_usage", "user", "NCCL was called in a wrong way", texts=("ncclinvalidusage", "ncclinvalidargument")),
+    Fault("nccl_system_error", "network", "a system call of NCCL failed",
+          texts=("ncclsystemerror", "unhandled system error")),
+    Fault(LOST_PEER, "network", "contact with another rank was lost", kinds=("DistError", "ConnectionError"),
+          texts=("connection closed by peer", "connection reset by peer", "connection refused", "connection timed out",
+                 "connection was likely closed", "broken pipe", "timed out", "wait timeout after", "socket timeout",
+                 "socket closed", "no route to host", "ncclremoteerror", "nccl error", "failed to recv",
+                 "failed to send")),
+    Fault("superseded", "network", "another generation began meanwhile", kinds=("Superseded",)),
     Fault(EXCEPTION, "user", "an error of the program"),
 )  # fmt: skip
 """The table, in order: the first row that matches a message counts. Rows of causes (a device's memory) precede rows of
@@ -166,11 +109,6 @@ def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
         if any(part in text for part in fault.texts) or not set(fault.kinds).isdisjoint(kinds):
             return fault
     return _BY_NAME[EXCEPTION]
-
-
-def fault_of_xid(xid: int) -> Fault | None:
-    """Return the row of an Xid; None where the Xid does not tell who is to blame."""
-    return _BY_XID.get(xid)
 
 
 def xid_of(line: str) -> int | None:

@@ -73,17 +73,17 @@ def append_past_run(path: Path, past: PastRun) -> None:
 
 def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
     """Return every run in the history, oldest first, without torn lines and lines of other versions."""
-    path, found = history_file(environ), []
+    path, past_runs = history_file(environ), []
     try:
         values = read_jsonl(path) if path is not None else []
     except InputError:  # a file of somebody else, or one that cannot be read, counts as empty
         return []
     for value in values:
         try:
-            found.append(PastRun.from_json(value))
+            past_runs.append(PastRun.from_json(value))
         except FileError:
             continue
-    return found
+    return past_runs
 
 
 @contextlib.contextmanager

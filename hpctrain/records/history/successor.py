@@ -37,8 +37,13 @@ def read_successors(folder: Path) -> list[Successor]:
     return [Successor.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
-def job_chain(job: str, successors: Sequence[Successor]) -> list[str]:
-    """Return the jobs that led to this one: first the one that the user submitted, last the job itself."""
+def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
+    """Return the jobs that led to this one: first the one that the user submitted, last the job itself.
+
+    It is empty for a run without a job.
+    """
+    if job is None:
+        return []
     before = {item.job_id: item.after for item in successors}
     chain = [job]
     while before.get(chain[0]) not in (None, *chain):
@@ -48,8 +53,8 @@ def job_chain(job: str, successors: Sequence[Successor]) -> list[str]:
 
 def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
     """Return the jobs that wait for this one, directly or indirectly, the next one first."""
-    found = [job]
+    queue = [job]
     for item in successors:
-        if item.after in found and item.job_id not in found:
-            found.append(item.job_id)
-    return found[1:]
+        if item.after in queue and item.job_id not in queue:
+            queue.append(item.job_id)
+    return queue[1:]

@@ -53,10 +53,6 @@ class Schedule:
         """Return the text form, one row per pipeline rank."""
         return [[str(action) for action in row] for row in self.ranks]
 
-    def micro_batches(self) -> int:
-        """Number of micro-batches it runs."""
-        return 1 + max((action.micro_batch for row in self.ranks for action in row), default=-1)
-
     def stages(self) -> int:
         """Number of stages it runs."""
         return 1 + max((action.stage for row in self.ranks for action in row), default=-1)

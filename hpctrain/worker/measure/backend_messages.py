@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpctrain.base.net.wire import Message
+from hpctrain.agent.worker_messages import StoreConnection
 from hpctrain.probe.measure.backend import (
     LIMIT_S,
     SIZES,
@@ -29,8 +29,10 @@ from hpctrain.probe.measure.backend import (
 )
 from hpctrain.probe.measure.figures import percentile
 from hpctrain.probe.measure.line_fit import one_way_s
+from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeAnswer, ExchangeOrder
+from hpctrain.worker.store import open_store
 
-TIMEOUT_S = 20.0
+TIMEOUT = timedelta(seconds=20)
 """How long a rank waits for another one in one collective."""
 _MORE, _LARGER, _LAST = 0, 1, 2
 
@@ -49,54 +51,47 @@ class BackendMeasurement:
         port: int = self._listener.getsockname()[1]
         return port
 
-    def run(self, order: Message) -> Message:
-        """Join the process group, measure and leave it. Return {report} with a `BackendReport`, or {error}.
-
-        Args:
-            order: rank, world, backend, seed, addr, port, token and iface, as the coordinator sent them.
-        """
+    def run(self, order: ExchangeOrder) -> ExchangeAnswer:
+        """Join the process group, measure and leave it. Return the report or the error."""
         try:
             with tempfile.TemporaryDirectory(prefix="hpctrain-nccl-") as folder:
                 log = Path(folder) / "log"
-                _environment(order.get("iface"), log)
+                _environment(order.iface, log)
                 self._join(order)
                 try:
-                    times = self._rounds(order["rank"], order["world"], order["seed"])
+                    times = self._rounds(order.rank, order.world, order.seed)
                 finally:
                     dist.destroy_process_group()
                 network = network_used(log.read_text(errors="replace")) if log.exists() else None
         except (RuntimeError, OSError, ValueError) as error:
-            return {"error": (str(error).splitlines() or [type(error).__name__])[0]}
-        return {"report": BackendReport(backend=order["backend"], times=times, network=network).to_json()}
+            return ExchangeAnswer(error=(str(error).splitlines() or [type(error).__name__])[0][:ERROR_CHARS])
+        return ExchangeAnswer(report=BackendReport(backend=order.backend, times=times, network=network))
 
-    def _join(self, order: Message) -> None:
-        if order["backend"] == "nccl":
+    def _join(self, order: ExchangeOrder) -> None:
+        if order.backend == "nccl":
             self._device = torch.device("cuda", 0)
             torch.cuda.set_device(self._device)
         descriptor = self._listener.detach() if self._listener is not None else None
-        store = dist.TCPStore(
-            order["addr"], order["port"], order["world"], is_master=descriptor is not None,
-            timeout=timedelta(seconds=TIMEOUT_S), wait_for_workers=False, master_listen_fd=descriptor,
-        )  # fmt: skip
+        connection = StoreConnection(addr=order.addr, port=order.port, secret=order.token, fd=descriptor)
         dist.init_process_group(
-            order["backend"], store=dist.PrefixStore(order["token"], store), rank=order["rank"],
-            world_size=order["world"], timeout=timedelta(seconds=TIMEOUT_S),
-            device_id=self._device if order["backend"] == "nccl" else None,
+            order.backend, store=open_store(connection, order.world, TIMEOUT), rank=order.rank,
+            world_size=order.world, timeout=TIMEOUT,
+            device_id=self._device if order.backend == "nccl" else None,
         )  # fmt: skip
 
     def _rounds(self, rank: int, world: int, seed: int) -> dict[int, tuple[tuple[int, float], ...]]:
-        found = {}
-        for met in backend_rounds(world, seed):
+        times = {}
+        for pairs in backend_rounds(world, seed):
             dist.barrier()
-            for a, b in met:
+            for a, b in pairs:
                 if rank == a:
-                    found[b] = self._size_sweep(b)
+                    times[b] = self._size_sweep(b)
                     self._echo_size_sweep(b)
                 elif rank == b:
                     self._echo_size_sweep(a)
-                    found[a] = self._size_sweep(a)
+                    times[a] = self._size_sweep(a)
         dist.barrier()  # the store ends with rank 0, and late connections still need it
-        return found
+        return times
 
     def _size_sweep(self, peer: int) -> tuple[tuple[int, float], ...]:
         """Return (bytes, one-way seconds) of messages of growing size to the peer, each answered by a small one."""

@@ -17,7 +17,7 @@ from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
 from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.topology.topology import CodecSeconds
-from hpctrain.worker.measure.rates import Now, rate
+from hpctrain.worker.measure.rates import DeviceTimer
 
 SIDE = 2048
 """Side of the matrix. 16 MB, as in models of 10^9 parameters, and more than any processor's L2 cache."""
@@ -30,18 +30,17 @@ CODEC_S = 0.15
 selector's kernels on a GPU."""
 
 
-def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> CodecSeconds:
+def codec_seconds(timer: DeviceTimer, limit_s: float = CODEC_S) -> CodecSeconds:
     """Return the seconds for each number of a gradient, by codec."""
-    gradient = torch.randn(SIDE, SIDE, device=device).mul_(1e-5)
+    gradient = torch.randn(SIDE, SIDE, device=timer.device).mul_(1e-5)
     works = {
         "bf16": _dense(gradient, Bf16BucketCodec()),
         "quantized": _dense(gradient, QuantizedBucketCodec(4)),
         "topk": _topk(gradient),
         "power_sgd": _power_sgd(gradient),
     }
-    batch = 1 if device.type == "cpu" else 8
     numbers = float(gradient.numel())
-    return CodecSeconds(**{name: 1 / rate(work, numbers, device, now, limit_s, batch) for name, work in works.items()})
+    return CodecSeconds(**{name: 1 / timer.rate(work, numbers, limit_s) for name, work in works.items()})
 
 
 def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
@@ -62,10 +61,10 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
     feedback = ErrorFeedback()
 
     def work() -> None:
-        with_kept = feedback.add("0", flat)
-        positions, values = select_with_values(with_kept, round(DENSITY * flat.numel()), "sampled")
+        with_residual = feedback.add("0", flat)
+        positions, values = select_with_values(with_residual, round(DENSITY * flat.numel()), "sampled")
         message = encode(positions, values, flat.numel(), ValueCode.BF16)
-        feedback.store_residual("0", with_kept, positions, rounded(values, ValueCode.BF16))
+        feedback.store_residual("0", with_residual, positions, rounded(values, ValueCode.BF16))
         total.zero_().index_add_(0, *decode(message, flat.numel()))
 
     return work

@@ -22,12 +22,11 @@ from hpctrain.worker.measure.rates import (
     COPY_S,
     MATMUL_S,
     SUSTAINED_S,
-    Now,
+    DeviceTimer,
     WhileBusy,
     copy_bytes_per_s,
     launch_seconds,
     matmul_flops,
-    rate,
 )
 
 P2P_COPY_S = 0.1
@@ -53,43 +52,43 @@ class GpuReader:
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda{index}"
-        self.place = torch.device("cuda", index)
+        self.timer = DeviceTimer(torch.device("cuda", index))
         properties = torch.cuda.get_device_properties(index)
         uuid = getattr(properties, "uuid", None)
         self.gpu = find_gpu(f"GPU-{uuid}") if uuid is not None else None
         self.address = (self.gpu.bus_id() if self.gpu else None) or _address_of(properties)
 
-    def load(self, now: Now) -> Load:
+    def load(self) -> Load:
         """Multiply matrices of each dtype, in 16 bits long enough for heat and power limits to show."""
-        load = Load(float(torch.cuda.mem_get_info(self.place)[0]))
+        load = Load(float(torch.cuda.mem_get_info(self.timer.device)[0]))
         with contextlib.ExitStack() as stack:
             xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else []
-            began_s, used_j = now(), self.gpu.energy_j() if self.gpu else None
+            began_s, used_j = self.timer.now(), self.gpu.energy_j() if self.gpu else None
             for name, dtype, limit_s in self._dtypes():
-                load.flops[name] = matmul_flops(self.place, dtype, now, limit_s, lambda: self._look(load))
+                load.flops[name] = matmul_flops(self.timer, dtype, limit_s, lambda: self._look(load))
             after_j = self.gpu.energy_j() if self.gpu else None
             if used_j is not None and after_j is not None:
-                load.power_w = (after_j - used_j) / (now() - began_s)
+                load.power_w = (after_j - used_j) / (self.timer.now() - began_s)
         load.xid = xids[-1] if xids else None
         return load
 
-    def device(self, type_key: str, load: Load, all_readers: Sequence[GpuReader], now: Now) -> Device:
+    def device(self, type_key: str, load: Load, all_readers: Sequence[GpuReader]) -> Device:
         """Return everything that is known of the device. Copies run one at a time."""
-        seen_links: list[PcieLink] = []
-        to_device = self._host_copy(now, True, lambda: seen_links.extend(_some(self._pcie(under_load=True))))
-        to_host = self._host_copy(now, False, None)
+        links = [self._pcie(under_load=False)]
+        to_device = self._host_copy(True, lambda: links.append(self._pcie(under_load=True)))
+        to_host = self._host_copy(False)
         others = [reader for reader in all_readers if reader is not self]
-        copies = {other.name: self._copy_to(other, now) for other in others}
+        copies = {other.name: self._copy_to(other) for other in others}
         names = {reader.address: reader.name for reader in all_readers if reader.address}
         return Device(
             id=self.name,
             type=type_key,
             flops=load.flops,
             memory_bytes=load.memory_bytes,
-            memory_bytes_per_s=copy_bytes_per_s(self.place, now),
-            launch_s=launch_seconds(self.place, now),
-            codec_s=codec_seconds(self.place, now),
-            pcie=seen_links[-1] if seen_links else self._pcie(under_load=False),
+            memory_bytes_per_s=copy_bytes_per_s(self.timer),
+            launch_s=launch_seconds(self.timer),
+            codec_s=codec_seconds(self.timer),
+            pcie=next((link for link in reversed(links) if link is not None), None),
             throttle_reasons=sorted(load.throttle_reasons),
             p2p={other.name: self._reaches(other, copies[other.name] is not None) for other in others},
             nvlink=nvlink_peers(self.gpu.nvlinks(), names) if self.gpu else {},
@@ -106,7 +105,7 @@ class GpuReader:
         )
 
     def _dtypes(self) -> list[tuple[str, torch.dtype, float]]:
-        with torch.cuda.device(self.place):
+        with torch.cuda.device(self.timer.device):
             native = torch.cuda.is_bf16_supported(including_emulation=False)
         sustained = ("bf16", torch.bfloat16, SUSTAINED_S) if native else ("fp16", torch.float16, SUSTAINED_S)
         short = [("fp32", torch.float32, MATMUL_S)]
@@ -120,52 +119,47 @@ class GpuReader:
 
     def _pcie(self, under_load: bool) -> PcieLink | None:
         """Return the PCIe link from NVML, else from the kernel, because NVML does not always have the figures."""
-        told = self.gpu.pcie() if self.gpu else (None,) * 4
-        generation, width, generation_max, width_max = told
-        if generation and width and generation_max and width_max:
-            return PcieLink(
-                generation=generation, width=width, generation_max=generation_max, width_max=width_max,
-                under_load=under_load,
-            )  # fmt: skip
-        found = pcie_link(self.address) if self.address else None
-        return found.model_copy(update={"under_load": under_load}) if found else None
+        link = self.gpu.pcie() if self.gpu else None
+        if link is None and self.address:
+            link = pcie_link(self.address)
+        return link.model_copy(update={"under_load": under_load}) if link else None
 
-    def _host_copy(self, now: Now, to_device: bool, while_busy: WhileBusy | None) -> float:
+    def _host_copy(self, to_device: bool, while_busy: WhileBusy | None = None) -> float:
         """Return bytes per second between page-locked host memory and this device."""
-        here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.place)
+        here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.timer.device)
         host = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
         source, target = (host, here) if to_device else (here, host)
 
         def work() -> None:
             target.copy_(source, non_blocking=True)
 
-        with torch.cuda.device(self.place):
-            return rate(work, float(HOST_COPY_BYTES), self.place, now, COPY_S, 4, while_busy)
+        with torch.cuda.device(self.timer.device):
+            return self.timer.rate(work, float(HOST_COPY_BYTES), COPY_S, 4, while_busy)
 
-    def _copy_to(self, other: GpuReader, now: Now) -> float | None:
+    def _copy_to(self, other: GpuReader) -> float | None:
         """Return bytes per second from this device to the other, by whatever path; None when other bytes arrive than
         were sent, which happens without an error when peer access is broken."""
-        source = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=self.place)
-        target = torch.zeros_like(source, device=other.place)
-        speed = rate(lambda: target.copy_(source), float(P2P_COPY_BYTES), other.place, now, P2P_COPY_S, 2)
+        source = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=self.timer.device)
+        target = torch.zeros_like(source, device=other.timer.device)
+        speed = other.timer.rate(lambda: target.copy_(source), float(P2P_COPY_BYTES), P2P_COPY_S, 2)
         # Compared on the target: a copy back would take the same path.
-        expected = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=other.place)
+        expected = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=other.timer.device)
         return speed if torch.equal(target, expected) else None
 
     def _reaches(self, other: GpuReader, copied: bool) -> P2p:
-        told: P2p = self.gpu.reads_memory_of(other.gpu) if self.gpu and other.gpu else "unknown"
-        return confirm_p2p(told, torch.cuda.can_device_access_peer(self.place, other.place), copied)
+        by_driver: P2p = self.gpu.reads_memory_of(other.gpu) if self.gpu and other.gpu else "unknown"
+        return confirm_p2p(by_driver, torch.cuda.can_device_access_peer(self.timer.device, other.timer.device), copied)
 
 
-def load_gpus(readers: Sequence[GpuReader], now: Now) -> list[Load]:
+def load_gpus(readers: Sequence[GpuReader]) -> list[Load]:
     """Load all GPUs at once, as in training: they share power supplies and cooling."""
     with ThreadPoolExecutor(len(readers)) as pool:
-        return list(pool.map(lambda reader: reader.load(now), readers))
+        return list(pool.map(GpuReader.load, readers))
 
 
-def confirm_p2p(told: P2p, cuda_allows: bool, copied: bool) -> P2p:
+def confirm_p2p(by_driver: P2p, cuda_allows: bool, copied: bool) -> P2p:
     """Return direct access between two GPUs: 'no' when the driver, CUDA or a copy says so, else 'ok'."""
-    return "no" if told == "no" or not cuda_allows or not copied else "ok"
+    return "no" if by_driver == "no" or not cuda_allows or not copied else "ok"
 
 
 def nvlink_peers(links: Sequence[tuple[str | None, bool]], names: dict[str, str]) -> dict[str, NvlinkPeer]:
@@ -178,8 +172,8 @@ def nvlink_peers(links: Sequence[tuple[str | None, bool]], names: dict[str, str]
         names: device by PCI address.
     """
     peers = [None if far is None else "switch" if far == "switch" else names.get(far, "unknown") for far, _ in links]
-    told = {peer for peer in peers if peer is not None}
-    stand_in = next(iter(told)) if len(told) == 1 else "unknown"
+    known = {peer for peer in peers if peer is not None}
+    stand_in = known.pop() if len(known) == 1 else "unknown"
     counts: dict[str, list[bool]] = {}
     for peer, (_, up) in zip(peers, links, strict=True):
         counts.setdefault(peer or stand_in, []).append(up)
@@ -193,7 +187,3 @@ def _address_of(properties: object) -> str | None:
         return None
     domain, bus, device = parts
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
-
-
-def _some(link: PcieLink | None) -> list[PcieLink]:
-    return [] if link is None else [link]

@@ -18,8 +18,19 @@ import time
 import torch
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.base.net.wire import LineChannel, Message
+from hpctrain.base.net.wire import LineChannel, MalformedMessage
 from hpctrain.probe.faults.device_faults import CPU_QUOTA
+from hpctrain.probe.measure.devices import DeviceReport
+from hpctrain.probe.protocol.messages import (
+    DevicesAnswer,
+    ExchangeAnswer,
+    ExchangeOrder,
+    Order,
+    Ready,
+    RendezvousAnswer,
+    RendezvousOrder,
+    read_order,
+)
 from hpctrain.probe.system.host import cpu_name, usable_memory_bytes
 from hpctrain.probe.system.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
 from hpctrain.probe.system.nvml import open_nvml
@@ -27,7 +38,7 @@ from hpctrain.records.topology.topology import Device, DeviceType
 from hpctrain.worker.measure.backend_messages import BackendMeasurement
 from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.gpu import GpuReader, load_gpus
-from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GO_S = 120.0
@@ -45,7 +56,7 @@ def main(argv: list[str]) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.fd is None:
-        print(json.dumps(_report(options.device, options.share)))
+        print(json.dumps(_report(options.device, options.share).to_json()))
         return 0
     return _serve(LineChannel(socket.socket(fileno=options.fd)), options.device, options.share)
 
@@ -56,44 +67,41 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
         kind = device_kind(device)
         # The first product loads the libraries. It comes before the common start, so that no figure contains it.
         _warm(torch.device(kind))
-        channel.send({"kind": "ready"})
+        channel.send(Ready().to_json())
         message = channel.wait_message(GO_S)
-        if message is None or message.get("kind") != "go":
+        if message is None or read_order(message).kind != "go":
             return HpctrainError.exit_code  # the node process gave up or is gone
-        channel.send({"kind": "devices", "report": _report(device, share)})
+        channel.send(DevicesAnswer(report=_report(device, share)).to_json())
         exchange = BackendMeasurement()
         while (message := channel.wait_message(GO_S)) is not None:
-            channel.send(_messages(exchange, message))
-    except (HpctrainError, RuntimeError) as error:
+            channel.send(_answer(exchange, read_order(message)).to_json())
+    except (HpctrainError, MalformedMessage, RuntimeError, ValueError) as error:
         channel.send({"kind": "error", "text": _first_line(error)})
         return HpctrainError.exit_code
     channel.close()
     return 0
 
 
-def _messages(exchange: BackendMeasurement, message: Message) -> Message:
-    """Serve an order: `meet` opens the port for the store, `exchange` measures messages with all ranks."""
-    if message.get("kind") == "meet":
-        return {"kind": "meeting", "port": exchange.open_rendezvous(message["addr"])}
-    return {"kind": "exchanged"} | exchange.run(message)
+def _answer(exchange: BackendMeasurement, order: Order) -> RendezvousAnswer | ExchangeAnswer:
+    """Open the port for the store, or measure messages with all ranks, as ordered."""
+    if isinstance(order, RendezvousOrder):
+        return RendezvousAnswer(port=exchange.open_rendezvous(order.addr))
+    if isinstance(order, ExchangeOrder):
+        return exchange.run(order)
+    raise MalformedMessage(f"it ordered {order.kind!r} of a process that measures messages")
 
 
-def _report(device: str, share: int) -> dict[str, object]:
-    """Return the figures of every device of that kind, in the form of topology.json."""
+def _report(device: str, share: int) -> DeviceReport:
+    """Return the figures of every device of that kind."""
     kind = device_kind(device)
     if kind == "cpu":
         name = cpu_name()
         devices, types = [_measure_cpu(_slug(name), share)], {_slug(name): DeviceType(kind="cpu", name=name)}
     else:
         devices, types = _measure_gpus()
-    report: dict[str, object] = {
-        "devices": [entry.to_json() for entry in devices],
-        "device_types": {key: entry.to_json() for key, entry in types.items()},
-    }
     between = [value for entry in devices for value in entry.copy_bytes_per_s.values()]
-    if between:
-        report["intra_bytes_per_s"] = statistics.median(between)
-    return report
+    intra = statistics.median(between) if between else None
+    return DeviceReport(devices=devices, device_types=types, intra_bytes_per_s=intra)
 
 
 def device_kind(device: str) -> str:
@@ -111,10 +119,10 @@ def device_kind(device: str) -> str:
 
 def _measure_cpu(type_key: str, share: int) -> Device:
     # Free memory is read first: a run can use what the measurement takes.
-    device, memory = torch.device("cpu"), usable_memory_bytes() / share
+    timer, memory = DeviceTimer(torch.device("cpu")), usable_memory_bytes() / share
     periods = quota_periods()
     began_s, used_j = time.perf_counter(), energy_j()
-    flops = {name: matmul_flops(device, dtype, time.perf_counter) for name, dtype in DTYPES.items()}
+    flops = {name: matmul_flops(timer, dtype) for name, dtype in DTYPES.items()}
     held = is_held_by_quota(periods, quota_periods())
     took_s, after_j = time.perf_counter() - began_s, energy_j()
     # A counter that started over in between is useless; virtual nodes share the counter of the machine.
@@ -124,9 +132,9 @@ def _measure_cpu(type_key: str, share: int) -> Device:
         type=type_key,
         flops=flops,
         memory_bytes=float(int(memory)),
-        memory_bytes_per_s=copy_bytes_per_s(device, time.perf_counter),
-        launch_s=launch_seconds(device, time.perf_counter),
-        codec_s=codec_seconds(device, time.perf_counter),
+        memory_bytes_per_s=copy_bytes_per_s(timer),
+        launch_s=launch_seconds(timer),
+        codec_s=codec_seconds(timer),
         numa=own_numa_node(),
         throttle_reasons=[CPU_QUOTA] if held else [],
         ecc_errors=memory_errors(),
@@ -138,10 +146,9 @@ def _measure_gpus() -> tuple[list[Device], dict[str, DeviceType]]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     with open_nvml():
         readers = [GpuReader(index) for index in range(len(names))]
-        loads = load_gpus(readers, time.perf_counter)
+        loads = load_gpus(readers)
         devices = [
-            reader.device(_slug(name), load, readers, time.perf_counter)
-            for name, reader, load in zip(names, readers, loads, strict=True)
+            reader.device(_slug(name), load, readers) for name, reader, load in zip(names, readers, loads, strict=True)
         ]
     return devices, {_slug(name): DeviceType(kind="cuda", name=name) for name in names}
 

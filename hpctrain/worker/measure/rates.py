@@ -1,13 +1,14 @@
-"""Measures how fast a device does matrix products, copies and tiny operations. The clock is an argument."""
+"""Measures how fast a device does matrix products, copies and tiny operations."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-Now = Callable[[], float]
 WhileBusy = Callable[[], object]
 
 MATMUL_S = 0.7
@@ -17,71 +18,79 @@ COPY_S = 0.3
 TINY_BATCHES, TINY_OPS = 40, 25
 
 
+@dataclass(frozen=True)
+class DeviceTimer:
+    """Times work on a device by a clock."""
+
+    device: torch.device
+    now: Callable[[], float] = time.perf_counter
+
+    @property
+    def batch(self) -> int:
+        """Operations to queue at a time: on CUDA enough that the device never waits for the program."""
+        return 1 if self.device.type == "cpu" else 8
+
+    def rate(
+        self,
+        work: Callable[[], object],
+        amount: float,
+        limit_s: float,
+        batch: int | None = None,
+        while_busy: WhileBusy | None = None,
+    ) -> float:
+        """Return the amount of work per second over `limit_s` of elapsed time, at least one batch, after one warm-up.
+
+        Args:
+            while_busy: called after each batch that was queued, while the device works.
+        """
+        work()
+        self.finish()
+        start = self.now()
+        done = 0
+        while True:
+            for _ in range(batch or self.batch):
+                work()
+            if while_busy is not None:
+                while_busy()  # on CUDA the batch is queued and not done
+            self.finish()
+            done += batch or self.batch
+            spent = self.now() - start
+            if spent >= limit_s:
+                return amount * done / spent
+
+    def finish(self) -> None:
+        """Wait until the device is done: CUDA operations are asynchronous."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
 def matmul_flops(
-    device: torch.device, dtype: torch.dtype, now: Now, limit_s: float = MATMUL_S, while_busy: WhileBusy | None = None
+    timer: DeviceTimer, dtype: torch.dtype, limit_s: float = MATMUL_S, while_busy: WhileBusy | None = None
 ) -> float:
-    """Return FLOP/s of square matrix products, 2·size³ each. On CUDA fp32 means fp32, without TF32.
-
-    Args:
-        while_busy: called after each batch that was queued, while the device works.
-    """
-    size = 512 if device.type == "cpu" else 4096 if dtype == torch.float32 else 8192
-    a = torch.randn(size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
+    """Return FLOP/s of square matrix products, 2·size³ each. On CUDA fp32 means fp32, without TF32."""
+    size = 512 if timer.device.type == "cpu" else 4096 if dtype == torch.float32 else 8192
+    a, b = (torch.randn(size, size, device=timer.device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    batch = 1 if device.type == "cpu" else 8
-    return rate(lambda: torch.mm(a, b, out=out), 2.0 * size**3, device, now, limit_s, batch, while_busy)
+    return timer.rate(lambda: torch.mm(a, b, out=out), 2.0 * size**3, limit_s, while_busy=while_busy)
 
 
-def copy_bytes_per_s(device: torch.device, now: Now, limit_s: float = COPY_S) -> float:
+def copy_bytes_per_s(timer: DeviceTimer, limit_s: float = COPY_S) -> float:
     """Return bytes read plus bytes written per second, in copies larger than any cache."""
+    device = timer.device
     size = 64 * 2**20 if device.type == "cpu" else min(2**30, torch.cuda.mem_get_info(device)[0] // 8)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    batch = 1 if device.type == "cpu" else 8
-    return rate(lambda: target.copy_(source), 2.0 * size, device, now, limit_s, batch)
+    return timer.rate(lambda: target.copy_(source), 2.0 * size, limit_s)
 
 
-def launch_seconds(device: torch.device, now: Now) -> float:
+def launch_seconds(timer: DeviceTimer) -> float:
     """Return the median time of one tiny operation (a sum of 8 floats). CUDA is synchronized after each batch."""
-    x = torch.ones(8, device=device)
+    x = torch.ones(8, device=timer.device)
     samples = []
     for _ in range(TINY_BATCHES):
-        start = now()
+        start = timer.now()
         for _ in range(TINY_OPS):
             x + x
-        _finish(device)
-        samples.append((now() - start) / TINY_OPS)
+        timer.finish()
+        samples.append((timer.now() - start) / TINY_OPS)
     return statistics.median(samples)
-
-
-def rate(
-    work: Callable[[], object],
-    amount: float,
-    device: torch.device,
-    now: Now,
-    limit_s: float,
-    batch: int,
-    while_busy: WhileBusy | None = None,
-) -> float:
-    """Return the amount of work per second over `limit_s` of elapsed time, at least one batch, after one warm-up."""
-    work()
-    _finish(device)
-    start = now()
-    done = 0
-    while True:
-        for _ in range(batch):
-            work()
-        if while_busy is not None:
-            while_busy()  # on CUDA the batch is queued and not done
-        _finish(device)
-        done += batch
-        spent = now() - start
-        if spent >= limit_s:
-            return amount * done / spent
-
-
-def _finish(device: torch.device) -> None:
-    """Wait until the device is done: CUDA operations are asynchronous."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -5,7 +5,6 @@ The request is JSON on the command line, the reply is JSON on stdout: {"sets": â
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from hpctrain.base.errors import HpctrainError
@@ -50,9 +48,7 @@ class EvaluateRequest:
 
 def main(argv: list[str]) -> int:
     """Evaluate. Return 0, or the exit code of an error that the reply describes."""
-    parser = argparse.ArgumentParser(prog="hpctrain.worker eval")
-    parser.add_argument("question", type=lambda text: EvaluateRequest(**json.loads(text)))
-    question: EvaluateRequest = parser.parse_args(argv).question
+    question = EvaluateRequest(**json.loads(argv[0]))
     import_code_first(Path(question.folder) / CODE_FOLDER)
     return json_reply(lambda: {"sets": evaluate(question)})
 
@@ -87,11 +83,7 @@ def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
     """Return the whole model with the checkpoint's weights."""
     spec = run.spec()
     model = build_stage(spec, 0, spec.layers, run.seed).to(device).eval()
-    # Loading is collective; one rank needs no network.
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    load(tensors, checkpoint, dist.new_group())
-    dist.destroy_process_group()
+    load({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, checkpoint, None)
     return model
 
 

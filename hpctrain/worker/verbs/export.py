@@ -5,19 +5,16 @@ The request is JSON on the command line, the reply is JSON on stdout: {"files": 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hpctrain.base.atomic import storage_errors
+from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.checkpoint.save_and_load import load
 from hpctrain.hf.shards import BYTES, assign_to_shards
@@ -45,9 +42,7 @@ class ExportRequest:
 
 def main(argv: list[str]) -> int:
     """Export. Return 0, or the exit code of an error that the reply describes."""
-    parser = argparse.ArgumentParser(prog="hpctrain.worker export")
-    parser.add_argument("question", type=lambda text: ExportRequest(**json.loads(text)))
-    question: ExportRequest = parser.parse_args(argv).question
+    question = ExportRequest(**json.loads(argv[0]))
     return json_reply(lambda: {"files": export(question)})
 
 
@@ -63,20 +58,16 @@ def export(question: ExportRequest) -> list[str]:
     assert not isinstance(spec, ImportedSpec), "refused before a process was started"
     files = assign_to_shards(tensors_of(spec), BYTES[question.dtype], question.shard_bytes)
     dtype: torch.dtype = getattr(torch, question.dtype)
-    # Loading is collective; one rank needs no network.
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group()
     for name, tensors in files.items():
-        held = {tensor.name: _loaded(tensor, Path(question.checkpoint), group, dtype) for tensor in tensors}
-        _write(held, Path(question.output) / name)
-    dist.destroy_process_group()
+        loaded = {tensor.name: _loaded(tensor, Path(question.checkpoint), dtype) for tensor in tensors}
+        _write(loaded, Path(question.output) / name)
     return list(files)
 
 
-def _loaded(tensor: HfTensor, checkpoint: Path, group: dist.ProcessGroup, dtype: torch.dtype) -> Tensor:
-    own = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.parameters}
-    load(own, checkpoint, group)
-    whole = to_hf_tensor(tensor, list(own.values())).to(dtype)
+def _loaded(tensor: HfTensor, checkpoint: Path, dtype: torch.dtype) -> Tensor:
+    parameters = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.parameters}
+    load(parameters, checkpoint, None)
+    whole = to_hf_tensor(tensor, list(parameters.values())).to(dtype)
     if not torch.isfinite(whole).all():
         raise HpctrainError(
             f"{tensor.name}: has numbers that are not finite in {str(dtype).removeprefix('torch.')}; "
@@ -91,8 +82,4 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
     except SafetensorError as error:
         raise StorageError(f"{path}: cannot write: {error}; free some space or choose another folder") from None
     with storage_errors(path):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)

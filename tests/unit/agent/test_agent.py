@@ -13,7 +13,7 @@ import pytest
 from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
-from hpctrain.agent.agent import Agent, AgentIdentity, Proposal, ProposedGeneration
+from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity, Proposal, ProposedGeneration
 from hpctrain.agent.decide import DecisionLimits, PeerView, WorkerView
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore
@@ -42,16 +42,21 @@ class Network:
         return tuple(replace(view, last_seen=self._clock.now()) for view in self.heard.values())
 
     def announcement(self, node: str) -> Announcement:
-        return Announcement(node, node, "127.0.0.1", 1, 0, "fault", "it broke")
+        return Announcement(
+            node=node, incarnation=node, addr="127.0.0.1", store_port=1, generation=0, phase="fault", reason="it broke"
+        )  # fmt: skip
 
     def wait(self, seconds: float) -> None:
         self._clock.sleep(seconds)
         self._script()
         time.sleep(0.001)  # the record is made in a thread of its own
 
+    def store_secret(self, record: Generation) -> str:
+        return ""
+
     def open(self) -> None: ...
     def close(self) -> None: ...
-    def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None: ...
+    def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None: ...
 
 
 class Workers:
@@ -75,6 +80,16 @@ class Workers:
         return []
 
     def kill(self) -> None: ...
+
+
+class Source:
+    """Makes each generation by a function; the run has no checkpoint."""
+
+    def __init__(self, make: Callable[[Proposal], ProposedGeneration]) -> None:
+        self.make = make
+
+    def newest_checkpoint(self) -> str | None:
+        return None
 
 
 def first_generation(folder: Path) -> Plan:
@@ -130,9 +145,8 @@ def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tm
     assert first is not None
     fakes: dict[str, Any] = {"peers": network, "group": workers}
     agent = Agent(
-        place=AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), settings=DecisionLimits(), store=store,
-        event_log=EventLog(tmp_path / "events.jsonl", "a", 0, clock), clock=clock, make_generation=make,
-        newest_checkpoint=lambda: None, store_secret=lambda record: "", stop_wanted=lambda: None, **fakes,
+        AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), DecisionLimits(), source=Source(make),
+        context=AgentContext(EventLog(tmp_path / "events.jsonl", "a", 0, clock), clock, lambda: None), **fakes,
     )  # fmt: skip
     assert agent.run() == (0 if planned else RefusedError.exit_code)
     events = {event.kind: event for event in read_events(tmp_path / "events.jsonl")}

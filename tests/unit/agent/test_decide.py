@@ -11,9 +11,12 @@ from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.records.history.fault import fault_named
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.run.run import Recovery
 
 NODES = ("n0", "n1", "n2", "n3")
-SETTINGS = DecisionLimits(retries=2, heartbeat_timeout_s=5, progress_timeout_s=60, collect_s=2, proposer_takeover_s=5)
+SETTINGS = DecisionLimits(
+    Recovery(retries=2, heartbeat_timeout_s=5, progress_timeout_s=60), collect_s=2, proposer_takeover_s=5
+)
 
 
 def record(
@@ -233,7 +236,7 @@ def test_half_may_go_on() -> None:
 
 def test_fewer_nodes_than_wanted_stop_the_run() -> None:
     half = tuple(replace(p, connected=p.node == "n1") for p in broken().peers)
-    decision = decide(100.0, broken(peers=half), replace(SETTINGS, min_nodes=3))
+    decision = decide(100.0, broken(peers=half), replace(SETTINGS, recovery=Recovery(min_nodes=3)))
     assert (decision.act, decision.exit_code) == ("fail", 75)
     assert "recovery.min_nodes is 3" in decision.reason
     # Those that are missing then are known to the job's end; a minority cannot say who is.

@@ -5,18 +5,34 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate
+from hpctrain.agent.worker_events import event_of
+from hpctrain.agent.worker_messages import (
+    Compiling,
+    ErrorDetails,
+    Report,
+    ResidualsDropped,
+    StartOrder,
+    StepDone,
+    StoreConnection,
+    WorkerError,
+    WorkerReady,
+)
 from hpctrain.base.activity import Activity
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER, CommandResult
 
-ORDERS = {
-    0: {"plan": "plan.json", "store": {"addr": "127.0.0.1", "port": 1}},
-    5: {"plan": "plan.json", "store": {"addr": "127.0.0.1", "port": 1}},
-}
+STORE = StoreConnection(addr="127.0.0.1", port=1, secret="secret")
+ORDERS = [StartOrder(plan="plan.json", rank=rank, generation=2, store=STORE) for rank in (0, 5)]
+
+
+def error(sentence: str, kind: Literal["error", "lost"] = "error", fault: str = "exception") -> WorkerError:
+    details = ErrorDetails(kind="RuntimeError", message="CUDA error: …", step=3, operation="step 3")
+    return WorkerError(kind=kind, sentence=sentence, fault=fault, details=details)
 
 
 class FakeWorker:
@@ -33,6 +49,9 @@ class FakeWorker:
         self.code: int | None = None
         self.killed = False
         self.waited = False
+
+    def send(self, report: Report) -> None:
+        self.channel.send(report.to_json())
 
     def ends(self, code: int) -> None:
         self.code = code
@@ -103,12 +122,12 @@ def test_each_worker_gets_its_rank_its_order_and_its_log(
         group.start(10.0, ORDERS, store)
         first, second = runner.workers
         # Rank 0's worker serves the store: it inherits the listening socket and is told its number.
-        served = {**ORDERS[0]["store"], "fd": store.fileno()}
-        assert first.channel.wait_message(1.0) == {"type": "start", "plan": "plan.json", "store": served}
+        start = ORDERS[0].to_json()
+        assert first.channel.wait_message(1.0) == {**start, "store": {**start["store"], "fd": store.fileno()}}
         assert first.fds[1:-1] == [store.fileno()]
-    assert second.channel.wait_message(1.0) == {"type": "start", **ORDERS[5]}
+    assert second.channel.wait_message(1.0) == ORDERS[1].to_json()
     assert len(second.fds) == 2
-    for local_rank, (rank, worker) in enumerate(zip(ORDERS, runner.workers, strict=True)):
+    for local_rank, (rank, worker) in enumerate(zip((0, 5), runner.workers, strict=True)):
         assert tuple(worker.argv[:3]) == WORKER
         assert worker.argv[worker.argv.index("--fd") + 1] == str(worker.fds[0])
         assert worker.argv[worker.argv.index("--activity") + 1] == str(worker.fds[-1])
@@ -135,18 +154,16 @@ def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runne
     first, second = runner.workers
     assert group.news(11.0) == []
     assert group.view().last_progress == 10.0
-    first.channel.send({"type": "ready"})
-    second.channel.send({"type": "step", "step": 1})
-    second.channel.send({"type": "step", "step": 2})
-    assert group.news(12.0) == [
-        WorkerUpdate(0, {"type": "ready"}),
-        WorkerUpdate(5, {"type": "step", "step": 1}),
-        WorkerUpdate(5, {"type": "step", "step": 2}),
-    ]
+    steps = [StepDone(step=number, loss=2.5) for number in (1, 2)]
+    first.send(WorkerReady(step=0))
+    for step in steps:
+        second.send(step)
+    assert group.news(12.0) == [WorkerUpdate(0, WorkerReady(step=0)), *(WorkerUpdate(5, step) for step in steps)]
     assert group.view().last_progress == 12.0
-    second.channel.send({"type": "saved", "step": 2})
+    second.send(ResidualsDropped(reason="another layout"))
     second.ends(0)
-    assert group.news(13.0) == [WorkerUpdate(5, {"type": "saved", "step": 2}), WorkerUpdate(5, exit_code=0)]
+    last = ResidualsDropped(reason="another layout")
+    assert group.news(13.0) == [WorkerUpdate(5, last), WorkerUpdate(5, exit_code=0)]
     assert group.news(14.0) == []
     assert group.view().last_progress == 13.0
     assert (group.view().running, group.view().exit_code) == (1, None)
@@ -157,8 +174,9 @@ def test_a_worker_may_compile_before_its_first_step_and_when_it_says_so(group: W
     group.start(10.0, ORDERS, None)
     first, second = runner.workers
     found = [group.view().compiling]
-    for worker, kind in ((first, "ready"), (first, "step"), (second, "step"), (first, "compiling"), (first, "step")):
-        worker.channel.send({"type": kind})
+    ready, step = WorkerReady(step=0), StepDone(step=1, loss=2.5)
+    for worker, report in ((first, ready), (first, step), (second, step), (first, Compiling()), (first, step)):
+        worker.send(report)
         group.news(11.0)
         found.append(group.view().compiling)
     assert found == [True, True, True, False, True, False]
@@ -168,8 +186,8 @@ def test_the_channels_wake_whoever_waits_for_news(group: WorkerGroup, runner: Fa
     group.start(10.0, ORDERS, None)
     channels = group.channels()
     assert [channel.fileno() >= 0 for channel in channels] == [True, True]
-    runner.workers[1].channel.send({"type": "ready"})
-    assert channels[1].wait_message(1.0) == {"type": "ready"}
+    runner.workers[1].send(WorkerReady(step=0))
+    assert channels[1].wait_message(1.0) == {"kind": "ready", "step": 0}
     assert channels[0].wait_message(0.0) is None
 
 
@@ -204,8 +222,7 @@ def test_the_end_that_explains_most_comes_first(
 def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
     runner.workers[0].ends(76)
-    said = {"kind": "RuntimeError", "message": "CUDA error: …", "fault": "illegal_access", "step": 3, "strange": 1}
-    runner.workers[1].channel.send({"type": "error", "message": "rank 5 in step 3: CUDA error: …", "error": said})
+    runner.workers[1].send(error("rank 5 in step 3: CUDA error: …", fault="illegal_access"))
     runner.workers[1].ends(1)
     news = group.news(11.0)
     failure = group.view().failure
@@ -213,19 +230,42 @@ def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runn
     assert (group.view().exit_code, group.view().error) == (1, failure.sentence)
     assert (failure.rank, failure.sentence) == (5, "rank 5 in step 3: CUDA error: …")
     assert failure.fault.blame == "user"
-    assert failure.details == {"kind": "RuntimeError", "message": "CUDA error: …", "step": 3}
+    details = {"kind": "RuntimeError", "message": "CUDA error: …", "step": 3, "operation": "step 3"}
+    assert failure.details == details
     assert news[-1].failure == failure
 
 
-@pytest.mark.parametrize("said", [None, "text", ["gpu_lost"], {"fault": ["gpu_lost"]}, {"fault": "no such row"}])
-def test_an_error_that_is_no_record_is_an_exception(group: WorkerGroup, runner: FakeRunner, said: object) -> None:
+def test_an_error_of_an_unknown_fault_is_an_exception(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
-    runner.workers[0].channel.send({"type": "error", "message": "gone", "error": said})
+    runner.workers[0].send(error("gone", fault="no such row"))
     runner.workers[0].ends(1)
     group.news(11.0)
     failure = group.view().failure
     assert failure is not None
-    assert (failure.sentence, failure.fault.name, failure.details) == ("gone", "exception", {})
+    assert (failure.sentence, failure.fault.name) == ("gone", "exception")
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"kind": "step"}', b'{"kind": "error", "sentence": "gone"}', b'{"type": "ready", "step": 0}', b"step 3"]
+)
+def test_a_worker_whose_report_cannot_be_read_is_ended(group: WorkerGroup, runner: FakeRunner, line: bytes) -> None:
+    group.start(10.0, ORDERS, None)
+    worker = runner.workers[1]
+    worker.send(WorkerReady(step=0))
+    worker.channel.sock.sendall(line + b"\n")
+    assert group.news(11.0) == [WorkerUpdate(5, WorkerReady(step=0))]
+    assert worker.killed
+    assert group.view().leaving
+    # Its channel is closed now, so it may end by itself as a worker that was asked to stop.
+    worker.ends(75)
+    (update,) = group.news(12.0)
+    view = group.view()
+    assert (view.exit_code, view.running) == (-9, 1)
+    assert (view.error or "").startswith("rank 5: its agent cannot read its messages: it sent a")
+    event = event_of("n1", update)
+    assert event is not None
+    assert event[0] == "worker_died"
+    assert event[2]["fault"] == "exception"
 
 
 KMSG = (
@@ -244,7 +284,7 @@ def test_the_kernel_tells_of_hardware_that_failed(
     (tmp_path / "kmsg").write_text(KMSG)
     group.start(10.0, ORDERS, None)
     if code > 0:
-        runner.workers[0].channel.send({"type": "error", "message": "rank 0: CUDA error", "error": {"kind": "X"}})
+        runner.workers[0].send(error("rank 0: CUDA error"))
     runner.workers[0].ends(code)
     news = group.news(12.0)
     failure = news[-1].failure
@@ -294,10 +334,10 @@ def test_an_abort_is_explained_by_the_end_of_its_own_log(
 
 def test_a_worker_that_told_an_error_of_its_own_is_about_to_end(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
-    runner.workers[0].channel.send({"type": "lost", "message": "rank 0 in step 3: connection closed by peer"})
+    runner.workers[0].send(error("rank 0 in step 3: connection closed by peer", "lost"))
     group.news(11.0)
     assert not group.view().leaving
-    runner.workers[1].channel.send({"type": "error", "kind": "ValueError", "message": "ValueError: no"})
+    runner.workers[1].send(error("ValueError: no"))
     runner.workers[0].ends(76)
     group.news(12.0)
     assert group.view().leaving
@@ -309,10 +349,10 @@ def test_a_worker_that_told_an_error_of_its_own_is_about_to_end(group: WorkerGro
 def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
     first, second = runner.workers
-    assert second.channel.wait_message(1.0) == {"type": "start", **ORDERS[5]}
+    assert second.channel.wait_message(1.0) == ORDERS[1].to_json()
     first.ends(-9)
-    group.tell("stop")
-    assert second.channel.wait_message(1.0) == {"type": "stop"}
+    group.stop()
+    assert second.channel.wait_message(1.0) == {"kind": "stop"}
     assert WorkerUpdate(0, exit_code=-9) in group.news(11.0)
 
 
@@ -335,10 +375,10 @@ def test_after_a_kill_there_is_nobody(group: WorkerGroup, runner: FakeRunner) ->
 
 def test_a_group_starts_again_in_the_next_generation(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
-    runner.workers[0].channel.send({"type": "error", "message": "old"})
+    runner.workers[0].send(error("old"))
     group.news(11.0)
     group.kill()
-    group.start(20.0, {3: ORDERS[5]}, None)
+    group.start(20.0, [ORDERS[1].model_copy(update={"rank": 3})], None)
     assert [worker.env["RANK"] for worker in runner.workers] == ["0", "5", "3"]
     view = group.view()
     assert (view.running, view.exit_code, view.last_progress, view.error) == (1, None, 20.0, None)

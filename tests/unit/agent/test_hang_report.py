@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang, from_message, to_message
+from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang
+from hpctrain.agent.peers import Announcement, parse_announcement
+from hpctrain.base.net.wire import MalformedMessage
 
 DOING = st.builds(
     WorkerActivity, st.integers(0, 2000), st.text(max_size=20), st.integers(0, 10**6), st.text(max_size=40),
@@ -55,13 +57,22 @@ def test_a_large_job_is_told_in_few_words(doing: list[WorkerActivity]) -> None:
     assert said.count("; ") <= 9 + sum(item.operation.count("; ") + item.place.count("; ") for item in doing)
 
 
+def heartbeat(doing: object) -> dict[str, object]:
+    mine = Announcement(
+        node="n0", incarnation="n0-a", addr="127.0.0.1", store_port=1, generation=0, phase="running", reason=""
+    )
+    message: dict[str, object] = json.loads(json.dumps({**dict(mine), "doing": doing}))
+    return message
+
+
 @given(st.lists(DOING, max_size=8))
 def test_it_goes_through_a_heartbeat(doing: list[WorkerActivity]) -> None:
-    assert from_message(json.loads(json.dumps(to_message(doing)))) == tuple(doing)
+    assert parse_announcement(heartbeat(doing)).doing == tuple(doing)
 
 
 @pytest.mark.parametrize(
-    "value", [None, "x", [1], [[1, "n", 2, "op", True]], [[1, "n", 2, "op", 1, ""]], [[True, "n", 2, "op", True, ""]]]
+    "value", [None, "x", [1], [[1, "n", 2, "op"]], [[1, "n", 2, "op", 1, ""]], [[True, "n", 2, "op", True, ""]]]
 )
 def test_anything_else_is_no_such_message(value: object) -> None:
-    assert from_message(value) is None
+    with pytest.raises(MalformedMessage, match="doing"):
+        parse_announcement(heartbeat(value))

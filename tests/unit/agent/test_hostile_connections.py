@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
-from hpctrain.agent.hang_report import WorkerActivity, to_message
+from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.peer_connector import publish_address, published_address
 from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, Announcement, parse_announcement
 from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
@@ -231,7 +231,7 @@ def test_without_a_free_descriptor_callers_are_turned_away_and_the_agent_goes_on
 
 
 GOOD = json.loads(heartbeat("n1"))
-DOING = to_message([WorkerActivity(0, "n1:cpu0", 3, "forward", False)])
+DOING = [list(WorkerActivity(0, "n1:cpu0", 3, "forward", False))]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ DOING = to_message([WorkerActivity(0, "n1:cpu0", 3, "forward", False)])
         {"reason": "x" * 1001},
         {"addr": ""},
         {"doing": [[-1, *DOING[0][1:]]]},
-        {"doing": [DOING[0][:-1]]},
+        {"doing": [DOING[0][:-2]]},
         {"doing": [[0, "x" * 2000, *DOING[0][2:]]]},
         {"doing": DOING * 5000},
     ],
@@ -276,9 +276,7 @@ VALUES = st.recursive(
 )
 
 
-KEYS = st.sampled_from([*GOOD, "more", *Announcement.__init__.__code__.co_varnames, *dir(Announcement)]) | st.text(
-    st.characters(), max_size=20
-)
+KEYS = st.sampled_from([*GOOD, "more", *dir(Announcement)]) | st.text(st.characters(), max_size=20)
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=3), st.lists(VALUES, max_size=3))

@@ -16,10 +16,11 @@ from hpctrain.agent.reachability import ReachabilityTracker, unreachable_pairs
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.run.run import Recovery
 
 NODES = ("n0", "n1", "n2", "n3")
 SETTINGS = DecisionLimits(
-    min_nodes=1, retries=2, heartbeat_timeout_s=5, collect_s=2, proposer_takeover_s=5, join_timeout_s=60
+    Recovery(retries=2, heartbeat_timeout_s=5), collect_s=2, proposer_takeover_s=5, join_timeout_s=60
 )
 NOW = 100.0
 
@@ -83,7 +84,7 @@ def test_the_first_node_is_left_out_where_it_is_the_one_that_nobody_hears() -> N
 
 
 def test_too_few_that_hear_each_other_end_the_attempt_and_name_the_cut() -> None:
-    decision = decide(NOW, between("n0", {("n1", "n2")}), replace(SETTINGS, min_nodes=4))
+    decision = decide(NOW, between("n0", {("n1", "n2")}), replace(SETTINGS, recovery=Recovery(min_nodes=4)))
     assert (decision.act, decision.exit_code) == ("fail", 75)
     assert "recovery.min_nodes is 4; n2 is left out: it and n1 do not hear each other" in decision.reason
     assert (decision.members, list(decision.left_out)) == (("n0", "n1", "n3"), ["n2"])
@@ -269,7 +270,7 @@ def test_agents_learn_of_a_cut_between_others_and_of_its_end(cluster: Cluster) -
     def turn() -> None:
         for node, agent in cluster.agents.items():
             views = agent.peers.views()
-            agent.says = replace(agent.says, unheard=trackers[node].unheard(cluster.now, views))
+            agent.says = agent.says.model_copy(update={"unheard": trackers[node].unheard(cluster.now, views)})
             trackers[node].note(cluster.now, views)
 
     def until(condition) -> None:  # type: ignore[no-untyped-def]

@@ -63,7 +63,7 @@ def test_agents_meet_and_tell_each_other_how_they_are(cluster: Cluster, nodes: t
         for view in agent.peers.views():
             assert agent.peers.announcement(view.node) == agents[view.node].says
             assert (view.incarnation, view.phase, view.lost) == (f"{view.node}-first", "joining", False)
-    agents["n1"].says = replace(agents["n1"].says, generation=3, phase="fault", reason="ü" * 5000)
+    agents["n1"].says = agents["n1"].says.model_copy(update={"generation": 3, "phase": "fault", "reason": "ü" * 5000})
     agents["n1"].exchange(cluster.now, at_once=True)
     cluster.until(lambda: agents["n0"].view("n1").phase == "fault")
     assert agents["n0"].view("n1").generation == 3
@@ -214,7 +214,7 @@ def test_a_port_taken_over_by_somebody_without_the_key_is_no_peer(cluster: Clust
 def test_a_long_first_heartbeat_right_behind_the_proof_is_taken(cluster: Cluster) -> None:
     for node in NODES[:2]:
         agent = cluster.start(node, NODES[:2])
-        agent.says = replace(agent.says, reason="ü" * REASON_CHARS)
+        agent.says = agent.says.model_copy(update={"reason": "ü" * REASON_CHARS})
     cluster.all_meet()
     assert not any(agent.peers.views()[0].lost for agent in cluster.agents.values())
 
@@ -323,7 +323,7 @@ def test_a_peer_that_stops_reading_holds_nobody_up(cluster: Cluster, monkeypatch
     monkeypatch.setattr(LineChannel, "_ready", noted)
     nodes = NODES[:2]
     agent = cluster.start("n0", nodes)
-    agent.says = replace(agent.says, reason="x" * REASON_CHARS)
+    agent.says = agent.says.model_copy(update={"reason": "x" * REASON_CHARS})
     with call(cluster) as hung:
         met(cluster, hung).send(heartbeat("n1"))
         cluster.until(lambda: agent.view("n1").connected)

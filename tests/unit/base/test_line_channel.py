@@ -250,7 +250,7 @@ def test_a_strict_channel_ends_at_the_first_line_that_is_no_message() -> None:
         b'{"loss": 1e999}',
         b'{"step": 1' + b"0" * 400 + b"}",
         b'{"step": 1' + b"0" * 5000 + b"}",
-        b'{"a":' * 33 + b"1" + b"}" * 33,
+        b'{"a":' * 65 + b"1" + b"}" * 65,
         b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}",
     ],
 )

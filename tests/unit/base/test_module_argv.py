@@ -14,7 +14,7 @@ from hostile import lay_traps
 from hpctrain.base.module_argv import PACKAGE, outside_current_folder, program, set_safe_path, without_implied_folder
 from hpctrain.base.process import WORKER
 from hpctrain.corpus.prepare.pool import WorkerPool
-from hpctrain.launch.local import start_local_node
+from hpctrain.launch.local import LocalNodes
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_virtual_node_is_started_so(tmp_path: Path) -> None:
         def start(self, argv, **more):
             started.append(argv)
 
-    start_local_node("run", tmp_path, "local0", ["local0"], Recording(), tmp_path / "log")
+    LocalNodes(tmp_path, ["local0"], Recording()).start("run", "local0", tmp_path / "log")
     assert started[0][:4] == [*program("hpctrain.node"), "run"]
 
 

@@ -40,7 +40,8 @@ def test_every_mode_has_its_row_in_the_bench(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", [*MODES, "auto"])
 def test_every_mode_has_its_line_on_the_page(mode: str) -> None:
-    lines = [line for line in PAGE.read_text().splitlines() if re.match(rf"\| [^|]*`{mode}`[^|]* \|", line)]
+    table, _ = PAGE.read_text().split("## Mode auto")
+    lines = [line for line in table.splitlines() if re.match(rf"\| [^|]*`{mode}`[^|]* \|", line)]
     assert lines, f"docs/compression.md has no line about {mode} in its table"
 
 

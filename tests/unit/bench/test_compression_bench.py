@@ -14,7 +14,6 @@ from hpctrain.bench.compression.launch import run_scene
 from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSettings, LaunchSpec, Samples
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.step_times import local_site, measure_site
-from hpctrain.bench.compression.traffic import sent_bytes
 from hpctrain.bench.small_run import make_corpus
 from hpctrain.cli.bench.group import command
 from hpctrain.records.model.decoder_spec import DecoderSpec
@@ -23,17 +22,6 @@ from hpctrain.records.plan.compression import Quantized
 SMALL = LaunchSettings(
     steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=DecoderSpec(layers=2, dim=64, heads=2, vocab=320)
 )
-DEV = """Inter-|   Receive                                                |  Transmit
- face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
-    lo: 1111 11 0 0 0 0 0 0 2222 22 0 0 0 0 0 0
-  eth0:3333 33 0 0 0 0 0 0 4444 44 0 0 0 0 0 0
-"""
-
-
-def test_bytes_sent_are_those_of_the_interface() -> None:
-    assert (sent_bytes(DEV, "lo"), sent_bytes(DEV, "eth0")) == (2222, 4444)
-    with pytest.raises(ValueError, match="no interface eth1"):
-        sent_bytes(DEV, "eth1")
 
 
 def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, with_no_progress_check, with_slurm_state
-from hpctrain.records.history.attempt import attempts_without_checkpoint, failures_since_checkpoint
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, with_slurm_state
+from hpctrain.records.history.attempt import attempts_without_checkpoint, failures_since_checkpoint, retries_spent_text
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
@@ -152,36 +152,6 @@ def test_slurm_has_the_second_word(outcome: AttemptOutcome, job: JobInfo | None,
     assert with_slurm_state(outcome, job).exit_class == expected
 
 
-def test_getting_nowhere_is_a_class_of_its_own() -> None:
-    stopped, lost = AttemptOutcome(75, "resumable"), AttemptOutcome(75, "infrastructure")
-    assert (
-        with_no_progress_check(stopped, progressed=False, preempted=False, attempts_without_checkpoint=0).exit_class
-        == "no_progress"
-    )
-    assert (
-        with_no_progress_check(stopped, progressed=True, preempted=False, attempts_without_checkpoint=9).exit_class
-        == "resumable"
-    )
-    assert (
-        with_no_progress_check(stopped, progressed=False, preempted=True, attempts_without_checkpoint=9).exit_class
-        == "resumable"
-    )
-    assert (
-        with_no_progress_check(lost, progressed=False, preempted=False, attempts_without_checkpoint=1).exit_class
-        == "infrastructure"
-    )
-    assert (
-        with_no_progress_check(lost, progressed=False, preempted=False, attempts_without_checkpoint=2).exit_class
-        == "no_progress"
-    )
-    assert (
-        with_no_progress_check(
-            AttemptOutcome(1, "fatal"), progressed=False, preempted=False, attempts_without_checkpoint=9
-        ).exit_class
-        == "fatal"
-    )
-
-
 def test_the_ledger_counts_since_the_last_new_checkpoint() -> None:
     def line(kind: str, before: str | None, after: str | None) -> dict[str, object]:
         return {"class": kind, "checkpoint_before": before, "checkpoint_after": after}
@@ -192,6 +162,19 @@ def test_the_ledger_counts_since_the_last_new_checkpoint() -> None:
     assert (failures_since_checkpoint(lines), attempts_without_checkpoint(lines)) == (2, 2)
     assert failures_since_checkpoint([*lines, line("resumable", "a", "b")]) == 0
     assert (failures_since_checkpoint([]), attempts_without_checkpoint([])) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "retries", "text"),
+    [
+        (0, 0, None),
+        (3, 3, None),
+        (1, 0, "1 failure without a new checkpoint (recovery.retries is 0)"),
+        (4, 3, "4 failures in a row without a new checkpoint (recovery.retries is 3)"),
+    ],
+)
+def test_retries_are_spent_by_one_failure_more(failures: int, retries: int, text: str | None) -> None:
+    assert retries_spent_text(failures, retries) == text
 
 
 def test_nodes_that_the_probe_refuses_are_no_failure_of_the_run() -> None:

@@ -15,6 +15,7 @@ from hpctrain.launch.container_command import check_container, container_command
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node.enter import IMAGE_TOOLS_FOLDER, command_in_container
 from hpctrain.records.run.run import Container, Run
+from hpctrain.runs.folder import render_run
 
 FOLDER = Path("/shared/runs/r")
 INSIDE = f"{LIBRARY}/hpctrain/base/start.py"
@@ -53,17 +54,17 @@ def test_a_step_without_submitit_enters_too() -> None:
 def test_the_node_s_command_turns_into_the_runtime_s(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     host = Host(is_root=False, may_raise_limits=False, has_nvidia=True)
-    run = run_in("/i.sif", env={"A": "$B"})
-    argv, env = command_in_container(
-        run, tmp_path, ["x"], {"B": "b", "PATH": "/p"}, host, lambda name: f"/bin/{name}", True
-    )
+    (tmp_path / "run.yaml").write_text(render_run(run_in("/i.sif", env={"A": "$B"})))
+    environ = {"B": "b", "PATH": "/p"}
+    argv, env = command_in_container(tmp_path, ["x"], environ, host, lambda name: f"/bin/{name}", True)
     assert argv[0] == "/bin/apptainer"
     assert argv[-2:] == ["/i.sif", "x"]
     assert "--nv" in argv
     assert env["APPTAINERENV_A"] == "b"
     assert env["APPTAINERENV_PYTHONPATH"].startswith(f"{tmp_path}/code:")
     assert env["PATH"].startswith(str(tmp_path / IMAGE_TOOLS_FOLDER))
-    plain = command_in_container(run_in(None), tmp_path, ["x"], {"B": "b"}, host, lambda name: None, True)
+    (tmp_path / "run.yaml").write_text(render_run(run_in(None)))
+    plain = command_in_container(tmp_path, ["x"], {"B": "b"}, host, lambda name: None, True)
     assert plain == (["x"], {"B": "b"})
 
 

@@ -12,7 +12,7 @@ import torch
 from hpctrain.base.errors import InputError
 from hpctrain.model.build import build_part
 from hpctrain.model.imported.describe import DescribeRequest, describe
-from hpctrain.model.imported.part import blocks_of
+from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
 

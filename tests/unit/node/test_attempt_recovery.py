@@ -175,7 +175,7 @@ def test_a_run_that_failed_too_often_is_not_begun_again(
     assert [line["class"] for line in folder.attempts()] == ["fatal", "fatal"]
     last = json.loads((folder.path / "events.jsonl").read_text().splitlines()[-1])
     assert last["kind"] == "failed"
-    assert "it failed; 2 failures without a new checkpoint (recovery.retries is 1)" in last["reason"]
+    assert "it failed; 2 failures in a row without a new checkpoint (recovery.retries is 1)" in last["reason"]
 
 
 def test_a_run_whose_checkpoints_are_gone_says_so_first_and_stops(

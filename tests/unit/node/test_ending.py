@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +18,7 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
-from hpctrain.jobs.attempt_outcome import AttemptOutcome
 from hpctrain.jobs.cancel import CANCELLED_FILE
-from hpctrain.jobs.policy import (
-    AttemptHistory,
-    JobVerdict,
-    decide_after_attempt,
-    decide_and_requeue,
-    notification_state,
-    read_attempt_history,
-)
 from hpctrain.jobs.srun_error import srun_log
 from hpctrain.node import attempt, run
 from hpctrain.records.history.attempt import failures_since_checkpoint
@@ -35,8 +26,6 @@ from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.successor import read_successors
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id
-from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobInfo, JobState
 
 RUN = """
 name: gpt
@@ -47,158 +36,10 @@ data: {train: [/data]}
 batch: {global: 8}
 recovery: {retries: 1}
 """
-STOPPED = AttemptOutcome(75, "resumable", True, "SIGUSR2", "asked to stop by SIGUSR2; a checkpoint is saved first")
-FATAL = AttemptOutcome(1, "fatal", reason="the loss is nan")
-SAVED = AttemptHistory(retries=1, progressed=True)
 
 
 def event(kind: EventKind, reason: str = "", attempt: int = 0, **data: object) -> Event:
     return Event(time_s=0, attempt=attempt, generation=0, node="gpu1", kind=kind, reason=reason, data=data)
-
-
-def info(state: str, preempted: bool = False) -> JobInfo:
-    fake = FakeSlurm()
-    job = Slurm(fake).job(fake.submit("--nodes=2"))
-    assert job is not None
-    return replace(job, state=JobState(state), preempt_s=1.0 if preempted else None)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "job", "act"),
-    [
-        (AttemptOutcome(0, "done"), info("RUNNING"), "stop"),
-        (STOPPED, info("RUNNING"), "again"),
-        (STOPPED, info("RUNNING", True), "again"),
-        (STOPPED, info("CANCELLED"), "stop"),
-        (STOPPED, None, "stop"),
-        (STOPPED, info("PENDING"), "wait"),
-        (STOPPED, info("PENDING", True), "wait"),
-        (STOPPED, info("COMPLETING"), "wait"),
-        # PreemptMode=CANCEL: Slurm ends the job and does not bring it back.
-        (STOPPED, info("COMPLETING", True), "again"),
-        (STOPPED, info("PREEMPTED", True), "again"),
-        # The notice before the time limit was not enough.
-        (AttemptOutcome(143, "resumable"), replace(info("COMPLETING"), reason="TimeLimit"), "again"),
-        (FATAL, info("RUNNING"), "again"),
-        (FATAL, info("TIMEOUT"), "again"),
-        (AttemptOutcome(2, "fatal", not_retryable=True), info("RUNNING"), "stop"),
-        (AttemptOutcome(137, "fatal"), info("RUNNING", True), "again"),
-        (AttemptOutcome(75, "infrastructure", reason="1 of 2 nodes is left"), info("RUNNING"), "again"),
-    ],
-)
-def test_what_can_go_on_goes_on(outcome: AttemptOutcome, job: JobInfo | None, act: str) -> None:
-    verdict = decide_after_attempt(outcome, job, SAVED)
-    assert verdict.act == act
-    assert decide_after_attempt(outcome, job, SAVED, cancelled=True).act == "stop"
-
-
-def test_only_failures_of_the_run_spend_its_retries() -> None:
-    used_up = AttemptHistory(retries=1, failures_since_checkpoint=1)
-    over = decide_after_attempt(FATAL, info("RUNNING"), used_up)
-    assert (over.act, over.failed, over.exit_class) == ("stop", True, "fatal")
-    assert over.reason == "the loss is nan; 2 failures in a row without a new checkpoint (recovery.retries is 1)"
-    lost = AttemptOutcome(75, "infrastructure", reason="1 of 2 nodes is left")
-    assert decide_after_attempt(lost, info("RUNNING"), used_up).act == "again"
-    # A time limit too short for one checkpoint: nothing would ever change.
-    verdict = decide_after_attempt(STOPPED, info("RUNNING"), used_up)
-    assert (verdict.act, verdict.exit_class) == ("stop", "no_progress")
-    assert decide_after_attempt(STOPPED, info("RUNNING", True), used_up).exit_class == "resumable"
-
-
-def test_a_cluster_that_fails_for_ever_is_no_progress_in_the_end() -> None:
-    lost = AttemptOutcome(75, "infrastructure", reason="1 of 2 nodes is left")
-    kinds = [
-        decide_after_attempt(
-            lost, info("RUNNING"), AttemptHistory(retries=1, attempts_without_checkpoint=idle)
-        ).exit_class
-        for idle in range(4)
-    ]
-    assert kinds == ["infrastructure", "infrastructure", "no_progress", "no_progress"]
-
-
-def test_what_waits_behind_a_job_that_slurm_ended_goes_on() -> None:
-    queued = AttemptHistory(retries=1, successor="9")
-    assert "job 9 goes on" in decide_after_attempt(STOPPED, info("NODE_FAIL"), queued).reason
-    assert "it decides" in decide_after_attempt(STOPPED, info("PENDING"), queued).reason
-
-
-def test_the_account_starts_anew_at_a_checkpoint() -> None:
-    failed = {"class": "fatal", "checkpoint_before": "a", "checkpoint_after": "a"}
-    assert read_attempt_history([failed, failed], "a", "a", 3) == AttemptHistory(
-        3, False, failures_since_checkpoint=2, attempts_without_checkpoint=2
-    )
-    assert read_attempt_history([failed, failed], "a", "b", 3) == AttemptHistory(3, True)
-    # The first attempt made a checkpoint before it failed: that is the first failure after it.
-    first = {**failed, "checkpoint_before": None}
-    assert read_attempt_history([failed, first, failed], "a", "a", 3).failures_since_checkpoint == 2
-
-
-def settle(
-    fake: FakeSlurm, job: str, clock: FakeClock, verdicts: list[JobVerdict], history: AttemptHistory = SAVED,
-    again: Callable[[], None] | None = None,
-) -> JobVerdict:  # fmt: skip
-    slurm = Slurm(fake)
-    requeue = again or (lambda: slurm.requeue(job))
-    return decide_and_requeue(STOPPED, job, history, slurm, clock, lambda: False, verdicts.append, requeue)
-
-
-def test_a_controller_that_is_away_at_the_end_is_asked_again() -> None:
-    fake = FakeSlurm()
-    job = fake.submit("--nodes=2", "--time=2")
-    fake.away = True
-    clock = FakeClock(on_sleep=lambda _: setattr(fake, "away", clock.now() < 20))
-    verdicts: list[JobVerdict] = []
-    assert settle(fake, job, clock, verdicts).act == "again"
-    assert fake.jobs[int(job)].restarts == 1
-    assert [verdict.reason for verdict in verdicts] == ["stopped before the time limit, saved, and back to the queue"]
-
-
-def test_a_controller_that_stays_away_is_no_silent_end() -> None:
-    fake = FakeSlurm()
-    job = fake.submit("--nodes=2")
-    fake.away = True
-    clock = FakeClock()
-    verdict = settle(fake, job, clock, [])
-    assert verdict.failed
-    assert "could not be queued again (the Slurm controller is away" in verdict.reason
-    assert 60 <= clock.now() < 70
-
-
-def test_a_successor_needs_no_controller_that_answers_now() -> None:
-    fake = FakeSlurm()
-    job = fake.submit("--nodes=2")
-    fake.away = True
-    verdict = settle(fake, job, FakeClock(), [], replace(SAVED, successor="2"))
-    assert (verdict.act, verdict.failed) == ("wait", False)
-    assert "job 2 goes on" in verdict.reason
-
-
-class Deaf(FakeSlurm):
-    """Takes the requeue, and is away before it answers."""
-
-    def run(
-        self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> CommandResult:
-        done = super().run(argv, timeout_s, env)
-        return CommandResult(done.argv, 1, "", "Socket timed out on send/recv\n") if argv[1] == "requeue" else done
-
-
-def test_a_requeue_whose_answer_is_lost_is_not_asked_twice() -> None:
-    fake = Deaf()
-    fake.submit("--nodes=3", "--hold")
-    job = fake.submit("--nodes=2")
-    assert settle(fake, job, FakeClock(), []).act == "again"
-    assert sum(argv[1] == "requeue" for argv in fake.argvs) == 1
-
-
-def test_a_requeue_that_slurm_refuses_is_told() -> None:
-    def refused() -> None:
-        raise CommandError("scontrol requeue 1: Access/permission denied")
-
-    fake = FakeSlurm()
-    verdict = settle(fake, fake.submit("--nodes=2"), FakeClock(), [], again=refused)
-    assert verdict.failed
-    assert "permission denied" in verdict.reason
 
 
 @pytest.fixture
@@ -404,6 +245,81 @@ def test_a_finished_run_is_a_success_whatever_srun_gave(
     assert len(fake.jobs) == 1
 
 
+def test_a_controller_that_is_away_at_the_end_is_asked_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = begin(folder, monkeypatch, fake)
+    fake.away = True
+    clock = FakeClock(on_sleep=lambda _: setattr(fake, "away", clock.now() < 20))
+    fake.jobs[int(job)] = replace(fake.jobs[int(job)], end_s=int(clock.wall()) + 100)
+    monkeypatch.setattr(attempt, "SystemClock", lambda: clock)
+    assert close(folder, "preempted", "--again", "same_job", asked_by="SIGUSR2") == 75
+    assert fake.jobs[int(job)].restarts == 1
+    assert folder.attempts()[-1]["reason"] == "stopped before the time limit, saved, and back to the queue"
+    assert capsys.readouterr().err.count("attempt 0 ended") == 1
+
+
+def test_a_controller_that_stays_away_is_no_silent_end(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    begin(folder, monkeypatch, fake)
+    fake.away = True
+    clock = FakeClock()
+    monkeypatch.setattr(attempt, "SystemClock", lambda: clock)
+    assert close(folder, "preempted", "--again", "new_job") == 75
+    assert last_event(folder)["kind"] == "failed"
+    assert "could not be queued again (the Slurm controller is away" in str(last_event(folder)["reason"])
+    assert 60 <= clock.now() < 70
+
+
+def test_a_successor_needs_no_controller_that_answers_now(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    job = begin(folder, monkeypatch, fake)
+    line = {"job_id": "2", "after": job, "time_s": 0}
+    (folder.path / "successors.jsonl").write_text(json.dumps(line) + "\n")
+    fake.away = True
+    clock = FakeClock()
+    monkeypatch.setattr(attempt, "SystemClock", lambda: clock)
+    assert close(folder, "preempted", "--again", "new_job") == 75
+    assert last_event(folder)["kind"] == "preempted", "the run has not failed"
+    assert folder.attempts()[-1]["class"] == "resumable"
+
+
+class Deaf(FakeSlurm):
+    """Takes the requeue, and is away before it answers."""
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
+    ) -> CommandResult:
+        done = super().run(argv, timeout_s, env)
+        return CommandResult(done.argv, 1, "", "Socket timed out on send/recv\n") if argv[1] == "requeue" else done
+
+
+def test_a_requeue_whose_answer_is_lost_is_not_asked_twice(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, clock = Deaf(), FakeClock()
+    monkeypatch.setattr(attempt, "SystemRunner", lambda: fake)
+    monkeypatch.setattr(attempt, "SystemClock", lambda: clock)
+    fake.submit("--nodes=3", "--hold")
+    begin(folder, monkeypatch, fake)
+    assert close(folder, "preempted", "--again", "same_job") == 75
+    assert sum(argv[1] == "requeue" for argv in fake.argvs) == 1
+    assert folder.attempts()[-1]["class"] == "resumable"
+
+
+def test_a_requeue_that_slurm_refuses_is_told(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    def refused(*_: object) -> None:
+        raise CommandError("scontrol requeue 1: Access/permission denied")
+
+    begin(folder, monkeypatch, fake)
+    monkeypatch.setattr(attempt, "requeue_excluding_bad_nodes", refused)
+    assert close(folder, "preempted", "--again", "same_job") == 75
+    assert last_event(folder)["kind"] == "failed"
+    assert "permission denied" in str(last_event(folder)["reason"])
+
+
 def test_a_new_job_starts_from_the_environment_of_the_first(tmp_path: Path) -> None:
     """Not from what cluster.setup made of it: paths would grow from job to job."""
     code = "import os, sys; os.environ['PATH'] = 'longer'; print('up', flush=True); sys.stdin.read()"
@@ -439,18 +355,3 @@ def test_a_stop_while_the_program_loads_is_heard_later(number: signal.Signals) -
     """In a process of its own: a signal goes to any thread that does not block it."""
     done = subprocess.run([sys.executable, "-c", LOADED_LATE, str(int(number))], timeout=60, check=False)
     assert done.returncode == 75
-
-
-@pytest.mark.parametrize(
-    ("verdict", "state"),
-    [
-        (JobVerdict("stop", "all steps are done", "done"), "done"),
-        (JobVerdict("again", "preempted, saved, and back to the queue", "resumable"), "requeued"),
-        (JobVerdict("wait", "Slurm took the job (REQUEUED)", "resumable"), "requeued"),
-        (JobVerdict("stop", "cancelled", "resumable", cancelled=True), "cancelled"),
-        (JobVerdict("stop", "the job could not be requeued", "resumable", failed=True), "failed"),
-        (JobVerdict("stop", "a worker ended", "fatal", failed=True), "failed"),
-    ],
-)
-def test_the_end_of_an_attempt_has_one_name_towards_the_outside(verdict: JobVerdict, state: str) -> None:
-    assert notification_state(verdict) == state

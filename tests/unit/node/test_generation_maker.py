@@ -58,7 +58,7 @@ def plan_on(folder: Path, run: Run, *names: str, before: tuple[str, ...] = ()) -
     previous = Generation(number=0, attempt=0, members=list(members(*before)), plan="p", store=store, reason="start")
     proposal = Proposal(1, 1, members(*names), previous if before else None, "start", 0, "me")
     maker = GenerationMaker(folder, run, names, EventLog(folder / "events.jsonl", names[0], 1, FakeClock()))
-    proposed = maker(proposal)
+    proposed = maker.make(proposal)
     proposed.announce()
     return proposed.plan, (folder / "events.jsonl").read_text()
 
@@ -80,10 +80,10 @@ def test_a_plan_with_a_node_that_the_new_probe_excludes_is_made_anew(tmp_path: P
     previous = Generation(number=0, attempt=0, members=list(members(*names)), plan="p", store=store, reason="start")
     maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
     proposal = Proposal(1, 1, members(*names), previous, "start", 0, "me")
-    assert set(maker(proposal).plan.nodes) == {"a", "b"}
+    assert set(maker.make(proposal).plan.nodes) == {"a", "b"}
 
     measured.model_copy(update={"verdict": Verdict(status="warn", exclude=["b"])}).write(tmp_path / "topology.json")
-    assert maker(proposal).plan.nodes == ["a"]
+    assert maker.make(proposal).plan.nodes == ["a"]
 
 
 def test_a_run_that_had_saved_a_step_is_not_begun_from_the_seed(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_after_a_loss_only_the_node_that_takes_over_is_sent_state(tmp_path: Path
     run, names = run_of(mode="fixed", pp=2, dp=2, schedule="1f1b"), ("a", "b", "c", "d", "e")
     topology(*names).write(tmp_path / "topology.json")
     maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
-    first = maker(Proposal(0, 1, members(*names), None, "start", 0, "a"))
+    first = maker.make(Proposal(0, 1, members(*names), None, "start", 0, "a"))
     lost, spare = first.plan.nodes[0], (set(names) - set(first.plan.nodes)).pop()
     left = members(*(name for name in names if name != lost))
-    second = maker(Proposal(1, 1, left, first.record, "node_lost", 0, left[0].node))
+    second = maker.make(Proposal(1, 1, left, first.record, "node_lost", 0, left[0].node))
     second.announce()
     assert second.plan.moves
     assert {move.target for move in second.plan.moves} == {f"{spare}:cpu0"}
@@ -153,8 +153,8 @@ def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_th
     given = make_plan(run_of(mode="fixed", dp=2), run.spec(), topology("a", "b"))
     given.write(tmp_path / "plan.json")
     maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
-    assert maker(Proposal(0, 0, members("a", "b"), None, "start", 0, "a")).plan == given
-    without_b = maker(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
+    assert maker.make(Proposal(0, 0, members("a", "b"), None, "start", 0, "a")).plan == given
+    without_b = maker.make(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
     without_b.announce()
     assert set(without_b.plan.nodes) <= {"a", "c"}
     assert Plan.read(tmp_path / "plan.json") == given
@@ -162,7 +162,7 @@ def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_th
     # One that names a node which the job never had is somebody's mistake.
     elsewhere = GenerationMaker(tmp_path, run, ("a", "c"), EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
     with pytest.raises(RefusedError, match="it uses b, this run has a, c"):
-        elsewhere(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
+        elsewhere.make(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
 
 
 @pytest.mark.parametrize(("steps", "learnt"), [(60, True), (20, False)])
@@ -173,7 +173,7 @@ def test_a_plan_after_a_loss_predicts_with_what_the_steps_before_it_taught(
     plan = make_plan(run, run.spec(), both)
     before = write_generation(tmp_path, plan, run, both, truth(compute={"cpu": 2.0}), steps)
     maker = GenerationMaker(tmp_path, run, ("a", "b"), EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
-    after = maker(Proposal(1, 0, members("a"), before, "b is lost", 0, "me")).plan
+    after = maker.make(Proposal(1, 0, members("a"), before, "b is lost", 0, "me")).plan
     assert (after.profile is not None) == learnt
     if after.profile is not None:
         assert after.profile.compute == pytest.approx({"cpu": 2.0})

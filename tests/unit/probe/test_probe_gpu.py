@@ -1,7 +1,5 @@
 """GPUs: what the driver says against what copies show; the measurement itself where there is a card."""
 
-import time
-
 import pytest
 
 from hpctrain.probe.system.nvml import open_nvml
@@ -45,8 +43,8 @@ def test_a_link_that_is_down_belongs_to_the_only_peer_there_is() -> None:
 def test_a_real_gpu_has_its_figures() -> None:
     with open_nvml():
         readers = [GpuReader(0)]
-        load = load_gpus(readers, time.perf_counter)[0]
-        device = readers[0].device("gpu", load, readers, time.perf_counter)
+        load = load_gpus(readers)[0]
+        device = readers[0].device("gpu", load, readers)
 
     assert max(device.flops.values()) > 1e12
     assert device.memory_bytes_per_s > 1e11

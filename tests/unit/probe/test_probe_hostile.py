@@ -168,12 +168,13 @@ GOOD_ANSWERS: list[Message] = [
     {"kind": "pair", "round": 0, "error": "the peer died"},
     {"kind": "ready"},
     {"kind": "devices", "report": GOOD_REPORT},
-    {"kind": "meeting", "port": 5001},
-    {"kind": "exchanged", "report": {"backend": "gloo", "times": {"1": [[8, 1e-5], [1024, 2e-5]]}}},
+    {"kind": "rendezvous", "port": 5001},
+    {"kind": "exchange", "report": {"backend": "gloo", "times": {"1": [[8, 1e-5], [1024, 2e-5]]}}},
 ]
 GOOD_ORDERS: list[Message] = [
     {"kind": "pair", "round": 0, "caller": True, "peer": "n1", "addr": "127.0.0.1", "port": 5000},
     {"kind": "over"},
+    {"kind": "rendezvous", "addr": "127.0.0.1"},
     {
         "kind": "exchange", "backend": "gloo", "world": 2, "seed": 0, "addr": "127.0.0.1", "port": 1, "token": "x",
         "rank": 0,
@@ -204,12 +205,12 @@ def test_the_messages_of_this_program_are_read() -> None:
         {"kind": "pair", "round": 0, "figures": GOOD_FIGURES | {"latency": {"min": 0, "p50": 0, "p95": 0}}},
         {"kind": "pair", "round": 0, "figures": GOOD_FIGURES | {"ladder": [[1024, 1e-4], [1024, 1e-4]]}},
         {"kind": "pair", "round": 0, "figures": GOOD_FIGURES | {"ladder": [[size, 1.0] for size in range(1, 99)]}},
-        {"kind": "meeting", "port": 0},
-        {"kind": "meeting", "port": 1 << 16},
+        {"kind": "rendezvous", "port": 0},
+        {"kind": "rendezvous", "port": 1 << 16},
         {"kind": "devices", "report": GOOD_REPORT | {"device_types": {}}},
         {"kind": "devices", "report": GOOD_REPORT | {"devices": 2 * GOOD_REPORT["devices"]}},
         {"kind": "devices", "report": GOOD_REPORT | {"devices": [{"id": "c", "type": "cpu", "flops": {"fp32": 0}}]}},
-        {"kind": "exchanged", "report": {"backend": "gloo", "times": {"1": [[8, 1e-5], [8, 2e-5]]}}},
+        {"kind": "exchange", "report": {"backend": "gloo", "times": {"1": [[8, 1e-5], [8, 2e-5]]}}},
     ],
 )
 def test_a_malformed_answer_is_told_in_one_short_line(message: Message) -> None:

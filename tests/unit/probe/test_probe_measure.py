@@ -11,9 +11,7 @@ import torch
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.worker.measure.codec_rates import codec_seconds
-from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
-
-CPU = torch.device("cpu")
+from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
 
 
 class Ticks:
@@ -28,26 +26,30 @@ class Ticks:
         return self.time
 
 
+def ticking(step: float) -> DeviceTimer:
+    return DeviceTimer(torch.device("cpu"), Ticks(step))
+
+
 def test_flops_are_two_size_cubed_over_elapsed_time() -> None:
     # Each product takes one second of this clock; four fit in the limit.
-    assert matmul_flops(CPU, torch.float32, Ticks(1.0), limit_s=4.0) == pytest.approx(2 * 512**3)
+    assert matmul_flops(ticking(1.0), torch.float32, limit_s=4.0) == pytest.approx(2 * 512**3)
 
 
 def test_a_product_slower_than_the_limit_still_counts() -> None:
-    assert matmul_flops(CPU, torch.float32, Ticks(10.0), limit_s=1.0) == pytest.approx(2 * 512**3 / 10)
+    assert matmul_flops(ticking(10.0), torch.float32, limit_s=1.0) == pytest.approx(2 * 512**3 / 10)
 
 
 def test_copies_count_what_is_read_and_what_is_written() -> None:
-    assert copy_bytes_per_s(CPU, Ticks(0.5), limit_s=1.0) == pytest.approx(2 * 64 * 2**20 / 0.5)
+    assert copy_bytes_per_s(ticking(0.5), limit_s=1.0) == pytest.approx(2 * 64 * 2**20 / 0.5)
 
 
 def test_a_tiny_operation_is_the_median_of_batches() -> None:
-    assert launch_seconds(CPU, Ticks(1.0)) == pytest.approx(1 / 25)
+    assert launch_seconds(ticking(1.0)) == pytest.approx(1 / 25)
 
 
 def test_a_codec_takes_so_many_seconds_for_each_number() -> None:
     # Every run of a codec on a matrix takes one second of this clock, and one is enough.
-    found = codec_seconds(CPU, Ticks(1.0), limit_s=0.5)
+    found = codec_seconds(ticking(1.0), limit_s=0.5)
     assert list(found.model_dump().values()) == pytest.approx([1 / 2048**2] * 4)
 
 

@@ -10,6 +10,7 @@ import pynvml
 import pytest
 
 from hpctrain.probe.system.nvml import Gpu, driver_version, find_gpu, open_nvml
+from hpctrain.records.topology.evidence import PcieLink
 
 SOURCE = Path(__file__).parents[2] / "fakes" / "nvml.c"
 
@@ -79,7 +80,7 @@ def test_a_device_is_found_by_its_uuid() -> None:
 def test_what_a_card_tells_of_itself() -> None:
     first = card(0)
 
-    assert first.pcie() == (3, 16, 5, 16)
+    assert first.pcie() == PcieLink(generation=3, width=16, generation_max=5, width_max=16)
     assert first.throttle_reasons() == ["sw_power_cap", "hw_thermal_slowdown"]
     assert first.ecc_errors() == 7
     assert first.energy_j() == 5e9

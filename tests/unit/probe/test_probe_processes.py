@@ -88,8 +88,8 @@ class HangingRunner(MeasuringRunner):
         while (message := channel.wait_message(5.0)) is not None:
             if message["kind"] == "go":
                 channel.send(self._answer)
-            elif message["kind"] == "meet":
-                channel.send({"kind": "meeting", "port": 1})
+            elif message["kind"] == "rendezvous":
+                channel.send({"kind": "rendezvous", "port": 1})
 
 
 class NoRunner(MeasuringRunner):
@@ -185,7 +185,7 @@ def test_processes_that_hang_in_their_messages_cost_the_deadline_and_nothing_els
     assert topology.verdict.status == "go"
     assert topology.device_ids() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]
     assert len(topology.provenance.notes) == 3
-    assert "not 'exchanged' in time" in topology.provenance.notes[0]
+    assert "not 'exchange' in time" in topology.provenance.notes[0]
     assert all(side.backend == {} for link in topology.fabric.links for side in (link.ab, link.ba))
 
 

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def told(folder: Path, state: Any, environ: dict[str, str], reason: str = "all steps are done") -> list[Event]:
-    send_notification(folder, 2, state, reason, "gpu1", FakeClock(), environ)
+    send_notification(folder, 2, state, reason, FakeClock(), {"SLURMD_NODENAME": "gpu1"} | environ)
     path = folder / "events.jsonl"
     return read_events(path) if path.exists() else []
 

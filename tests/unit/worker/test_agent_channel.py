@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.base.errors import EXIT_RESUMABLE, HpctrainError
+from hpctrain.agent.worker_messages import ResidualsDropped, StartOrder, StoreConnection
+from hpctrain.base.errors import EXIT_FAILED, EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.worker.agent_channel import AgentChannel
 
-START = {"type": "start", "rank": 0}
+ORDER = StartOrder(plan="plan.json", rank=0, generation=0, store=StoreConnection(addr="::1", port=1, secret="s"))
+START = ORDER.to_json()
+STOP = {"kind": "stop"}
 
 
 class Ended:
@@ -32,7 +35,7 @@ class Ended:
 def agent_and_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LineChannel, AgentChannel, Ended]]:
     ended = Ended()
     monkeypatch.setattr("hpctrain.worker.agent_channel.os._exit", ended)
-    ours, theirs = map(LineChannel, socket.socketpair())
+    ours, theirs = (LineChannel(sock, strict=True) for sock in socket.socketpair())
     orders = AgentChannel(theirs)
     yield ours, orders, ended
     ours.close()
@@ -54,13 +57,10 @@ def test_a_stop_that_came_together_with_the_start_is_heeded(
 ) -> None:
     agent, orders, _ = agent_and_orders
     agent.send(START)
-    agent.send({"type": "save"})
-    agent.send({"type": "stop"})
-    assert orders.wait_start() == START
+    agent.send(STOP)
+    assert orders.wait_start() == ORDER
     orders.listen()
     assert soon(orders.stop_wanted)
-    assert orders.save_wanted()
-    assert not orders.save_wanted()
 
 
 def test_a_stop_while_the_worker_trains_is_heeded(agent_and_orders: tuple[LineChannel, AgentChannel, Ended]) -> None:
@@ -68,13 +68,26 @@ def test_a_stop_while_the_worker_trains_is_heeded(agent_and_orders: tuple[LineCh
     agent.send(START)
     orders.wait_start()
     orders.listen()
-    agent.send({"type": "unknown"})
-    agent.send({"type": "save"})
-    assert soon(orders.save_wanted)
     assert not orders.stop_wanted()
-    agent.send({"type": "stop"})
+    agent.send(STOP)
     assert soon(orders.stop_wanted)
     assert not ended.happened.is_set()
+
+
+@pytest.mark.parametrize("message", [{"kind": "save"}, {"type": "stop"}, {"kind": "stop", "now": True}])
+def test_an_order_that_cannot_be_read_ends_the_worker(
+    agent_and_orders: tuple[LineChannel, AgentChannel, Ended],
+    message: dict[str, object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    agent, orders, ended = agent_and_orders
+    agent.send(START)
+    orders.wait_start()
+    orders.listen()
+    agent.send(message)
+    assert ended.happened.wait(60.0)
+    assert ended.code == EXIT_FAILED
+    assert "left its agent: it sent a malformed message" in capsys.readouterr().err
 
 
 def test_without_an_agent_the_worker_ends(agent_and_orders: tuple[LineChannel, AgentChannel, Ended]) -> None:
@@ -87,9 +100,12 @@ def test_without_an_agent_the_worker_ends(agent_and_orders: tuple[LineChannel, A
     assert ended.code == EXIT_RESUMABLE
 
 
-def test_without_a_start_order_there_is_no_work(agent_and_orders: tuple[LineChannel, AgentChannel, Ended]) -> None:
+@pytest.mark.parametrize("message", [STOP, {**START, "rank": -1}, {"kind": "start"}])
+def test_without_a_start_order_there_is_no_work(
+    agent_and_orders: tuple[LineChannel, AgentChannel, Ended], message: dict[str, object]
+) -> None:
     agent, orders, _ = agent_and_orders
-    agent.send({"type": "stop"})
+    agent.send(message)
     with pytest.raises(HpctrainError, match="no start order"):
         orders.wait_start()
 
@@ -101,7 +117,7 @@ def test_an_agent_that_is_held_up_gets_all_the_news_later(
 
     def tell() -> None:
         for step in range(2000):
-            orders.tell("step", step=step, note="x" * 200)
+            orders.send(ResidualsDropped(reason=f"{step} {'x' * 200}"))
 
     teller = threading.Thread(target=tell)
     teller.start()
@@ -109,4 +125,4 @@ def test_an_agent_that_is_held_up_gets_all_the_news_later(
     assert teller.is_alive(), "its news fit in the socket's buffer: nothing is shown"
     told = [agent.wait_message(60.0) for _ in range(2000)]
     teller.join()
-    assert [message["step"] for message in told if message is not None] == list(range(2000))
+    assert [int(message["reason"].split()[0]) for message in told if message is not None] == list(range(2000))

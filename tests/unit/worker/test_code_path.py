@@ -23,14 +23,14 @@ def test_the_copy_comes_before_the_folder_that_the_worker_was_started_in(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # as `python -m` does with the current folder
     found = []
 
-    def guarded(orders: object, folder: Path) -> int:
+    def work(orders: object, folder: Path) -> int:
         found.append(importlib.import_module("my_model_of_today").NAME)
         return 0
 
     def leave(code: int) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr(train, "_guarded", guarded)
+    monkeypatch.setattr(train, "_work", work)
     monkeypatch.setattr(os, "_exit", leave)
     ours, theirs = socket.socketpair()
     memory = os.fdopen(shared_record())

@@ -37,7 +37,7 @@ def test_the_first_validation_compiles(
         plan=SimpleNamespace(rows=1), valid={"valid": None}, fence=Fence(tmp_path, 0),
     )  # fmt: skip
     said: list[str] = []
-    orders: Any = SimpleNamespace(tell=said.append)
+    orders: Any = SimpleNamespace(send=lambda report: said.append(report.kind))
     loop = Loop(trainer, orders)
     for _ in range(2):
         loop._validate()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from hpctrain.agent.worker_messages import Report
 from hpctrain.worker import disk_full
 from hpctrain.worker.disk_full import PendingWrites, is_disk_full, retry_until_written
 
@@ -21,8 +22,8 @@ class Heard:
         self.kinds: list[str] = []
         self._stop_after = stop_after
 
-    def tell(self, kind: str, /, **content: Any) -> None:
-        self.kinds.append(kind)
+    def send(self, report: Report) -> None:
+        self.kinds.append(report.kind)
 
     def stop_wanted(self) -> bool:
         return self._stop_after is not None and len(self.kinds) >= self._stop_after

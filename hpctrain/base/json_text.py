@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 LEVELS_MAX = 64
-"""Nested levels. No file of hpctrain nests half as deep, and code that walks a value may recurse this far."""
+"""Nested levels. No file or message of hpctrain nests half as deep; code that walks a value may recurse this far."""
 DIGITS_MAX = 40
 """Digits of a whole number. 64 bits need 20, and Python's limit of 4300 gives an error about Python."""
 

@@ -15,7 +15,7 @@ STATE_BYTES = 12
 """Bytes of each parameter in a checkpoint: the weight and AdamW's two moments, 4 bytes each."""
 
 
-def disk_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
+def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
     """Return what a person should know about the disk space for checkpoints, as lines.
 
     While a checkpoint is written, all kept ones still exist: there must be space for one more.
@@ -41,7 +41,7 @@ def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
     """Return the bytes of one checkpoint. Without a plan, the compression state of a single replica is counted."""
     copies = 1 if plan is None else plan.dp // plan.shards
     codec = run.compression if plan is None else plan.codec
-    kept = 0.0
+    codec_state = 0.0
     if not isinstance(codec, AutoCompression) and (plan is None or copies > 1):
-        kept = copies * codec.state_bytes(spec.dim)
-    return (STATE_BYTES + kept) * spec.parameters()
+        codec_state = copies * codec.state_bytes(spec.dim)
+    return (STATE_BYTES + codec_state) * spec.parameters()

@@ -9,24 +9,24 @@ from run_folders import RUN
 from hpctrain.records.model.presets import PRESETS
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
-from hpctrain.runs import disk_space
-from hpctrain.runs.disk_space import disk_space_warning
+from hpctrain.runs import checkpoint_space
+from hpctrain.runs.checkpoint_space import checkpoint_space_warning
 
 SPEC = PRESETS["tiny-1m"].model_copy(update={"vocab": 256})
 
 
 def test_a_run_that_fits_says_nothing(tmp_path: Path) -> None:
     run = Run.model_validate(RUN)
-    assert disk_space_warning(run, SPEC, tmp_path / "runs", None) == []
+    assert checkpoint_space_warning(run, SPEC, tmp_path / "runs", None) == []
 
 
 def test_too_little_room_is_said_with_both_figures_and_what_to_do(tmp_path: Path, monkeypatch) -> None:
     run = Run.model_validate({**RUN, "checkpoint": {"keep": 4}})
     one = 12 * SPEC.parameters()
-    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 5 * one)
-    assert disk_space_warning(run, SPEC, tmp_path, None) == []
-    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 5 * one - 1)
-    (said,) = disk_space_warning(run, SPEC, tmp_path, None)
+    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 5 * one)
+    assert checkpoint_space_warning(run, SPEC, tmp_path, None) == []
+    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 5 * one - 1)
+    (said,) = checkpoint_space_warning(run, SPEC, tmp_path, None)
     assert said.startswith(f"{tmp_path}: ")
     assert "are free; 5 checkpoints of" in said
     assert "lower checkpoint.keep" in said
@@ -40,8 +40,8 @@ def test_every_replica_adds_what_it_has_not_sent_of_its_gradients(tmp_path: Path
         "compression": [{"codec": {"mode": "topk", "residual": "bf16"}}],
     })  # fmt: skip
     run = Run.model_validate({**RUN, "checkpoint": {"keep": 1}, "compression": {"mode": "auto"}})
-    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters())
-    assert disk_space_warning(run, SPEC, tmp_path, plan) == []
-    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters() - 1)
-    assert len(disk_space_warning(run, SPEC, tmp_path, plan)) == 1
-    assert disk_space_warning(run, SPEC, tmp_path, None) == []
+    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters())
+    assert checkpoint_space_warning(run, SPEC, tmp_path, plan) == []
+    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters() - 1)
+    assert len(checkpoint_space_warning(run, SPEC, tmp_path, plan)) == 1
+    assert checkpoint_space_warning(run, SPEC, tmp_path, None) == []
