@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hpctrain.base.errors import CommandError, CommandTimeoutError, InputError
 from hpctrain.base.process import CommandResult, Runner
@@ -176,14 +175,13 @@ class Slurm:
         """End the job; nothing happens to one that has ended or is unknown."""
         _answer(self._run(["scancel", _checked(job_id)]))
 
-    def signal(self, job_id: str, name: str, to: Literal["steps", "batch", "all"] = "steps") -> bool:
-        """Send a signal (USR2, TERM) to all processes of the job's steps, of its batch script, or both.
+    def signal(self, job_id: str, name: str) -> bool:
+        """Send a signal (USR2, TERM) to all processes of the job's steps.
 
         Returns:
             False if there is no such job, or it has ended.
         """
-        where = {"steps": [], "batch": ["--batch"], "all": ["--full"]}[to]
-        done = self._run(["scancel", f"--signal={name}", *where, _checked(job_id)])
+        done = self._run(["scancel", f"--signal={name}", _checked(job_id)])
         if done.code != 0 and _UNKNOWN_JOB in done.stderr:
             return False
         _answer(done)

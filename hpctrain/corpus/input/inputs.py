@@ -53,26 +53,23 @@ def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFi
         InputError: one of them does not exist or is a pipe, a saved dataset has no training split, or reading it needs
         a library that is not installed.
     """
-    chosen: set[InputFile] = set()
-    others: set[Path] = set()
-    beside: set[Path] = set()
+    parts: list[InputFiles] = []
     for path in named:
         if path.is_dir():
-            inside = _of_folder(path, choice)
-            chosen.update(inside.files)
-            others.update(inside.other_splits)
-            beside.update(inside.beside_records)
+            parts.append(_of_folder(path, choice))
         elif path.is_file():
-            chosen.add(InputFile(path, format_of(path) if choice == "auto" else choice))
+            parts.append(InputFiles((InputFile(path, format_of(path) if choice == "auto" else choice),)))
         elif path.exists():
             # Text is read twice, and a pipe can be read only once.
             raise InputError(f"IN: {path}: found a pipe or device, allowed: files and folders; save the text to a file")
         else:
             raise InputError(f"IN: {path}: no such file or folder")
-    files = sorted(chosen, key=lambda file: file.path)
+    files = sorted({file for part in parts for file in part.files}, key=lambda file: file.path)
     _need_libraries(files)
     taken = {file.path for file in files}  # a left-out file that was also named by itself is taken
-    return InputFiles(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
+    others = {path for part in parts for path in part.other_splits} - taken
+    beside = {path for part in parts for path in part.beside_records} - taken
+    return InputFiles(tuple(files), tuple(sorted(others)), tuple(sorted(beside)))
 
 
 def format_of(path: Path) -> Format:

@@ -92,7 +92,7 @@ class EncodeTask:
         valid = ShardWriter(folder, "valid", self.dtype, self.shard_tokens)
         inside = False  # whether the last document has not ended yet
         with contextlib.closing(train), contextlib.closing(valid):
-            for batch in self._batches():
+            for batch in batches(self._with_ends(), lambda item: item[0].size_bytes, BATCH_BYTES):
                 texts = cleaner.texts([passage for passage, _ in batch])
                 encoded = tokenizer.encode(texts)
                 for (passage, aside), text, tokens in zip(batch, texts, encoded, strict=True):
@@ -103,12 +103,9 @@ class EncodeTask:
                 report(sum(passage.size_bytes for passage, _ in batch))
             return train.finish() + valid.finish()
 
-    def _batches(self) -> Iterator[list[tuple[Passage, bool]]]:
-        """Batches of passages, each with whether it is for validation."""
-        return batches(self._with_ends(), lambda item: item[0].size_bytes, BATCH_BYTES)
-
     def _with_ends(self) -> Iterator[tuple[Passage, bool]]:
-        """Passages with `ends` set also where the next passage of the document is in the other split."""
+        """Passages, each with whether it is for validation; `ends` is set also where the document's next passage is in
+        the other split."""
         before: tuple[Passage, bool] | None = None
         for passage, aside in self._passages():
             if before is not None:

@@ -54,20 +54,18 @@ def _problem(where: Any, text: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=text, problem_mark=where.start_mark)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+_RESOLVERS = {
+    "null": (r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", [*"tTfF"]),
+    "int": (r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", [*"-+0123456789"]),
+    "float": (
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        [*"-+.0123456789"],
     ),
-    list("-+.0123456789"),
-)
+}
+"""Form of each kind of scalar, and the characters that it may begin with."""
+for _kind, (_form, _beginnings) in _RESOLVERS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_form), _beginnings)
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:

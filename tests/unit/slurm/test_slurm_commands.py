@@ -52,7 +52,7 @@ def test_a_job_lives(fake, slurm):
     job_id = fake.submit("-N", "2", "-t", "10", "job.sh")
     job = slurm.job(job_id)
     assert (job.state, job.nodes, job.time_limit_s) == (JobState.RUNNING, ("gpu1", "gpu2"), 600)
-    assert slurm.signal(job_id, "USR2", to="batch")
+    assert slurm.signal(job_id, "USR2")
     assert fake.signals == [(1, "USR2")]
     slurm.requeue(job_id)
     assert (slurm.job(job_id).state, slurm.job(job_id).restarts) == (JobState.PENDING, 1)
