@@ -52,7 +52,7 @@ def build_reducer(
         shapes: shapes of this rank's parts of the parameters.
     """
     codec = spec.codec
-    layers: Layers = getattr(codec, "layers", [])
+    layers: Layers = getattr(codec, "layers", "all")
     chosen = [
         index
         for index, (name, shape) in enumerate(zip(names, shapes, strict=True))

@@ -14,18 +14,20 @@ from hpctrain.bench.small_run import make_corpus
 from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
 from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.plan.compression import Quantized, make_codec
 
 SETTINGS = LaunchSettings(
     steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=DecoderSpec(layers=2, dim=256, heads=4, vocab=320)
 )
-BYTES = {"none": (4, 4), "bf16": (2, 2.01), "int8": (1.015, 1.03), "int4": (0.515, 0.53)}
+NUMBER_BYTES = {mode: make_codec({"mode": mode}).dense_bytes for mode in Quantized.modes()}
+BYTES = {"none": (4, 4), "bf16": (2, 2.01)} | {mode: (each, each + 0.0145) for mode, each in NUMBER_BYTES.items()}
 """For each parameter, of two ranks: each sends as many numbers as there are, of small tensors in fp32."""
 
 
 def as_exact_as_the_gain_allows(step_s: dict[str, float]) -> str:
     """Each mode in turn is taken if a step is by 3 % shorter than with the one taken before."""
     chosen = "none"
-    for mode in ("bf16", "int8", "int4"):
+    for mode in ("bf16", *Quantized.modes()):
         if 1 - step_s[mode] / step_s[chosen] >= 0.03:
             chosen = mode
     return chosen

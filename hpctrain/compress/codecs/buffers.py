@@ -11,17 +11,17 @@ from torch import Tensor
 class Scratch:
     """Memory for one purpose. On CUDA torch's allocator reuses memory, and knows which stream is done with it."""
 
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._memory = torch.empty(0, dtype=dtype)
 
-    def take(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Uninitialised memory on the device of `like`; on a CPU the next call returns the same memory."""
         if like.is_cuda:
-            return like.new_empty(shape, dtype=dtype)
-        size = math.prod(shape) * dtype.itemsize
-        if self._memory.numel() < size:
-            self._memory = torch.empty(size, dtype=torch.uint8)
-        return self._memory[:size].view(dtype).view(shape)
+            return like.new_empty(shape, dtype=self._memory.dtype)
+        numbers = math.prod(shape)
+        if self._memory.numel() < numbers:
+            self._memory = self._memory.new_empty(numbers)
+        return self._memory[:numbers].view(shape)
 
 
 class BufferPool:

@@ -128,8 +128,10 @@ class IntegerCode:
 
     def _fields(self, packed: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         """Yield the lowest bit, the width and the bytes [blocks, bytes], int8, of each field of the integers."""
+        integers = packed.view(torch.int8)
         start = 0
-        fields = packed.view(torch.int8).split([BLOCK * width // 8 for width in self._widths], dim=1)
-        for width, field in zip(self._widths, fields, strict=True):
-            yield start, width, field
+        for width in self._widths:
+            # A field of all bits is the whole: a view of it would take a while beside work on so few numbers.
+            first, end = BLOCK * start // 8, BLOCK * (start + width) // 8
+            yield start, width, integers if width == self._bits else integers[:, first:end]
             start += width

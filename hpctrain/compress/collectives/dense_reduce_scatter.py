@@ -19,14 +19,14 @@ class DenseReduceScatter(ReduceScatter):
 
     def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:
         self._wire_dtype = wire_dtype
-        self._outgoing, self._incoming = Scratch(), Scratch()
+        self._outgoing, self._incoming = Scratch(wire_dtype), Scratch(wire_dtype)
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world = dist.get_world_size(group)
         outgoing = gradient
         if self._wire_dtype != gradient.dtype:
-            outgoing = self._outgoing.take(gradient.shape, gradient, self._wire_dtype).copy_(gradient)
-        incoming = self._incoming.take(gradient.shape, gradient, self._wire_dtype)
+            outgoing = self._outgoing.take(gradient.shape, gradient).copy_(gradient)
+        incoming = self._incoming.take(gradient.shape, gradient)
         dist.all_to_all_single(incoming, outgoing, group=group)
         torch.sum(incoming.view(world, -1), 0, dtype=output.dtype, out=output)
         return outgoing.nbytes // world * (world - 1)

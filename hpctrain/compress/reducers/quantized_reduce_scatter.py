@@ -56,8 +56,8 @@ class QuantizedReduceScatter(ReduceScatter):
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         length = _FULL_BYTES * self._head + self.residuals.code.bytes_of(self._filled)
-        outgoing = self._shared.outgoing.take((world, length), gradient, torch.uint8)
-        incoming = self._shared.incoming.take((world, length), gradient, torch.uint8)
+        outgoing = self._shared.outgoing.take((world, length), gradient)
+        incoming = self._shared.incoming.take((world, length), gradient)
         self._write(self._part.rows(gradient, world), outgoing, rank)
         dist.all_to_all_single(incoming.view(-1), outgoing.view(-1), group=group)
         heads = self._heads(incoming).sum(0)
@@ -125,4 +125,4 @@ class QuantizedStage:
             bits: of each number on the wire.
         """
         self.residuals = IntegerResiduals(bits, "part")
-        self.outgoing, self.incoming = Scratch(), Scratch()
+        self.outgoing, self.incoming = Scratch(torch.uint8), Scratch(torch.uint8)

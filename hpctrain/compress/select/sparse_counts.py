@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -16,10 +17,11 @@ _SPARSITY = "sparsity."
 _UNKNOWN = -1.0
 
 
-class SendCounts:
+class SendCounts(ABC):
     """Decides how many numbers of each tensor a step sends. All ranks decide the same. By default, nothing is observed
     and there is no state."""
 
+    @abstractmethod
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
         """The count k to send of each tensor; None: the step sends everything.
 
@@ -27,11 +29,10 @@ class SendCounts:
             step: counted from 1.
             sizes: numbers of each tensor.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def agree(self, step: int, device: torch.device) -> int:
         """Return the step from which all ranks go on, which may have loaded different states. Collective."""
-        raise NotImplementedError
 
     def watches(self, step: int) -> bool:
         """Whether `observe` wants the gradients of this step, counted from 1."""
@@ -46,6 +47,7 @@ class SendCounts:
             gradients: of compressed tensors, flat, fp32.
             first: index, among the compressed tensors, of the first gradient's tensor.
         """
+        del step, gradients, first
 
     def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
         """End a step, after all its gradients were observed. Collective in some steps.
@@ -55,6 +57,7 @@ class SendCounts:
             sizes: numbers of each tensor.
             device: device of the group's tensors.
         """
+        del step, sizes, device
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
         """The state between steps, keyed by the positions of the tensors."""
@@ -62,6 +65,7 @@ class SendCounts:
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
         """Restore what `state` returned; whatever is missing starts afresh."""
+        del state, positions
 
 
 class FixedSendCounts(SendCounts):
