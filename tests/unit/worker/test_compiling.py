@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpctrain.node.run import _settings
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.run.run import Run
 from hpctrain.worker.loop import Loop
@@ -22,8 +21,8 @@ RUN = {
 
 @pytest.mark.parametrize(("compiles", "longest_s"), [(False, 60), (True, 1800)])
 def test_only_compiling_may_take_long(compiles: bool, longest_s: float) -> None:
-    settings = _settings(Run.model_validate({**RUN, "compile": compiles}))
-    assert (settings.progress_timeout_s, settings.compiling_timeout_s) == (60, longest_s)
+    run = Run.model_validate({**RUN, "compile": compiles})
+    assert (run.recovery.progress_timeout_s, run.step_timeout_s) == (60, longest_s)
 
 
 @pytest.mark.parametrize(("compiles", "told"), [(False, []), (True, ["compiling"])])
