@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpctrain.agent.crash import crash_message
-from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, Phase, decide, failures
+from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, decide, failures
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate
@@ -208,8 +208,8 @@ class Agent:
         return None
 
     def _proposal(self, decision: Decision) -> Proposal:
-        announcements = [self._announcement(), *map(self._peers.announcement, decision.members)]
-        known = {item.node: item.member() for item in announcements if item is not None}
+        agents: list[Announcement | PeerView] = [self._announcement(), *self._peers.views()]
+        known = {agent.node: _member(agent) for agent in agents}
         return Proposal(
             number=self._number() + 1,
             attempt=self._place.attempt,
@@ -383,3 +383,7 @@ class Agent:
 
     def _holds_rank0(self) -> bool:
         return self._state.record is not None and self._state.record.store.node == self._place.node
+
+
+def _member(agent: Announcement | PeerView) -> Member:
+    return Member(node=agent.node, incarnation=agent.incarnation, addr=agent.addr, store_port=agent.store_port)

@@ -63,6 +63,10 @@ class PeerView:
     """What its workers do, once they have made no step for a while."""
     unheard: tuple[int, ...] = ()
     """Indices in node order of the nodes that it does not hear."""
+    addr: str = ""
+    """Address at which others reach it."""
+    store_port: int = 0
+    """Port that it keeps bound for the store of the next generation."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import contextlib
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,7 +23,7 @@ from hpctrain.base.net.auth_listener import AuthListener
 from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer, derive_key
 from hpctrain.base.net.watch import Watch, Watchable
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message
-from hpctrain.records.history.generation import Generation, Member
+from hpctrain.records.history.generation import Generation
 
 HEARTBEAT_S = 0.25
 HANDSHAKE_TIMEOUT_S = 2.0
@@ -44,7 +44,6 @@ class Announcement(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    type: Literal["heartbeat"] = "heartbeat"
     node: Text
     incarnation: Text
     addr: Text
@@ -56,10 +55,6 @@ class Announcement(BaseModel):
     doing: Annotated[tuple[WorkerActivity, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
     unheard: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
     """Indices in node order of the nodes that it does not hear."""
-
-    def member(self) -> Member:
-        """Return the agent as the record of a generation names it."""
-        return Member(node=self.node, incarnation=self.incarnation, addr=self.addr, store_port=self.store_port)
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,6 @@ class PeerMesh:
         self._called: dict[str, _OutgoingHandshake] = {}
         self._channels: dict[str, LineChannel] = {}
         self._views = {node: PeerView(node) for node in nodes if node != me}
-        self._announced: dict[str, Announcement] = {}
         self._fresh: set[str] = set()
         self._last_beat = float("-inf")
 
@@ -128,10 +122,6 @@ class PeerMesh:
     def views(self) -> tuple[PeerView, ...]:
         """The peers as last seen, in node order."""
         return tuple(self._views.values())
-
-    def announcement(self, node: str) -> Announcement | None:
-        """Return a peer's last announcement; None before its first."""
-        return self._announced.get(node)
 
     def store_secret(self, record: Generation) -> str:
         """Return the secret of a generation's store, which every node derives from the run's key.
@@ -212,11 +202,7 @@ class PeerMesh:
                 channel.refuse(str(error))
                 break
             self._connector.reset_backoff(node)
-            self._announced[node] = announced
-            self._views[node] = PeerView(
-                node, announced.incarnation, True, False, now, announced.generation, announced.phase, announced.reason,
-                announced.doing, announced.unheard,
-            )  # fmt: skip
+            self._views[node] = PeerView(**dict(announced), connected=True, last_seen=now)
         if channel.closed:
             self._disconnect(node)
 
@@ -225,7 +211,7 @@ class PeerMesh:
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now
-        heartbeat = {**dict(announcement), "reason": announcement.reason[:REASON_CHARS]}
+        heartbeat = {"type": "heartbeat", **dict(announcement), "reason": announcement.reason[:REASON_CHARS]}
         for node, channel in list(self._channels.items()):
             if (due or node in self._fresh) and not channel.send(heartbeat):
                 self._disconnect(node)
@@ -251,8 +237,11 @@ def parse_announcement(message: Message) -> Announcement:
     Raises:
         MalformedMessage: it is no heartbeat, or not one that this program sends.
     """
+    content = dict(message)
+    if (kind := content.pop("type", None)) != "heartbeat":
+        raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
     try:
-        announcement = Announcement.model_validate(message)
+        announcement = Announcement.model_validate(content)
     except ValidationError as error:
         mistake = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, mistake["loc"]))

@@ -148,4 +148,4 @@ def heartbeat(sender: str, **changed: object) -> bytes:
         node=sender, incarnation=f"{sender}-raw", addr="127.0.0.1", store_port=1, generation=0, phase="running",
         reason="",
     )  # fmt: skip
-    return json.dumps({**dict(said), **changed}).encode()
+    return json.dumps({"type": "heartbeat", **dict(said), **changed}).encode()

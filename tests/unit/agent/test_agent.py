@@ -30,21 +30,20 @@ from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node,
 NODES = ("a", "b", "c")
 
 
+def peer(node: str) -> PeerView:
+    return PeerView(node, node, True, False, 0.0, 0, "fault", "it broke", addr="127.0.0.1", store_port=1)
+
+
 class Network:
     """The other agents as this one sees them; each wait of the agent moves the clock and the script."""
 
     def __init__(self, clock: FakeClock, script: Callable[[], None]) -> None:
         self._clock = clock
         self._script = script
-        self.heard = {node: PeerView(node, node, True, False, 0.0, 0, "fault", "it broke") for node in NODES[1:]}
+        self.heard = {node: peer(node) for node in NODES[1:]}
 
     def views(self) -> tuple[PeerView, ...]:
         return tuple(replace(view, last_seen=self._clock.now()) for view in self.heard.values())
-
-    def announcement(self, node: str) -> Announcement:
-        return Announcement(
-            node=node, incarnation=node, addr="127.0.0.1", store_port=1, generation=0, phase="fault", reason="it broke"
-        )  # fmt: skip
 
     def wait(self, seconds: float) -> None:
         self._clock.sleep(seconds)

@@ -61,7 +61,7 @@ def heartbeat(doing: object) -> dict[str, object]:
     mine = Announcement(
         node="n0", incarnation="n0-a", addr="127.0.0.1", store_port=1, generation=0, phase="running", reason=""
     )
-    message: dict[str, object] = json.loads(json.dumps({**dict(mine), "doing": doing}))
+    message: dict[str, object] = json.loads(json.dumps({"type": "heartbeat", **dict(mine), "doing": doing}))
     return message
 
 
