@@ -41,8 +41,8 @@ from hpctrain.jobs.successors import (
     submit_next,
     waiting_successors,
 )
-from hpctrain.launch.gpu_driver import local_driver_version
-from hpctrain.launch.training import drop_stale_topology
+from hpctrain.launch.preflight.checks import drop_stale_topology
+from hpctrain.launch.preflight.gpu_driver import local_driver_version
 from hpctrain.node.attempt_recovery import close_unfinished_attempts, verdict_before_start
 from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
 from hpctrain.node.run import FINISHED_FILE

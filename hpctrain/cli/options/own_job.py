@@ -12,7 +12,7 @@ import click
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.launch.adopted_job import adopt_job, current_batch_job_id, is_requeued_job
+from hpctrain.launch.slurm_job.adopted_job import adopt_job, current_batch_job_id, is_requeued_job
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folders_text
 from hpctrain.runs.trust import check_trusted

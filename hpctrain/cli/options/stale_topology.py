@@ -8,8 +8,8 @@ from collections.abc import Collection
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.launch.gpu_driver import local_driver_version
-from hpctrain.launch.staleness import MAX_AGE_DAYS, staleness
+from hpctrain.launch.preflight.gpu_driver import local_driver_version
+from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS, staleness
 from hpctrain.records.format.node_set import expand_node_set
 from hpctrain.records.topology.topology import Topology
 

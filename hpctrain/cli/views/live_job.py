@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.launch.supervise import LocalJob, LocalJobResult
+from hpctrain.launch.local_run.supervise import LocalJob, LocalJobResult
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.report.follow_files import follow

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
-from hpctrain.launch.training import PreparedRun, fewest_nodes
+from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes
 from hpctrain.planner import make_plan
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology

@@ -40,7 +40,7 @@ def test_plan_train_and_submit_warn(hpctrain, tmp_path: Path, monkeypatch: pytes
         "steps: 1\nmodel: {dims: {layers: 4, dim: 64, heads: 4, vocab: 256}}\n"
         "data: {train: [/data], seq_len: 64}\nbatch: {global: 64}\n"
     )
-    monkeypatch.setattr("hpctrain.launch.training.resolve_run", lambda run, *_: (run, run.spec()))
+    monkeypatch.setattr("hpctrain.launch.preflight.prepare.resolve_run", lambda run, *_: (run, run.spec()))
     given = [str(tmp_path / "run.yaml"), "-t", str(tmp_path / "t.json")]
     local = ["--set", "cluster.nodes=4", "--set", "cluster.kind=local", "--dry-run"]
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands import probe as probe_command
+from hpctrain.cli.commands.planning import probe as probe_command
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import JoinedNode, PairResult, ProbeOutcome

@@ -20,8 +20,8 @@ from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
 from hpctrain.hf.shards import BYTES, assign_to_shards, index_of
 from hpctrain.hf.tensors import tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
-from hpctrain.launch.evaluate import checkpoint_of
-from hpctrain.launch.worker_request import ask_worker
+from hpctrain.launch.checkpoints.evaluate import checkpoint_of
+from hpctrain.launch.checkpoints.worker_request import ask_worker
 from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run, run_of

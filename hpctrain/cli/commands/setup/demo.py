@@ -22,10 +22,11 @@ from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.live_job import watch
 from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.prepare.options import Progress
+from hpctrain.launch.local_run.supervise import LocalJob
+from hpctrain.launch.local_run.training import start
+from hpctrain.launch.preflight.prepare import PreparedRun, prepare, resolve_run
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.launch.starter import Starter, write_starter
-from hpctrain.launch.supervise import LocalJob
-from hpctrain.launch.training import PreparedRun, prepare, resolve_run, start
 from hpctrain.planner import make_plan
 from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import read_run

@@ -18,8 +18,8 @@ from hpctrain.cli.options.recover import recover_option
 from hpctrain.cli.options.stale_topology import warn_if_stale
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.plan_explanation import explanation
-from hpctrain.launch.model_sizes import with_model_sizes
-from hpctrain.launch.staleness import MAX_AGE_DAYS
+from hpctrain.launch.preflight.model_sizes import with_model_sizes
+from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS
 from hpctrain.planner import Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
 from hpctrain.planner.explain import extra_neighbours

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hpctrain.cli.commands.data import summary
+from hpctrain.cli.commands.setup.data import summary
 from hpctrain.cli.views.progress import phases
 from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
 from hpctrain.records.model.presets import PRESETS

@@ -19,11 +19,12 @@ from hpctrain.cli.options.stale_topology import warn_if_stale
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.live_job import watch
 from hpctrain.hf.start_from_folder import dropout_warning
-from hpctrain.launch.changed_settings import changes_text
 from hpctrain.launch.local import local_nodes
-from hpctrain.launch.login_node import login_node_words
-from hpctrain.launch.supervise import LocalJob
-from hpctrain.launch.training import PreparedRun, ResumedRun, check_resumed, prepare, resume, runs_folder, start
+from hpctrain.launch.local_run.supervise import LocalJob
+from hpctrain.launch.local_run.training import ResumedRun, check_resumed, resume, start
+from hpctrain.launch.preflight.changed_settings import changes_text
+from hpctrain.launch.preflight.login_node import login_node_words
+from hpctrain.launch.preflight.prepare import PreparedRun, prepare, runs_folder
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.disk_space import disk_space_warning

@@ -8,8 +8,7 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 from hpctrain.jobs.cancel import CANCELLED_FILE
-from hpctrain.launch.job_script import render_job
-from hpctrain.launch.submission import direct_command
+from hpctrain.launch.slurm_job.job_script import direct_command, render_job
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import job_id, record_job
 

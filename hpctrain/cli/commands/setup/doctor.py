@@ -18,7 +18,7 @@ from hpctrain.cli.views.console import Console
 from hpctrain.doctor.finding import DoctorFinding, exit_code
 from hpctrain.doctor.findings import findings_of
 from hpctrain.doctor.inspect_machine import collect_facts
-from hpctrain.launch.training import runs_folder
+from hpctrain.launch.preflight.prepare import runs_folder
 
 INDENT = 11
 """Columns before the words: the longest level with a space on each side."""

@@ -13,7 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import program
 from hpctrain.base.package_data import package_data_path
 from hpctrain.jobs.dependencies import dependency_option
-from hpctrain.launch.container_command import step_options
+from hpctrain.launch.container_command import python_command, step_options, task_command
 from hpctrain.records.run.cluster import Mail
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import check_path
@@ -79,6 +79,17 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         closing=_closing(run, folder, again),
     )
     return text
+
+
+def node_command(folder: Path) -> list[str]:
+    """Return module and arguments of each node's task; the node's name comes from Slurm's environment."""
+    return ["hpctrain.node", "run", "--folder", str(folder)]
+
+
+def direct_command(run: Run, folder: Path) -> str:
+    """Return what each node's task runs if the job was not submitted through submitit."""
+    module, *words = node_command(folder)
+    return task_command(run, folder, [*python_command(run, module), *words])
 
 
 def directives(run: Run, folder: Path) -> list[str]:

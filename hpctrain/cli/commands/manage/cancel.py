@@ -14,7 +14,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.options.other_clusters import check_cluster
 from hpctrain.jobs.cancel import cancel_job
-from hpctrain.launch.allocation import is_in_allocation, stop_in_allocation
+from hpctrain.launch.slurm_job.allocation import is_in_allocation, stop_in_allocation
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.folder import kept_words, lock_holder
 from hpctrain.runs.locate import find_run, job_id

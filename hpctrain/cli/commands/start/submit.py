@@ -30,14 +30,14 @@ from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, without_dependencies
 from hpctrain.jobs.job_nodes import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
-from hpctrain.launch.adopted_job import check_is_slurm
-from hpctrain.launch.allocation import run_in_allocation
-from hpctrain.launch.estimate import estimate_start
-from hpctrain.launch.login_node import check_not_queued_here
-from hpctrain.launch.queue import CheckedRun, check_queue, wait_for_job
-from hpctrain.launch.site import site_defaults, with_sbatch_variables
+from hpctrain.launch.preflight.login_node import check_not_queued_here
+from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes, make_folder, prepare, runs_folder
+from hpctrain.launch.preflight.site import site_defaults, with_sbatch_variables
+from hpctrain.launch.slurm_job.adopted_job import check_is_slurm
+from hpctrain.launch.slurm_job.allocation import run_in_allocation
+from hpctrain.launch.slurm_job.estimate import estimate_start
+from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, wait_for_job
 from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.launch.training import PreparedRun, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.disk_space import disk_space_warning

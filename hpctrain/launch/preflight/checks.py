@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hpctrain.base.errors import FieldError, FileError, RefusedError
-from hpctrain.launch.staleness import MAX_AGE_DAYS, age_s
+from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS, age_s, faults_since, staleness
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.folder import RunFolder
 from hpctrain.schedule.agree import check_collective_order
 from hpctrain.schedule.runnable import check_runnable
 
@@ -99,3 +100,31 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
 def _some(names: list[str]) -> str:
     """Return the first few of many names, as text."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def drop_stale_topology(
+    folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
+) -> list[str]:
+    """Rename a topology that is too old, is for other nodes, or is older than a fault on them, so that the attempt
+    probes.
+
+    Args:
+        now: seconds since 1970.
+        drivers: version of the GPU driver by node, where it is known.
+
+    Returns:
+        What speaks against the topology, as lines.
+    """
+    path = folder.path / "topology.json"
+    if not path.exists():
+        return []
+    try:
+        topology = Topology.read(path, owned=True)
+        faults = faults_since(topology, folder.attempts(), now)
+        words = [*staleness(topology, nodes, drivers or {}, now), *faults]
+        if not faults and is_usable(topology, nodes, now):
+            return words
+    except FileError as error:
+        words = str(error).splitlines()  # unreadable: measure again as well
+    path.rename(path.with_name("topology-before.json"))
+    return [*words, "the nodes are measured again; the topology found is now topology-before.json"]

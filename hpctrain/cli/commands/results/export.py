@@ -12,7 +12,7 @@ import click
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.hf.shards import BYTES, shard_bytes
-from hpctrain.launch.export import export
+from hpctrain.launch.checkpoints.export import export
 from hpctrain.runs.locate import find_run
 
 

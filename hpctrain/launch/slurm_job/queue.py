@@ -19,7 +19,7 @@ from hpctrain.jobs.partition_checks import (
     with_gpu_request,
 )
 from hpctrain.jobs.wall_time import TimeLimit
-from hpctrain.launch.job_script import check_options, gpus_per_node
+from hpctrain.launch.slurm_job.job_script import check_options, gpus_per_node
 from hpctrain.records.run.run import Run
 from hpctrain.runs.file_system import check_shared
 from hpctrain.runs.folder import RunFolder

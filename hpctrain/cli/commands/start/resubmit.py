@@ -28,13 +28,13 @@ from hpctrain.jobs.dependencies import (
 )
 from hpctrain.jobs.live_job_check import check_no_live_job
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
-from hpctrain.launch.adopted_job import check_is_slurm
-from hpctrain.launch.changed_settings import run_with_changes, write_changed_settings
-from hpctrain.launch.estimate import estimate_start
-from hpctrain.launch.login_node import check_not_queued_here
-from hpctrain.launch.queue import check_queue
+from hpctrain.launch.preflight.changed_settings import run_with_changes, write_changed_settings
+from hpctrain.launch.preflight.login_node import check_not_queued_here
+from hpctrain.launch.preflight.prepare import fewest_nodes
+from hpctrain.launch.slurm_job.adopted_job import check_is_slurm
+from hpctrain.launch.slurm_job.estimate import estimate_start
+from hpctrain.launch.slurm_job.queue import check_queue
 from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.launch.training import fewest_nodes
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import find_run, job_id

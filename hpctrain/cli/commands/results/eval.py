@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
+from hpctrain.launch.checkpoints.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.runs.locate import find_run
 
 

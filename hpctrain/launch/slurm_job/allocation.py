@@ -11,8 +11,7 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
 from hpctrain.base.process import Process, Runner
 from hpctrain.jobs.cancel import CANCELLED_FILE
-from hpctrain.launch.job_script import render_job
-from hpctrain.launch.submission import direct_command
+from hpctrain.launch.slurm_job.job_script import direct_command, render_job
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import JOB_FILE

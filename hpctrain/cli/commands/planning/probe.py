@@ -17,9 +17,9 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, HpctrainError, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.views.console import Console
+from hpctrain.launch.preflight.site import VARIABLES, site_defaults
 from hpctrain.launch.probe.job import ProbeJob, probe_job
 from hpctrain.launch.probe.local import probe_local
-from hpctrain.launch.site import VARIABLES, site_defaults
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, default_mode
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm
