@@ -5,13 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import jinja2
-
 from hpctrain import __version__
 from hpctrain.base.control_characters import first_control_character
 from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import program
-from hpctrain.base.package_data import package_data_path
+from hpctrain.base.package_data import package_data_path, render_template
 from hpctrain.jobs.dependencies import dependency_option
 from hpctrain.launch.container_command import python_command, step_options, task_command
 from hpctrain.records.run.cluster import Mail
@@ -56,13 +54,10 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
     """
     check_path(folder)
-    template = package_data_path("slurm", "run.sbatch.j2").read_text()
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
     # Only Slurm has the script of a job that a person submitted, so the same job is requeued.
     again = None if not submitted else "same_job" if by_hand else run.recovery.requeue
-    text: str = environment.from_string(template).render(
+    return render_template(
+        package_data_path("slurm", "run.sbatch.j2"),
         name=run.name,
         version=__version__,
         how="runs in the job" if by_hand else "was submitted" if submitted else "runs in the allocation",
@@ -78,7 +73,6 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         again=again,
         closing=_closing(run, folder, again),
     )
-    return text
 
 
 def node_command(folder: Path) -> list[str]:
