@@ -72,7 +72,7 @@ class Verbs(click.Group):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="hpctrain")
 @click.option("--debug", is_flag=True, help="Show a traceback with an error.")
 def cli(debug: bool) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import warn
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.launch.slurm_job.adopted_job import adopt_job, current_batch_job_id, is_requeued_job
@@ -18,7 +19,7 @@ from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folder
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
-option = click.option(
+own_job_option = click.option(
     "--own-job", is_flag=True, help="In a batch script: this job is the run's own, and goes back to the queue with it."
 )
 
@@ -43,9 +44,7 @@ def earlier_run(job: str) -> Path | None:
     folder = run_of_job(job, os.environ, Path.cwd())
     others = scan_runs(os.environ, Path.cwd()).others if folder is None else []
     if others:
-        click.echo(
-            f"hpctrain: job {job} came back and no run folder had it; {untrusted_folders_text(others)}", err=True
-        )
+        warn([f"job {job} came back and no run folder had it; {untrusted_folders_text(others)}"])
     return folder
 
 
@@ -58,7 +57,6 @@ def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     if is_new:
         slurm = Slurm(SystemRunner())
         add_to_history("submit", folder, job, slurm)
-        for line in refresh_dependent_runs(folder, slurm, os.environ):
-            click.echo(f"hpctrain: {line}", err=True)
-    click.echo(f"hpctrain: job {job}, run folder {folder}", err=True)
+        warn(refresh_dependent_runs(folder, slurm, os.environ))
+    warn([f"job {job}, run folder {folder}"])
     SystemRunner().replace_process(argv, os.environ)

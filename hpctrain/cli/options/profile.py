@@ -8,7 +8,7 @@ import click
 
 from hpctrain.records.run.run import Run
 
-option = click.option(
+profile_option = click.option(
     "--profile", "profile", type=click.IntRange(min=1), metavar="STEP",
     help="Record this step with torch's profiler: one trace a rank, in profile/ of the run folder.",
 )  # fmt: skip

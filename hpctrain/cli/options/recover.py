@@ -17,7 +17,6 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
         "--recover",
         type=FiniteNumber(0),
         default=DEFAULT_RECOVERY_S,
-        show_default=True,
         metavar="SECONDS",
         help=f"From a failure to the next step, in place{purpose} (default: 5 s until a silent node is missed, and "
         "what four local nodes took).",

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import CommandError, FileError, HpctrainError, UntrustedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.options.other_clusters import on_other_clusters
+from hpctrain.cli.run_history import on_other_clusters
 from hpctrain.jobs.cancel import is_cancelled
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow

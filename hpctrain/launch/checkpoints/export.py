@@ -14,6 +14,7 @@ from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_
 from hpctrain.base.disk_space import check_disk_space
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
+from hpctrain.corpus.prepare.shards import swap
 from hpctrain.corpus.read.special_tokens import special_tokens
 from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
@@ -21,7 +22,7 @@ from hpctrain.hf.shards import BYTES, assign_to_shards, index_of
 from hpctrain.hf.tensors import tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.checkpoints.evaluate import checkpoint_of
-from hpctrain.launch.checkpoints.worker_request import ask_worker
+from hpctrain.launch.worker_request import ask_worker
 from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run, run_of
@@ -175,23 +176,13 @@ def _check_output(output: Path, force: bool) -> None:
 def _made_whole(output: Path) -> Iterator[Path]:
     """Yield a folder beside `output` that replaces it when the block ends, and is removed if the block fails."""
     made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
-    aside = made.with_suffix(".old")
     with storage_errors(made):
         made.mkdir(parents=True)
     try:
         yield made
         with storage_errors(output):
             sync_folder(made)
-            if output.exists() and any(output.iterdir()):
-                output.rename(aside)
-            try:
-                made.rename(output)
-            except OSError:
-                if aside.exists():
-                    aside.rename(output)
-                raise
+            swap(made, output)
             sync_folder(output.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-        if output.exists():
-            shutil.rmtree(aside, ignore_errors=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from hpctrain.base.errors import CommandTimeoutError, HpctrainError, InputError
-from hpctrain.base.process import WORKER, Runner
+from hpctrain.base.errors import CommandTimeoutError, InputError
+from hpctrain.base.process import Runner
 from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
 from hpctrain.hf.start_from_folder import with_hf_folder
+from hpctrain.launch.worker_request import worker_reply
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths, resolved_objective
@@ -75,19 +75,11 @@ def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSp
         "seq_len": run.data.seq_len,
         "seed": run.seed,
     }
-    argv = [*WORKER, "describe", json.dumps(question)]
-    argv += ["--code", str(code)] if code is not None else []
+    options = ["--code", str(code)] if code is not None else []
     try:
-        done = runner.run(argv, timeout_s=LIMIT_S)
+        _, answer = worker_reply("describe", question, runner, f"makes {model.import_}", options, LIMIT_S)
     except CommandTimeoutError:
         raise InputError(f"model.import: {model.import_} gave no model within {LIMIT_S:g} s") from None
-    try:
-        answer = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise HpctrainError(
-            f"model.import: the process that makes {model.import_} ended with code {done.code}: {said[-1]}"
-        ) from None
     if "error" in answer:
         raise InputError(answer["error"])
     return ImportedSpec.model_validate(answer["spec"])

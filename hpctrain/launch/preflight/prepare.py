@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hpctrain.base.clock import Clock
@@ -81,38 +80,48 @@ def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run
     return run, spec
 
 
-def prepare(
-    run_file: Path,
-    overrides: tuple[str, ...],
-    count: int | None,
-    topology_file: Path | None,
-    plan_file: Path | None,
-    runner: Runner,
-    queued: bool = False,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> PreparedRun:
+@dataclass(frozen=True)
+class RunInputs:
+    """What a person gives for a new run."""
+
+    run_file: Path
+    overrides: tuple[str, ...] = ()
+    topology_file: Path | None = None
+    plan_file: Path | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values for keys that neither the run file nor an override gives."""
+
+    def run(self) -> Run:
+        """Return the run file's run.
+
+        Raises:
+            FileError: the run file, an override or a default is wrong.
+        """
+        return read_run(self.run_file, self.overrides, self.defaults)
+
+
+def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: bool = False) -> PreparedRun:
     """Read and check everything that a person gave; nothing is written.
 
     Args:
         count: number of virtual nodes; default: the run file's cluster.nodes.
         queued: the nodes are known only when the job starts; what depends on them is checked there.
-        defaults: values for keys that neither the run file nor an override gives.
 
     Raises:
         FileError, InputError: a file is wrong or missing.
         RefusedError: topology or plan are for other nodes.
     """
-    run, spec = resolve_run(read_run(run_file, overrides, defaults), runner)
+    run, spec = resolve_run(given.run(), runner)
     check_container(run.container, not queued, shutil.which)
-    topology = Topology.read(topology_file) if topology_file else None
-    plan = Plan.read(plan_file) if plan_file else None
+    topology = Topology.read(given.topology_file) if given.topology_file else None
+    plan = Plan.read(given.plan_file) if given.plan_file else None
     nodes = [] if queued else local_nodes(count or fewest_nodes(run))
     if topology is not None and not queued:
-        check_topology(topology, nodes, str(topology_file))
+        check_topology(topology, nodes, str(given.topology_file))
     if plan is not None:
-        check_plan(plan, run, spec, plan.nodes if queued else nodes, str(plan_file))
+        check_plan(plan, run, spec, plan.nodes if queued else nodes, str(given.plan_file))
         if topology is not None:
-            check_devices(plan, topology, str(plan_file))
+            check_devices(plan, topology, str(given.plan_file))
     return PreparedRun(run, spec, nodes, topology, plan)
 
 

@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from ClusterShell.NodeSet import NodeSet
-
 from hpctrain import __version__
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.base.units import format_seconds
+from hpctrain.records.format.node_set import compress_node_set
 from hpctrain.records.topology.topology import Topology
 
 MAX_AGE_DAYS = 7.0
@@ -92,9 +91,11 @@ def _other_nodes(topology: Topology, nodes: Collection[str]) -> list[str]:
     missing, extra = [name for name in nodes if name not in known], sorted(known - set(nodes))
     words = []
     if missing:
-        words.append(f"the topology has no figures of {_folded(missing)}, which the run gets; {PROBE_AGAIN_HINT}")
+        names = compress_node_set(missing)
+        words.append(f"the topology has no figures of {names}, which the run gets; {PROBE_AGAIN_HINT}")
     if extra:
-        words.append(f"the topology also has {_folded(extra)}, which the run does not get: a plan on them is refused")
+        names = compress_node_set(extra)
+        words.append(f"the topology also has {names}, which the run does not get: a plan on them is refused")
     return words
 
 
@@ -106,7 +107,7 @@ def _other_drivers(topology: Topology, drivers: Mapping[str, str]) -> list[str]:
         if now is not None and then and then != {now}:
             changed.setdefault((", ".join(sorted(then)), now), []).append(node.id)
     return [
-        f"the driver of {_folded(names)} was {then} when it was measured and is {now}; {PROBE_AGAIN_HINT}"
+        f"the driver of {compress_node_set(names)} was {then} when it was measured and is {now}; {PROBE_AGAIN_HINT}"
         for (then, now), names in changed.items()
     ]
 
@@ -115,8 +116,8 @@ def _old(topology: Topology, now: float, max_age_days: float) -> list[str]:
     age = age_s(topology, now)
     if age <= max_age_days * _DAY_S:
         return []
-    told = f"{age / _DAY_S:.0f} days" if age >= _DAY_S else format_seconds(age)
-    return [f"the topology is {told} old, and {max_age_days:g} days are allowed; {PROBE_AGAIN_HINT}"]
+    text = f"{age / _DAY_S:.0f} days" if age >= _DAY_S else format_seconds(age)
+    return [f"the topology is {text} old, and {max_age_days:g} days are allowed; {PROBE_AGAIN_HINT}"]
 
 
 def _other_version(topology: Topology) -> list[str]:
@@ -124,7 +125,3 @@ def _other_version(topology: Topology) -> list[str]:
     if version == __version__:
         return []
     return [f"hpctrain {version} wrote the topology, this is {__version__}; {PROBE_AGAIN_HINT} if a plan surprises"]
-
-
-def _folded(names: Collection[str]) -> str:
-    return str(NodeSet.fromlist(list(names)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ClusterShell.NodeSet import NodeSet
-
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import CommandError, RefusedError
 from hpctrain.base.units import format_seconds
+from hpctrain.records.format.node_set import compress_node_set
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.commands import Slurm, StartEstimate
 
@@ -54,5 +53,5 @@ def start_words(estimate: StartEstimate, now: float, with_nodes: bool = True) ->
             "waits, `hpctrain status` tells which"
         )
     when = "at once" if wait_s < 60 else f"in {format_seconds(wait_s)} ({utc_text(estimate.start_s)})"
-    where = f" on {NodeSet.fromlist(list(estimate.nodes))}" if with_nodes else ""
+    where = f" on {compress_node_set(estimate.nodes)}" if with_nodes else ""
     return f"Slurm expects to start it {when}{where}"

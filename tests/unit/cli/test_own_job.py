@@ -37,8 +37,8 @@ def job(fake, runs, monkeypatch):
 def run_file(monkeypatch, tmp_path):
     """A run file whose data is not looked at."""
 
-    def prepared(path, overrides, *rest, **more):
-        run = read_run(path, overrides)
+    def prepared(given, runner, queued):
+        run = given.run()
         return PreparedRun(run, run.spec(), [], None, None)
 
     monkeypatch.setattr("hpctrain.cli.commands.start.submit.prepare", prepared)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.options.stale_topology import warn_if_stale
+from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.records.topology.topology import Topology
 
 LAPTOP = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))

@@ -6,7 +6,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 from run_folders import RUN, submitted_run
@@ -34,8 +33,8 @@ def run_file(monkeypatch, tmp_path):
     return path
 
 
-def _prepared(path, overrides, count, topology, plan, runner, queued=False, defaults=MappingProxyType({})):
-    run = read_run(path, overrides, defaults)
+def _prepared(given, runner, queued=False):
+    run = given.run()
     return PreparedRun(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
 
 
@@ -289,8 +288,8 @@ def test_the_nodes_that_the_topology_given_excludes_are_not_asked_for(
         asked_for.append(list(exclude))
         return fake.submit("--nodes=2")
 
-    def with_topology(*words):
-        prepared, verdict = _prepared(*words), Verdict(status="warn", exclude=["gpu2"])
+    def with_topology(given, runner, queued):
+        prepared, verdict = _prepared(given, runner), Verdict(status="warn", exclude=["gpu2"])
         return replace(prepared, topology=topology("gpu1", "gpu2", "gpu3").model_copy(update={"verdict": verdict}))
 
     monkeypatch.setattr("hpctrain.cli.commands.start.submit.prepare", with_topology)

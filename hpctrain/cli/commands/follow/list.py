@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.cli.answers import warn
 from hpctrain.cli.views.run_status import run_statuses
 from hpctrain.report.status import RunStatus
 from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
@@ -37,7 +38,7 @@ def command(here: bool, as_json: bool) -> None:
     statuses = dict(zip(there, run_statuses(there), strict=True))
     rows = [_row(folder, _newest_job(folder, past.get(folder, ())), statuses.get(folder)) for folder in folders]
     if here_now.others:
-        click.echo(f"hpctrain: {untrusted_folders_text(here_now.others)}", err=True)
+        warn([untrusted_folders_text(here_now.others)])
     if as_json:
         click.echo(json.dumps(rows))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -11,26 +10,25 @@ import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
+from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.views.run_status import WatchedRun
 from hpctrain.report.event_text import log_line_text
 from hpctrain.report.log_files import find_logs
 from hpctrain.report.log_lines import LogLine, follow_lines, last_lines
-from hpctrain.runs.locate import find_run
 
 LINES = 50
 
 
 @click.command()
-@click.argument("run")
+@click.argument("folder", metavar="RUN", type=RUN)
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines, through requeues, until the run is over.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this global rank, wherever it ran.")
 @click.option("--node", help="Only the agent and the workers of this node.")
 @click.option("--attempt", type=click.IntRange(min=0), help="Only this attempt; default: all.")
 @click.option(
-    "-n", "--lines", type=click.IntRange(min=0), default=LINES, show_default=True,
-    help="Last lines of all logs together; 0: every line.",
-)  # fmt: skip
-def command(run: str, follow: bool, rank: int | None, node: str | None, attempt: int | None, lines: int) -> None:
+    "-n", "--lines", type=click.IntRange(min=0), default=LINES, help="Last lines of all logs together; 0: every line."
+)
+def command(folder: Path, follow: bool, rank: int | None, node: str | None, attempt: int | None, lines: int) -> None:
     """Print the end of the logs of a run, merged by time: the job's script, its agents and its workers.
 
     RUN is a run folder, a run's name or a job's id. Each line begins with its time (UTC) and the log in RUN/logs that
@@ -38,7 +36,6 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, attempt:
     that has no time of its own, as libraries print them, stands behind the one that it follows in its log; what srun
     and Slurm say in a job script's log stands before the next one there, or at its end. Events are told in words.
     """
-    folder = find_run(run, os.environ, Path.cwd())
     find = partial(find_logs, folder, node, rank, attempt)
     files = find()
     if not files and not follow:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.trust import owner_only
+from hpctrain.cli.options.run_and_paths import FILE, RUN
 from hpctrain.report.render import write_report
-from hpctrain.runs.locate import find_run
 
 
 @click.command("report")
-@click.argument("run")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: report.html in RUN.")
-def command(run: str, output: Path | None) -> None:
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("-o", "--output", type=FILE, help="Default: report.html in RUN.")
+def command(folder: Path, output: Path | None) -> None:
     """Write a run's report.html.
 
     One file that needs no network and no other file: loss, throughput, stage times, bytes sent, the measured network,
@@ -25,7 +24,6 @@ def command(run: str, output: Path | None) -> None:
     RUN is a run folder, or a run's name: it is looked up in ./runs, then in $HPCTRAIN_RUNS; the newest folder of that
     name counts.
     """
-    folder = find_run(run, os.environ, Path.cwd())
     if output is None:
         # In the run folder, which is its owner's alone; elsewhere it is made to be shown.
         click.get_current_context().with_resource(owner_only())

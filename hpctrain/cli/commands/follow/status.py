@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
 
 from hpctrain.base.clock import SystemClock
+from hpctrain.cli.answers import say
+from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.views.run_status import run_status
 from hpctrain.report.terminal import status_lines
-from hpctrain.runs.locate import find_run, job_id
+from hpctrain.runs.locate import job_id
 
 
 @click.command("status")
-@click.argument("run")
+@click.argument("folder", metavar="RUN", type=RUN)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
-def command(run: str, as_json: bool) -> None:
+def command(folder: Path, as_json: bool) -> None:
     """Say how a run is doing.
 
     RUN is a run folder, a run's name or a job's id: names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
@@ -28,11 +29,9 @@ def command(run: str, as_json: bool) -> None:
     State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code
     says only whether the question could be answered.
     """
-    folder = find_run(run, os.environ, Path.cwd())
     status = run_status(folder)
     if as_json:
         more = {"folder": str(folder), "job_id": job_id(folder)}
         click.echo(json.dumps({**status.to_json(), **{k: v for k, v in more.items() if v}}, allow_nan=False))
         return
-    for line in status_lines(status, SystemClock().wall()):
-        click.echo(line)
+    say(status_lines(status, SystemClock().wall()))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -11,11 +11,13 @@ from rich.live import Live
 
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED
+from hpctrain.cli.answers import say
+from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.run_status import WatchedRun
 from hpctrain.report.status import RunStatus
 from hpctrain.report.watch_view import PlainView, render_watch_view
-from hpctrain.runs.locate import find_run, job_id
+from hpctrain.runs.locate import job_id
 
 LOOK_S = 1.0
 EXIT_INTERRUPTED = 130
@@ -23,20 +25,22 @@ EXIT_INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("run")
-def command(run: str) -> None:
+@click.argument("folder", metavar="RUN", type=RUN)
+def command(folder: Path) -> None:
     """Watch a run until it ends: state, step, loss, nodes, what happened last, and why it waits.
 
     RUN is a run folder, a run's name or a job's id. On a terminal the view is drawn in place, elsewhere each change is
     a line. It goes on through requeues and new jobs; the exit code is 0 when the run is done, 1 when it failed or was
     cancelled. Ctrl-C ends the watching and nothing else. Times of the day are UTC, as the Z behind them says.
     """
-    folder = find_run(run, os.environ, Path.cwd())
     clock, console = SystemClock(), Console()
     watched = WatchedRun(folder, clock)
     try:
-        in_place = console.is_terminal and not console.is_dumb_terminal
-        status = _draw_until_over(watched, clock, console) if in_place else _print_until_over(watched, clock)
+        if console.is_terminal and not console.is_dumb_terminal:
+            status = _draw_until_over(watched, clock, console)
+        else:
+            plain = PlainView()
+            status = _show_until_over(watched, clock, lambda now: say(plain.lines(now, watched.new, clock.wall())))
     except KeyboardInterrupt:
         click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {folder.name}` stops it)", err=True)
         sys.exit(EXIT_INTERRUPTED)
@@ -45,21 +49,18 @@ def command(run: str) -> None:
 
 def _draw_until_over(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:
     with Live(console=console, auto_refresh=False) as live:
-        while True:
-            status = watched.look()
+
+        def draw(status: RunStatus) -> None:
             view = render_watch_view(status, watched.live.events, job_id(watched.live.folder), clock.wall())
             live.update(view, refresh=True)
-            if watched.is_over(status):
-                return status
-            clock.sleep(LOOK_S)
+
+        return _show_until_over(watched, clock, draw)
 
 
-def _print_until_over(watched: WatchedRun, clock: Clock) -> RunStatus:
-    view = PlainView()
+def _show_until_over(watched: WatchedRun, clock: Clock, show: Callable[[RunStatus], None]) -> RunStatus:
     while True:
         status = watched.look()
-        for line in view.lines(status, watched.new, clock.wall()):
-            click.echo(line)
+        show(status)
         if watched.is_over(status):
             return status
         clock.sleep(LOOK_S)

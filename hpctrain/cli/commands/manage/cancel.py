@@ -12,29 +12,30 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.other_clusters import check_cluster
+from hpctrain.cli.options.run_and_paths import RUN
+from hpctrain.cli.run_history import check_cluster
 from hpctrain.jobs.cancel import cancel_job
 from hpctrain.launch.slurm_job.allocation import is_in_allocation, stop_in_allocation
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.folder import kept_words, lock_holder
-from hpctrain.runs.locate import find_run, job_id
+from hpctrain.runs.locate import job_id
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 
 @click.command()
-@click.argument("run")
+@click.argument("folder", metavar="RUN", type=RUN)
 @click.option(
     "--now", "at_once", is_flag=True, help="Do not wait for a save: steps since the last checkpoint may be lost."
 )
-def command(run: str, at_once: bool) -> None:
+def command(folder: Path, at_once: bool) -> None:
     """Stop a run for good: its agents save a checkpoint and leave, then its job is cancelled.
 
     RUN is a run folder, a run's name or a job's id. A run that waits in the queue is simply taken out of it.
     `hpctrain resubmit` goes on with it later, from its newest checkpoint.
     """
     click.get_current_context().with_resource(owner_only())
-    folder = find_run(run, os.environ, Path.cwd()).resolve()
+    folder = folder.resolve()
     check_trusted(folder)
     if run_of(folder).cluster.kind == "slurm":
         click.echo(_cancel_job(folder, at_once))

@@ -11,6 +11,7 @@ import click
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.views.run_status import run_status
 from hpctrain.launch.container_command import container_command, step_options
 from hpctrain.launch.step import (
@@ -24,7 +25,7 @@ from hpctrain.launch.step import (
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.status import RunStatus
 from hpctrain.runs.folder import RunFolder, lock_holder
-from hpctrain.runs.locate import find_run, job_id
+from hpctrain.runs.locate import job_id
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
@@ -44,11 +45,11 @@ class PassThroughCommand(click.Command):
 
 
 @click.command("exec", cls=PassThroughCommand)
-@click.argument("run")
+@click.argument("folder", metavar="RUN", type=RUN)
 @click.argument("node", required=False)
 @click.option("--dry-run", is_flag=True, help="Print the command that would run, and run nothing.")
 @click.pass_context
-def command(ctx: click.Context, run: str, node: str | None, dry_run: bool) -> None:
+def command(ctx: click.Context, folder: Path, node: str | None, dry_run: bool) -> None:
     """Run a command inside a running job, on one of its nodes.
 
     \b
@@ -64,7 +65,7 @@ def command(ctx: click.Context, run: str, node: str | None, dry_run: bool) -> No
     words = ctx.meta[COMMAND]
     if not words:
         raise InputError("no command: write it behind `--`, as in `hpctrain exec RUN -- nvidia-smi`")
-    folder = find_run(run, os.environ, Path.cwd()).resolve()
+    folder = folder.resolve()
     check_trusted(folder)
     spec = run_of(folder)
     status = run_status(folder)

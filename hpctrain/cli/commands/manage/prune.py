@@ -24,9 +24,12 @@ UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 @click.argument("runs", nargs=-1)
 @click.option("--older-than", metavar="AGE", help="Whole runs without a sign of life for AGE too: 12h, 30d, 8w.")
 @click.option(
-    "--keep-checkpoints", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+    "--keep-checkpoints",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
     help="Verified checkpoints that stay in each run, the newest ones.",
-)  # fmt: skip
+)
 @click.option("--yes", is_flag=True, help="Remove what is listed. Default: only list it.")
 @click.option("--json", "as_json", is_flag=True, help="Print {removed, size_bytes, items, kept} on stdout.")
 def command(runs: tuple[str, ...], older_than: str | None, keep_checkpoints: int, yes: bool, as_json: bool) -> None:

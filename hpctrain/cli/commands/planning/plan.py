@@ -12,10 +12,10 @@ import click
 from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
+from hpctrain.cli.options.given_topology import select_nodes, warn_if_stale
 from hpctrain.cli.options.named_numbers import FiniteNumber, node_names, numbers_by_name
-from hpctrain.cli.options.node_subset import select_nodes
 from hpctrain.cli.options.recover import recover_option
-from hpctrain.cli.options.stale_topology import warn_if_stale
+from hpctrain.cli.options.run_and_paths import FILE, PATH
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.launch.preflight.model_sizes import with_model_sizes
@@ -39,34 +39,21 @@ WIDTH = 120
 
 
 @click.command("plan")
-@click.argument("run_file", metavar="RUN.YAML", type=click.Path(path_type=Path))
+@click.argument("run_file", metavar="RUN.YAML", type=PATH)
 @click.option(
-    "-t",
-    "--topology",
-    "topology_file",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Topology file, as `hpctrain probe` writes it.",
+    "-t", "--topology", "topology_file", required=True, type=PATH, help="Topology file, as `hpctrain probe` writes it."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("plan.json"),
-    show_default=True,
-    help="File to write.",
-)
+@click.option("-o", "--output", type=FILE, default=Path("plan.json"), help="File to write.")
 @click.option(
     "--solver",
     type=click.Choice(["auto", "exact", "paper"]),
     default="auto",
-    show_default=True,
     help="auto: the fastest by the cost model; exact: compares every plan on up to 8 devices; "
     "paper: the paper's equations (1) and (7).",
 )
 @click.option(
     "--previous",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Plan that this one replaces: state stays where it is as far as it can, and the plan lists what moves.",
 )
 @click.option(
@@ -80,15 +67,11 @@ WIDTH = 120
     "goal",
     type=click.Choice(get_args(Goal)),
     default="time",
-    show_default=True,
     help="What is smallest: a step's time; robust: its p95 with late messages and a slow node; energy: joules a token; "
     "cost: price of a token.",
 )
 @click.option(
-    "--power",
-    multiple=True,
-    metavar="TYPE=WATTS",
-    help="Power of such a device at work, for --objective energy.",
+    "--power", multiple=True, metavar="TYPE=WATTS", help="Power of such a device at work, for --objective energy."
 )
 @click.option(
     "--price", "prices", multiple=True, metavar="TYPE=PRICE", help="Price of such a device for an hour, for cost."
@@ -121,7 +104,6 @@ WIDTH = 120
     type=click.FloatRange(0),
     metavar="DAYS",
     default=MAX_AGE_DAYS,
-    show_default=True,
     help="Warn of a topology that is older.",
 )
 @click.option("--force", is_flag=True, help="Write over a plan that was edited.")
@@ -131,7 +113,7 @@ def command(
     run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, profiled: str | None,
     goal: str, power: tuple[str, ...], prices: tuple[str, ...], max_memory: float | None, forbid: str | None,
     min_goodput: float | None, node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...],
-    force: bool, explain: bool, as_json: bool, max_age_days: float,
+    force: bool, explain: bool, as_json: bool, max_age_days: float
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
@@ -217,7 +199,7 @@ def _without(topology: Topology, nodes: str) -> Topology:
 
 def _objective(
     goal: str, max_memory: float | None, prices: tuple[str, ...], power: tuple[str, ...], min_goodput: float | None,
-    node_mtbf: float | None, recover: float, every: int,
+    node_mtbf: float | None, recover: float, every: int
 ) -> Objective:  # fmt: skip
     if (min_goodput is None) != (node_mtbf is None):
         raise InputError("--min-goodput and --node-mtbf go together; give both, or none")

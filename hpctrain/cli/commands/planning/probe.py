@@ -16,10 +16,12 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, HpctrainError, InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.options.run_and_paths import FILE
 from hpctrain.cli.views.console import Console
 from hpctrain.launch.preflight.site import VARIABLES, site_defaults
 from hpctrain.launch.probe.job import ProbeJob, probe_job
 from hpctrain.launch.probe.local import probe_local
+from hpctrain.launch.probe.progress import ProbeRequest
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, default_mode
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm
@@ -41,30 +43,15 @@ _PHASES = {
 @click.option("-p", "--partition", help="Slurm partition of that job.")
 @click.option("-A", "--account", help="Slurm account of that job.")
 @click.option("-q", "--qos", help="Slurm quality of service of that job.")
-@click.option(
-    "--time", "time", default="15", show_default=True, help="Wall-time limit of that job, as sbatch reads it."
-)
+@click.option("--time", "time", default="15", help="Wall-time limit of that job, as sbatch reads it.")
 @click.option(
     "--gpus-per-node", type=click.IntRange(0), metavar="N", help="GPUs of a node to ask for. Default: all it has."
 )
 @click.option("-w", "--nodelist", help="Exactly these nodes: node[1-4].")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("topology.json"),
-    show_default=True,
-    help="File to write.",
-)
+@click.option("-o", "--output", type=FILE, default=Path("topology.json"), help="File to write.")
 @click.option("--json", "as_json", is_flag=True, help="Also print the topology as JSON on stdout.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="Devices to measure.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Orders the rounds.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Devices to measure.")
+@click.option("--seed", type=int, default=0, help="Orders the rounds.")
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -72,14 +59,14 @@ _PHASES = {
 )
 @click.option(
     "--prior",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="With sampled: an earlier topology, or one of `topology import`, that says which nodes share a switch.",
 )
 @click.pass_context
 def command(
     ctx: click.Context, local: int | None, nodes: int | None, partition: str | None, account: str | None,
     qos: str | None, time: str, gpus_per_node: int | None, nodelist: str | None, output: Path, as_json: bool,
-    device: str, seed: int, mode: Mode | None, prior: Path | None,
+    device: str, seed: int, mode: Mode | None, prior: Path | None
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
@@ -100,17 +87,18 @@ def command(
     mode = mode or default_mode(local or nodes or 1)
     if prior is not None:
         _check_prior(prior, mode, local is not None)
+    request = ProbeRequest(device, seed, mode, prior)
     with (
         _scratch(output, shared=nodes is not None) as folder,
         _rescued(folder, output, people),
-        _progress(Console(stderr=True)) as told,
+        _progress(Console(stderr=True)) as progress,
     ):
         if local is not None:
-            topology = probe_local(local, folder, runner, clock, device, seed, told, mode)
+            topology = probe_local(local, folder, runner, clock, request, progress)
         else:
             assert nodes is not None, "checked above"
             job = ProbeJob(nodes, partition, account, qos, time, nodelist, gpus_per_node)
-            topology = probe_job(_with_site(job, runner), folder, runner, clock, device, seed, told, mode, prior)
+            topology = probe_job(_with_site(job, runner), folder, runner, clock, request, progress)
     topology.write(output)
     people.print(render(topology))
     people.print(f"wrote {output}", highlight=False)
@@ -152,8 +140,8 @@ def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
         if partial.exists():
             topology = Topology.read(partial)
             topology.write(output)
-            told = topology.provenance
-            people.print(f"wrote {output}: {told.rounds_done} of {told.rounds_planned} rounds", highlight=False)
+            measured = topology.provenance
+            people.print(f"wrote {output}: {measured.rounds_done} of {measured.rounds_planned} rounds", highlight=False)
         raise
 
 

@@ -11,10 +11,11 @@ import click
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
-from hpctrain.cli.options.node_subset import select_nodes
+from hpctrain.cli.options.given_topology import select_nodes
+from hpctrain.cli.options.named_numbers import node_names
+from hpctrain.cli.options.run_and_paths import PATH
 from hpctrain.cli.views.console import Console
 from hpctrain.records.format.input_file import read_input_text
-from hpctrain.records.format.node_set import expand_node_set
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.compare import differences
 from hpctrain.topology.difference_view import render_differences, summary
@@ -27,7 +28,6 @@ from hpctrain.topology.imports import from_nccl, from_slurm
 from hpctrain.topology.matrix_view import QUANTITIES
 from hpctrain.topology.view import render
 
-_FILE = click.Path(path_type=Path)
 _LARGEST_BYTES = 4 * 2**20
 """Of a file to import; Slurm's and NCCL's are below a megabyte."""
 
@@ -48,7 +48,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=PATH)
 @click.option("--matrix", type=click.Choice(QUANTITIES), help="Draw only this matrix. Default: both.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checked file as JSON.")
 def show(file: Path, matrix: str | None, as_json: bool) -> None:
@@ -65,13 +65,12 @@ def show(file: Path, matrix: str | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("before", type=_FILE)
-@click.argument("after", type=_FILE)
+@click.argument("before", type=PATH)
+@click.argument("after", type=PATH)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
     default=0.1,
-    show_default=True,
     help="Differences up to this share of the earlier value are left out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
@@ -89,9 +88,9 @@ def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=PATH)
 @click.option("--to", "form", type=click.Choice(list(FORMATS)), required=True, help="Format to write.")
-@click.option("-o", "--output", type=_FILE, help="File or folder to write. Default: stdout, for one file.")
+@click.option("-o", "--output", type=PATH, help="File or folder to write. Default: stdout, for one file.")
 @click.option("--nodes", metavar="NODES", help="Only these nodes of the topology: n[1-4].")
 def export(file: Path, form: str, output: Path | None, nodes: str | None) -> None:
     """FILE in another tool's format.
@@ -120,12 +119,12 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
 
 
 @command.command("import")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=PATH)
 @click.option(
     "--from", "form", type=click.Choice(["nccl", "slurm"]), help="What FILE is. Default: nccl for .xml, else slurm."
 )
 @click.option("--nodes", metavar="NODES", help="nccl: nodes that are as the dump says. Default: FILE's name.")
-@click.option("-o", "--output", type=_FILE, default=Path("prior.json"), show_default=True, help="File to write.")
+@click.option("-o", "--output", type=PATH, default=Path("prior.json"), help="File to write.")
 def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> None:
     """A topology out of another tool's FILE: a prior, in which nothing is measured.
 
@@ -163,11 +162,7 @@ def _write(texts: dict[str, str], output: Path) -> list[Path]:
 
 
 def _node_names(nodes: str | None, file: Path) -> list[str]:
-    text = file.stem if nodes is None else nodes
-    try:
-        names = expand_node_set(text)
-    except ValueError as error:
-        raise InputError(f"--nodes {text}: {error}; write it like n[1-4] or a,b") from None
+    names = node_names("--nodes", file.stem if nodes is None else nodes)
     if not names:
         raise InputError("--nodes: it names no node; write it like n[1-4] or a,b")
     return names

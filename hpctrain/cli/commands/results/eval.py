@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -11,25 +10,21 @@ from typing import Literal
 import click
 
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.launch.checkpoints.evaluate import CheckpointEvaluation, evaluate
-from hpctrain.runs.locate import find_run
 
 
 @click.command("eval")
-@click.argument("run")
+@click.argument("folder", metavar="RUN", type=RUN)
 @click.argument("data", metavar="DATA...", nargs=-1, required=True)
 @click.option("--step", type=click.IntRange(min=1), help="The checkpoint of that step. Default: the newest.")
 @click.option(
-    "--split",
-    type=click.Choice(["all", "train", "valid"]),
-    default="all",
-    show_default=True,
-    help="Which part of corpus folders.",
+    "--split", type=click.Choice(["all", "train", "valid"]), default="all", help="Which part of corpus folders."
 )
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="At most N sequences of each. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 def command(
-    run: str,
+    folder: Path,
     data: tuple[str, ...],
     step: int | None,
     split: Literal["all", "train", "valid"],
@@ -44,7 +39,6 @@ def command(
 
     Whole sequences of data.seq_len tokens count; what is left over at the end of a shard does not.
     """
-    folder = find_run(run, os.environ, Path.cwd())
     done, judged = evaluate(folder, data, step, split, samples, SystemRunner())
     if as_json:
         rows = [{key: value for key, value in asdict(item).items() if value is not None} for item in judged]

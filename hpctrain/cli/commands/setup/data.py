@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_count, format_si
+from hpctrain.cli.answers import say
+from hpctrain.cli.options.run_and_paths import PATH
 from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.input.skipped import SKIPPED_NAME, read_skipped
 from hpctrain.corpus.prepare.check import check_corpus, corpora_in, size_of
@@ -34,19 +37,18 @@ def command() -> None:
 
 
 @command.command("prepare")
-@click.argument("inputs", metavar="IN...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Folder to make.")
+@click.argument("inputs", metavar="IN...", nargs=-1, type=PATH)
+@click.option("-o", "--output", metavar="DIR", required=True, type=PATH, help="Folder to make.")
 @click.option(
     "--recipe",
     "recipe_file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Make a corpus folder of each source in a recipe.yaml, in place of IN and the options that it has keys for.",
 )
 @click.option(
     "--tokenizer",
     default="bytes",
-    show_default=True,
     metavar="bytes|FILE|train:N",
     help="A token for each byte; a tokenizer.json; or byte-level BPE trained on this text, of at most N tokens.",
 )
@@ -54,42 +56,27 @@ def command() -> None:
     "--sample-bytes",
     type=int,
     default=SAMPLE_BYTES,
-    show_default=True,
     metavar="N",
     help="Text that a tokenizer is trained on, drawn from all over the input.",
 )
-@click.option(
-    "--valid-fraction",
-    default=0.01,
-    show_default=True,
-    metavar="F",
-    help="Share of the text kept aside for validation.",
-)
+@click.option("--valid-fraction", default=0.01, metavar="F", help="Share of the text kept aside for validation.")
 @click.option("--limit-bytes", type=int, metavar="N", help="Stop after that much text.")
 @click.option(
     "--format",
-    "format_",
+    "format",
     type=click.Choice(["auto", "text", "jsonl", "parquet", "arrow"]),
     default="auto",
-    show_default=True,
     help="What the files are. auto: by their names.",
 )
-@click.option(
-    "--text-field", default="text", show_default=True, metavar="NAME", help="Field or column that holds the text."
-)
+@click.option("--text-field", default="text", metavar="NAME", help="Field or column that holds the text.")
 @click.option("--skip-bad", is_flag=True, help="Leave out and count records without text, instead of stopping.")
 @click.option(
-    "--normalize",
-    type=click.Choice(["none", "nfkc"]),
-    default="none",
-    show_default=True,
-    help="Unicode's compatible composed form.",
+    "--normalize", type=click.Choice(["none", "nfkc"]), default="none", help="Unicode's compatible composed form."
 )
 @click.option(
     "--whitespace",
     type=click.Choice(["keep", "collapse"]),
     default="keep",
-    show_default=True,
     help="collapse: each run becomes one line end or one blank.",
 )
 @click.option("--sentences", metavar="LANGUAGE", help="One sentence a line, by spaCy's rules; a language as 'en'.")
@@ -105,7 +92,7 @@ def prepare_command(
     workers: int | None,
     force: bool,
     as_json: bool,
-    **own: Any,
+    **text: Any,
 ) -> None:
     """Make the corpus folder DIR of text.
 
@@ -121,21 +108,19 @@ def prepare_command(
         options = shared_options(recipe, base, force, workers)
         with phases() as progress:
             indexes = prepare_sources(sources_of(recipe, base), output, options, progress, recipe)
-        _tell_recipe(recipe, output, indexes, as_json)
-        click.echo(_memory_line(peak_memory()), err=as_json)
+        _answer_recipe(recipe, output, indexes, as_json)
         return
     if not inputs:
         raise click.UsageError("Missing argument 'IN...' (or --recipe FILE)")
     with phases() as progress:
-        index = prepare(inputs, output, _options(own, force, workers), progress)
+        index = prepare(inputs, output, _options(text, force, workers), progress)
     if as_json:
         click.echo(index.model_dump_json(by_alias=True, indent=1))
-    for line in [*summary(output, index), _memory_line(peak_memory())]:
-        click.echo(line, err=as_json)
+    say([*summary(output, index), _memory_line(peak_memory())], as_json)
 
 
 @command.command("check")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH)
 def check_command(folder: Path) -> None:
     """Read a corpus folder, or all that a recipe made, and compare every file with its hash."""
     folders = corpora_in(folder)
@@ -194,23 +179,14 @@ def _memory_line(peak: PeakMemory) -> str:
     return f"peak memory: {format_si(peak.own_bytes, 'B')} in this process{workers}"
 
 
-def _options(own: dict[str, Any], force: bool, workers: int | None) -> PrepareOptions:
+def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareOptions:
+    """The options of one corpus; `text` has what a recipe has keys for."""
+    cleaning = {key: text.pop(key) for key in ("normalize", "whitespace", "sentences")}
     try:
-        clean = Cleaning(normalize=own["normalize"], whitespace=own["whitespace"], sentences=own["sentences"])
+        clean = Cleaning(**cleaning)
     except ValueError:
-        raise InputError(f"--sentences: found {own['sentences']!r}, allowed: a language's code, as en") from None
-    return PrepareOptions(
-        tokenizer=own["tokenizer"],
-        valid_fraction=own["valid_fraction"],
-        limit_bytes=own["limit_bytes"],
-        force=force,
-        format=own["format_"],
-        text_field=own["text_field"],
-        skip_bad=own["skip_bad"],
-        clean=clean,
-        workers=workers,
-        sample_bytes=own["sample_bytes"],
-    )
+        raise InputError(f"--sentences: found {cleaning['sentences']!r}, allowed: a language's code, as en") from None
+    return PrepareOptions(**text, clean=clean, force=force, workers=workers)
 
 
 def _check_alone(context: click.Context, inputs: tuple[Path, ...]) -> None:
@@ -219,21 +195,18 @@ def _check_alone(context: click.Context, inputs: tuple[Path, ...]) -> None:
         raise click.UsageError(f"found IN {inputs[0]} beside --recipe; name it as a source in the recipe")
     for parameter in context.command.params:
         name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and name not in _BESIDE_A_RECIPE:
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in _BESIDE_A_RECIPE:
             raise click.UsageError(f"found {parameter.opts[0]} beside --recipe; write it into the recipe")
 
 
-def _tell_recipe(recipe: Recipe, output: Path, indexes: dict[str, CorpusIndex], as_json: bool) -> None:
+def _answer_recipe(recipe: Recipe, output: Path, indexes: dict[str, CorpusIndex], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: index.to_json() for name, index in indexes.items()}, indent=1))
     for name, index in indexes.items():
-        for line in summary(output / name, index):
-            click.echo(line, err=as_json)
-    click.echo("to train on it by its weights, write into the run file:", err=as_json)
-    for line in run_file_lines(recipe, output):
-        click.echo(line, err=as_json)
+        say(summary(output / name, index), as_json)
+    lines = run_file_lines(recipe, output)
+    say(["to train on it by its weights, write into the run file:", *lines, _memory_line(peak_memory())], as_json)
 
 
 def _checked(progress: Progress, total: int) -> Any:

@@ -24,7 +24,7 @@ from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.prepare.options import Progress
 from hpctrain.launch.local_run.supervise import LocalJob
 from hpctrain.launch.local_run.training import start
-from hpctrain.launch.preflight.prepare import PreparedRun, prepare, resolve_run
+from hpctrain.launch.preflight.prepare import RunInputs, prepare, resolve_run
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.planner import make_plan
@@ -51,12 +51,13 @@ WORKER_DIES_AT, NODE_DIES_AT = 50, 85
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("demo"), show_default=True,
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo"),
     help="Folder for everything that the demo writes.",
-)  # fmt: skip
-@click.option(
-    "--model", type=click.Choice(list(STARTERS)), default="decoder", show_default=True, help="What is trained."
 )
+@click.option("--model", type=click.Choice(list(STARTERS)), default="decoder", help="What is trained.")
 def command(output: Path, model: str) -> None:
     """The whole chain once, on this machine: no Slurm, no root, under 3 minutes.
 
@@ -143,7 +144,8 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> None:
 def _train(folder: Path, run_file: Path, task: str) -> Path:
     _say(4, "Train, and lose a worker and a node", task)
     click.echo("    SIGKILL, no warning: the agents end the generation and start the next.")
-    prepared: PreparedRun = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json", SystemRunner())
+    given = RunInputs(run_file, (), folder / "topology.json", folder / "plan.json")
+    prepared = prepare(given, SystemRunner(), NODES)
     job = start(prepared, folder / "runs", SystemRunner(), SystemClock())
     ended = watch(job, prepared.run.steps, sys.stdout, _FaultInjector(job).see)
     if ended.exit_code != 0:

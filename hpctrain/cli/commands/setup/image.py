@@ -20,6 +20,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_FAILED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
+from hpctrain.cli.options.run_and_paths import PATH
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.image_checks import examine_container
 from hpctrain.container.build.build import build, build_options, build_permissions
@@ -41,29 +42,23 @@ def command() -> None:
 
 
 @command.command("build")
-@click.option("--base", default="cuda", show_default=True, metavar="BASE", help=f"{BASES}.")
+@click.option("--base", default="cuda", metavar="BASE", help=f"{BASES}.")
 @click.option("--from", "source", metavar="IMAGE", help="Another image of a registry than the base's own.")
+@click.option("-o", "--output", type=PATH, default=Path("train.sif"), help="Where the image goes.")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("train.sif"),
-    show_default=True,
-    help="Where the image goes.",
-)
-@click.option(
-    "--environment", type=click.Choice(_ENVIRONMENTS),
+    "--environment",
+    type=click.Choice(_ENVIRONMENTS),
     help="Packages: installed by pip, copied from here, or seen from here. Default: install; of cpu-small bind.",
-)  # fmt: skip
+)
 @click.option("--extra", "extras", multiple=True, help="Also the packages of this extra of hpctrain: hf, data, report.")
-@click.option("--cuda", default="12.8", show_default=True, help="CUDA of PyTorch's image; see `image check`.")
+@click.option("--cuda", default="12.8", help="CUDA of PyTorch's image; see `image check`.")
 @click.option("--index", metavar="URL", help="Further package index for pip: one with CPU or ROCm builds of torch.")
 @click.option("--remote", is_flag=True, help="Have it built by the remote builder that you are logged in to.")
 @click.option("--force", is_flag=True, help="Build although an image of the same inputs is there.")
 @click.option("--dry-run", "--show", "dry_run", is_flag=True, help="Print the definition file; build nothing.")
 def build_command(
     base: str, source: str | None, output: Path, environment: Environment | None, extras: tuple[str, ...], cuda: str,
-    index: str | None, remote: bool, force: bool, dry_run: bool,
+    index: str | None, remote: bool, force: bool, dry_run: bool
 ) -> None:  # fmt: skip
     """Build an image with the packages of this installation, in exactly these versions.
 
@@ -118,7 +113,7 @@ def _recipe(
 
 
 @command.command("show")
-@click.argument("image", type=click.Path(path_type=Path))
+@click.argument("image", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print all labels as a JSON object.")
 def show_command(image: Path, as_json: bool) -> None:
     """Print what an image was built from: version, git commit, base, and what names its lock and its inputs."""
@@ -135,7 +130,7 @@ def show_command(image: Path, as_json: bool) -> None:
 
 
 @command.command("check")
-@click.argument("image", type=click.Path(path_type=Path))
+@click.argument("image", type=PATH)
 @click.option("--bind", "binds", multiple=True, metavar="SOURCE[:TARGET[:ro]]", help="As in container.binds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list on stdout and nothing else.")
 def check_command(image: Path, binds: tuple[str, ...], as_json: bool) -> None:

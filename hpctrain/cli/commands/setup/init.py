@@ -10,14 +10,16 @@ from typing import Any
 
 import click
 
+from hpctrain.cli.answers import say
 from hpctrain.cli.commands.setup.data import summary
+from hpctrain.cli.options.run_and_paths import PATH
 from hpctrain.cli.views.progress import phases
 from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
 from hpctrain.records.model.presets import PRESETS
 
 
 @click.command()
-@click.argument("run_file", metavar="[RUN.YAML]", default="run.yaml", type=click.Path(path_type=Path))
+@click.argument("run_file", metavar="[RUN.YAML]", default="run.yaml", type=PATH)
 @click.option("--yes", is_flag=True, help="Ask nothing, and prepare a corpus from text found on this machine.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @click.option("--name", help="Name of the run.")
@@ -43,8 +45,7 @@ def command(
     if as_json:
         data = str(started.data) if started.index else None
         click.echo(json.dumps({"run_file": str(run_file), "data": data, "name": started.run.name}))
-    for line in _summary_lines(started, starter):
-        click.echo(line, err=as_json)
+    say(_summary_lines(started, starter), as_json)
 
 
 def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:

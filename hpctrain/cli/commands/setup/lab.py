@@ -12,6 +12,7 @@ import click
 from rich.box import SIMPLE
 from rich.table import Table
 
+from hpctrain.cli.options.run_and_paths import PATH
 from hpctrain.cli.views.console import Console
 from hpctrain.lab import requirements
 from hpctrain.lab.down import clear
@@ -56,9 +57,9 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("spec", type=click.Path(path_type=Path), required=False)
+@click.argument("spec", type=PATH, required=False)
 @click.option("--nodes", type=click.IntRange(1, 500), help="Number of nodes, in place of a spec file.  [default: 4]")
-@click.option("--slurm", "prefix", type=click.Path(path_type=Path), metavar="PREFIX",
+@click.option("--slurm", "prefix", type=PATH, metavar="PREFIX",
               help="Folder with bin, sbin and lib/slurm of another Slurm.  [default: what the path has]")  # fmt: skip
 @click.option("--install", is_flag=True, help="Install missing Debian or Ubuntu packages first.")
 @click.option("--replace", is_flag=True, help="Take down a lab that is up.")
@@ -156,7 +157,7 @@ def cut(a: str, b: str) -> None:
 @command.command()
 @click.argument("node", nargs=-1, required=True)
 @click.option("--rate", type=_Rate(), required=True, help="For instance 100mbit; none: as fast as it goes.")
-@click.option("--direction", type=click.Choice(["in", "out", "both"]), default="both", show_default=True,
+@click.option("--direction", type=click.Choice(["in", "out", "both"]), default="both",
               help="Traffic into the node, out of it, or both.")  # fmt: skip
 def shape(node: tuple[str, ...], rate: str | None, direction: str) -> None:
     """Change the rate of NODE's link; `lab heal` gives back the spec's."""

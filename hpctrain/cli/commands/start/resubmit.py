@@ -14,10 +14,10 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.other_clusters import check_cluster
-from hpctrain.cli.options.own_job import become_job, begin_own_job
-from hpctrain.cli.options.own_job import option as own_job_option
-from hpctrain.cli.run_history import add_to_history
+from hpctrain.cli.answers import say, submission
+from hpctrain.cli.options.own_job import become_job, begin_own_job, own_job_option
+from hpctrain.cli.options.run_and_paths import RUN
+from hpctrain.cli.run_history import add_to_history, check_cluster
 from hpctrain.cli.views.run_status import run_status
 from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.jobs.dependencies import (
@@ -37,7 +37,7 @@ from hpctrain.launch.slurm_job.queue import check_queue
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder
-from hpctrain.runs.locate import find_run, job_id
+from hpctrain.runs.locate import job_id
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
 from hpctrain.runs.secrets import check_secrets
 from hpctrain.runs.trust import check_trusted
@@ -45,22 +45,25 @@ from hpctrain.slurm.commands import Slurm
 
 
 @click.command()
-@click.argument("run")
+@click.argument("folder", metavar="RUN", type=RUN)
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
     help="Go on with another value: of steps, cluster, parallel, optimizer, checkpoint, validation, recovery, profile.",
-)  # fmt: skip
+)
 @click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
-def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool) -> None:
+def command(folder: Path, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool) -> None:
     """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint.
 
     RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
     allows; the old ones stay in the run folder as run-<n>.yaml. A run that is done goes on with more steps.
     """
     click.get_current_context().with_resource(owner_only())
-    folder = find_run(run, os.environ, Path.cwd()).resolve()
+    folder = folder.resolve()
     check_trusted(folder)
     if own_job:
         if overrides or from_seed:
@@ -82,7 +85,7 @@ def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool
             job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
     add_to_history("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
-        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job}))
+        click.echo(json.dumps(submission(folder, job)))
     else:
         click.echo(f"job {job}, run folder {folder}")
 
@@ -93,17 +96,12 @@ def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextMan
 
 def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
     """A new job for the run; its id."""
-
-    def say(lines: list[str]) -> None:
-        for line in lines:
-            click.echo(line, err=as_json)
-
     # Once it began, what it waited for is behind it, and may be gone.
     waits = without_dependencies(spec) if folder.attempts() else spec
     checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
     check_no_live_job(folder.path, slurm)
-    say(checked.lines)
-    say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()))
+    say(checked.lines, as_json)
+    say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()), as_json)
     after = checked.before.names or spec.cluster.after
     spec = checked.run.model_copy(update={"cluster": checked.run.cluster.model_copy(update={"after": after})})
     with write_changed_settings(folder, spec):
@@ -112,9 +110,12 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
         exclude = nodes_to_exclude_if_known(folder.path, checked.asked, slurm, SystemClock().wall())
         with _from_seed(folder, from_seed):
             job = submit_job(folder, checked.asked, exclude)
-    say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
-    say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
-    say(refresh_dependent_runs(folder.path, slurm, os.environ))
+    say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()), as_json)
+    say(
+        refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [],
+        as_json,
+    )
+    say(refresh_dependent_runs(folder.path, slurm, os.environ), as_json)
     return job
 
 

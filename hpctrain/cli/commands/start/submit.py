@@ -15,13 +15,12 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.own_job import become_job, begin_own_job, earlier_run
-from hpctrain.cli.options.own_job import option as own_job_option
-from hpctrain.cli.options.profile import option as profile_option
-from hpctrain.cli.options.profile import with_profile
-from hpctrain.cli.options.seeds import option as seeds_option
-from hpctrain.cli.options.seeds import parse_seeds, with_seed
-from hpctrain.cli.options.stale_topology import warn_if_stale
+from hpctrain.cli.answers import say, submission, warn
+from hpctrain.cli.options.given_topology import warn_if_stale
+from hpctrain.cli.options.own_job import become_job, begin_own_job, earlier_run, own_job_option
+from hpctrain.cli.options.profile import profile_option, with_profile
+from hpctrain.cli.options.run_and_paths import PATH
+from hpctrain.cli.options.seeds import parse_seeds, seeds_option, with_seed
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.image_checks import check_before_queueing
 from hpctrain.cli.views.provisional_plan import check_provisional
@@ -31,14 +30,14 @@ from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency,
 from hpctrain.jobs.job_nodes import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.login_node import check_not_queued_here
-from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes, make_folder, prepare, runs_folder
+from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.launch.preflight.site import site_defaults, with_sbatch_variables
 from hpctrain.launch.slurm_job.adopted_job import check_is_slurm
 from hpctrain.launch.slurm_job.allocation import run_in_allocation
 from hpctrain.launch.slurm_job.estimate import estimate_start
 from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, wait_for_job
 from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.records.run.run import Run, read_run
+from hpctrain.records.run.run import Run
 from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.disk_space import disk_space_warning
 from hpctrain.runs.folder import RunFolder, remove_on_error
@@ -55,9 +54,9 @@ class SubmitOptions:
 
 
 @click.command()
-@click.argument("run_file", type=click.Path(path_type=Path), metavar="RUN.YAML")
-@click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file of the nodes. Default: probe.")
-@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
+@click.argument("run_file", type=PATH, metavar="RUN.YAML")
+@click.option("-t", "--topology", type=PATH, help="Topology file of the nodes. Default: probe.")
+@click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option("--site", metavar="PROFILE", help="Profile of site.yaml. Default: the first one that matches this place.")
 @seeds_option
@@ -68,7 +67,7 @@ class SubmitOptions:
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
 def command(
     run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], site: str | None,
-    seeds: str | None, profile: int | None, dry_run: bool, wait: bool, own_job: bool, as_json: bool,
+    seeds: str | None, profile: int | None, dry_run: bool, wait: bool, own_job: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
@@ -82,34 +81,40 @@ def command(
     With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
     """
     click.get_current_context().with_resource(owner_only())
-    overrides = with_profile(overrides, profile)
+    given = RunInputs(run_file, with_profile(overrides, profile), topology, plan)
     chosen = parse_seeds(seeds) if seeds is not None else []
     asked = SubmitOptions(dry_run, wait, as_json)
     if own_job:
         if dry_run or wait or as_json or chosen:
             raise InputError("--own-job: the job turns into the run; leave out --dry-run, --wait, --json and --seeds")
-        _submit_as_own_job(run_file, overrides, topology, plan, site)
+        _submit_as_own_job(given, site)
     slurm = Slurm(SystemRunner())
-    defaults = site_defaults(site, slurm, os.environ)
-    values = defaults.values if defaults else {}
-    given = read_run(run_file, overrides, values)
-    queued = given.cluster.kind == "slurm"
+    given, site_lines = _with_site(given, site, slurm)
+    run = given.run()
+    queued = run.cluster.kind == "slurm"
     if chosen and (wait or not queued or _is_inside()):
         raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
     if not queued:
-        check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(given)}")
-    if defaults:
-        _say(defaults.words(run_file, overrides), as_json)
-    prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
+        check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(run)}")
+    say(site_lines, as_json)
+    prepared = prepare(given, SystemRunner(), queued=queued)
     warn_if_stale(prepared.topology, prepared.nodes or None)
-    _say(disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
-    _say(dropout_warning(prepared.run), as_json)
+    warnings = disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+    say([*warnings, *dropout_warning(prepared.run)], as_json)
     if not queued:
         _submit_here(prepared, asked)
     elif _is_inside():
         _submit_in_allocation(prepared, asked)
     else:
         _submit_to_slurm(prepared, slurm, chosen, asked)
+
+
+def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInputs, list[str]]:
+    """The inputs with the defaults of this place's profile, and what the run takes from it, as lines."""
+    defaults = site_defaults(site, slurm, os.environ)
+    if defaults is None:
+        return given, []
+    return replace(given, defaults=defaults.values), defaults.words(given.run_file, given.overrides)
 
 
 def _is_inside() -> bool:
@@ -123,25 +128,25 @@ def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], aske
         lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
     lines += check_before_queueing(run)
     checked, start = _taken_by_slurm(run, slurm)
-    _say([*lines, *checked.lines], asked.as_json)
+    say([*lines, *checked.lines], asked.as_json)
     prepared = replace(prepared, run=checked.run)
-    _say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit), asked.as_json)
-    _say(start, asked.as_json)
+    say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit), asked.as_json)
+    say(start, asked.as_json)
     if asked.dry_run:
         script = _script_to_be(checked.asked)
         _would(prepared, asked.as_json, script, script=script)
         return
-    told: list[dict[str, str]] = []
+    answers: list[dict[str, str]] = []
     try:
         for seed in seeds or (None,):
-            told.append(_queue_one(prepared, checked, slurm, seed, asked))
+            answers.append(_queue_one(prepared, checked, slurm, seed, asked))
     finally:
         # What was submitted is told in any case: nobody else knows its ids.
-        if asked.as_json and told:
-            click.echo(json.dumps(told if seeds else told[0]))
+        if asked.as_json and answers:
+            click.echo(json.dumps(answers if seeds else answers[0]))
     if asked.wait:
-        folder, job_id = Path(told[0]["folder"]), told[0]["job_id"]
-        sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: _say([text], asked.as_json)))
+        folder, job_id = Path(answers[0]["folder"]), answers[0]["job_id"]
+        sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: say([text], asked.as_json)))
 
 
 def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[CheckedRun, list[str]]:
@@ -184,18 +189,18 @@ def _queue_one(
     if seed is not None:
         run, job = with_seed(run, seed), with_seed(job, seed)
     folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
-    _say(omitted_secrets_text(folder.path), asked.as_json)
+    say(omitted_secrets_text(folder.path), asked.as_json)
     with remove_on_error(folder):
         record_dependent_run(checked.before, folder.path)
         job_id = submit_job(folder, job, _without_excluded(folder, prepared, job, slurm, asked))
     add_to_history("submit", folder.path, job_id, slurm)
-    _say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
+    say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
     if checked.before.folders:
         # A run before it may have gone on as another job meanwhile, and this one was not known to it.
-        _say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
+        say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
     if not asked.as_json:
         _tell(folder.path, job_id, as_json=False)
-    return _machine_form(folder.path, job_id)
+    return submission(folder.path, job_id)
 
 
 def _without_excluded(
@@ -208,15 +213,15 @@ def _without_excluded(
         return []
     exclude = nodes_to_exclude_if_known(folder.path, job, slurm, now)
     kept = sorted(set(bad) - set(exclude))
-    _say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
+    say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
     more = "the job may get it, and the plan leaves it out"
-    _say([f"the topology excludes {', '.join(kept)}: {more}"] if kept else [], asked.as_json)
+    say([f"the topology excludes {', '.join(kept)}: {more}"] if kept else [], asked.as_json)
     return exclude
 
 
 def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:
     prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
-    _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
+    say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
     if asked.dry_run:
         script = _script_to_be(prepared.run)
         _would(prepared, asked.as_json, script, script=script)
@@ -231,25 +236,22 @@ def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:
 def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
     if not prepared.run.cluster.after:
         return prepared
-    _say([f"cluster.after: not waited for, as {why}"], as_json)
+    say([f"cluster.after: not waited for, as {why}"], as_json)
     return replace(prepared, run=without_dependencies(prepared.run))
 
 
-def _submit_as_own_job(
-    run_file: Path, overrides: tuple[str, ...], topology: Path | None, plan: Path | None, site: str | None
-) -> NoReturn:
+def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
     """The run as this batch job; does not return."""
     job = begin_own_job()
     before = earlier_run(job)
     if before is not None:
         become_job(before, job)
-    defaults = site_defaults(site, Slurm(SystemRunner()), os.environ)
-    values = defaults.values if defaults else {}
-    prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), True, values)
+    given, _ = _with_site(given, site, Slurm(SystemRunner()))
+    prepared = prepare(given, SystemRunner(), queued=True)
     warn_if_stale(prepared.topology)
     check_is_slurm(prepared.run)
-    prepared = _not_waiting(prepared, "this job runs already", as_json=True)
-    _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), as_json=True)
+    prepared = _not_waiting(prepared, "this job runs already", True)
+    say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), True)
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     record_excluded_nodes(folder.path, prepared.topology, SystemClock().wall(), prepared.run.recovery.exclude_hours)
     become_job(folder.path, job, prepared.run)
@@ -257,15 +259,9 @@ def _submit_as_own_job(
 
 def _run_here(folder: RunFolder, prepared: PreparedRun, job_id: str) -> NoReturn:
     """The run inside this allocation; does not return."""
-
-    def say(text: str) -> None:
-        click.echo(f"hpctrain: {text}", err=True)
-
-    code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), say)
-    attempts = folder.attempts()
-    say(
-        attempts[-1].get("reason", "the job script was killed") if attempts else "the job script did not get to its run"
-    )
+    code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), lambda text: warn([text]))
+    newest = folder.attempts()[-1:] or [{"reason": "the job script did not get to its run"}]
+    warn([newest[0].get("reason", "the job script was killed")])
     sys.exit(code)
 
 
@@ -278,7 +274,7 @@ def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
         _would(prepared, asked.as_json, text, nodes=count)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    _say(omitted_secrets_text(folder.path), asked.as_json)
+    say(omitted_secrets_text(folder.path), asked.as_json)
     with remove_on_error(folder):
         job_id = submit_local(folder, count, SystemRunner())
     add_to_history("submit", folder.path, job_id, None)
@@ -293,18 +289,9 @@ def _would(prepared: PreparedRun, as_json: bool, text: str, **more: object) -> N
 
 def _tell(folder: Path, job_id: str, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(_machine_form(folder, job_id)))
+        click.echo(json.dumps(submission(folder, job_id)))
         return
     click.echo(f"job {job_id}, run folder {folder}")
     name = folder.name
     click.echo(f"watch: hpctrain watch {name}\nlogs:  hpctrain logs -f {name}")
     click.echo(f"look:  hpctrain status {name}\nstop:  hpctrain cancel {name}")
-
-
-def _say(lines: list[str], as_json: bool) -> None:
-    for line in lines:
-        click.echo(line, err=as_json)
-
-
-def _machine_form(folder: Path, job_id: str) -> dict[str, str]:
-    return {"name": folder.name, "folder": str(folder), "job_id": job_id}

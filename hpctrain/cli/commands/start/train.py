@@ -13,9 +13,10 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.profile import option as profile_option
-from hpctrain.cli.options.profile import traces_line, with_profile
-from hpctrain.cli.options.stale_topology import warn_if_stale
+from hpctrain.cli.answers import warn
+from hpctrain.cli.options.given_topology import warn_if_stale
+from hpctrain.cli.options.profile import profile_option, traces_line, with_profile
+from hpctrain.cli.options.run_and_paths import PATH, RUN
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.live_job import watch
 from hpctrain.hf.start_from_folder import dropout_warning
@@ -24,29 +25,28 @@ from hpctrain.launch.local_run.supervise import LocalJob
 from hpctrain.launch.local_run.training import ResumedRun, check_resumed, resume, start
 from hpctrain.launch.preflight.changed_settings import changes_text
 from hpctrain.launch.preflight.login_node import login_node_words
-from hpctrain.launch.preflight.prepare import PreparedRun, prepare, runs_folder
+from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, prepare, runs_folder
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.disk_space import disk_space_warning
 from hpctrain.runs.folder import kept_words
-from hpctrain.runs.locate import find_run
 from hpctrain.slurm.commands import Slurm
 
 
 @click.command()
-@click.argument("run_file", required=False, type=click.Path(path_type=Path), metavar="[RUN.YAML]")
+@click.argument("run_file", required=False, type=PATH, metavar="[RUN.YAML]")
 @click.option("--local", "count", type=click.IntRange(min=1), help="Number of virtual nodes. Default: cluster.nodes.")
-@click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file. Default: probe first.")
-@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
-@click.option("--resume", "run", metavar="RUN", help="Go on with a run, on any number of nodes.")
+@click.option("-t", "--topology", type=PATH, help="Topology file. Default: probe first.")
+@click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
+@click.option("--resume", "run", metavar="RUN", type=RUN, help="Go on with a run, on any number of nodes.")
 @click.option("--from-seed", is_flag=True, help="With --resume: begin again; checkpoints that are there are put aside.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
 @click.option("--dry-run", is_flag=True, help="Check everything and say what would run.")
 def command(
-    run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: str | None,
-    from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool,
+    run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: Path | None,
+    from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool
 ) -> None:  # fmt: skip
     """Train as local processes: n virtual nodes, one CPU device, one agent and its worker each.
 
@@ -61,32 +61,25 @@ def command(
     if run is not None:
         if topology or plan:
             raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
-        folder = find_run(run, os.environ, Path.cwd())
         if dry_run:
-            going = check_resumed(folder, count, overrides, SystemRunner(), from_seed)
-            _warn(going.count)
+            going = check_resumed(run, count, overrides, SystemRunner(), from_seed)
+            warn(login_node_words(going.count, Slurm(SystemRunner()), os.environ))
             click.echo(_would_resume(going), err=as_json)
             return
-        job = resume(folder, count, overrides, SystemRunner(), SystemClock(), from_seed)
-        _warn(len(job.processes))
+        job = resume(run, count, overrides, SystemRunner(), SystemClock(), from_seed)
+        warn(login_node_words(len(job.processes), Slurm(SystemRunner()), os.environ))
     else:
         assert run_file is not None, "checked above"
-        prepared = prepare(run_file, overrides, count, topology, plan, SystemRunner())
+        prepared = prepare(RunInputs(run_file, overrides, topology, plan), SystemRunner(), count)
         warn_if_stale(prepared.topology, prepared.nodes)
-        _warn(len(prepared.nodes))
+        warn(login_node_words(len(prepared.nodes), Slurm(SystemRunner()), os.environ))
         if dry_run:
             click.echo(_would_do(prepared), err=as_json)
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
-        said = disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
-        for line in [*said, *dropout_warning(prepared.run), *omitted_secrets_text(job.folder.path)]:
-            click.echo(f"hpctrain: {line}", err=True)
+        space = disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+        warn([*space, *dropout_warning(prepared.run), *omitted_secrets_text(job.folder.path)])
     _watch(job, as_json)
-
-
-def _warn(count: int) -> None:
-    for line in login_node_words(count, Slurm(SystemRunner()), os.environ):
-        click.echo(f"hpctrain: {line}", err=True)
 
 
 def _watch(job: LocalJob, as_json: bool) -> None:
@@ -105,10 +98,9 @@ def _watch(job: LocalJob, as_json: bool) -> None:
         print(f"done: {ended.reason}; `hpctrain report {folder}` shows the run", file=out)
         return
     if ended.stopped:
-        print(f"hpctrain: {ended.reason}; go on with `hpctrain train --resume {folder}`", file=sys.stderr)
+        warn([f"{ended.reason}; go on with `hpctrain train --resume {folder}`"])
     else:
-        print(f"hpctrain: {ended.reason}", file=sys.stderr)
-        print(f"hpctrain: the logs are in {folder}/logs/{job.attempt}", file=sys.stderr)
+        warn([ended.reason, f"the logs are in {folder}/logs/{job.attempt}"])
     sys.exit(ended.exit_code)
 
 

@@ -1,0 +1,48 @@
+"""A request to a process that holds tensors, and its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.process import WORKER, Runner
+
+
+def ask_worker(verb: str, question: Mapping[str, object], runner: Runner, does: str) -> dict[str, Any]:
+    """Return the answer of `python -m hpctrain.worker VERB`, one JSON object.
+
+    Args:
+        does: what the process does, for errors ("exports").
+
+    Raises:
+        InputError, HpctrainError: the process reported an error, or ended without an answer.
+    """
+    code, answer = worker_reply(verb, question, runner, does)
+    if "error" in answer:
+        kind = InputError if code == InputError.exit_code else HpctrainError
+        raise kind(answer["error"])
+    return answer
+
+
+def worker_reply(
+    verb: str, question: Mapping[str, object], runner: Runner, does: str, options: Sequence[str] = (),
+    limit_s: float | None = None,
+) -> tuple[int, dict[str, Any]]:  # fmt: skip
+    """Return exit code and answer of `python -m hpctrain.worker VERB`; the answer to a mistake is its `error`.
+
+    Args:
+        options: further words of the command line.
+        limit_s: seconds that the process may take; None: without limit.
+
+    Raises:
+        HpctrainError: the process ended without an answer.
+        CommandTimeoutError: it took longer than `limit_s`.
+    """
+    done = runner.run([*WORKER, verb, json.dumps(question), *options], timeout_s=limit_s)
+    try:
+        return done.code, json.loads(done.stdout)
+    except json.JSONDecodeError:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise HpctrainError(f"the process that {does} ended with code {done.code}: {lines[-1]}") from None
