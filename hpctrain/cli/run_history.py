@@ -47,7 +47,7 @@ def add_to_history(
 
 
 def on_other_clusters(folders: Sequence[Path], slurm: Slurm) -> dict[Path, str]:
-    """Return the runs whose newest job is known to be on another cluster than this machine's, with its name.
+    """Return the runs whose newest job is on another cluster than this machine, each with the cluster's name.
 
     Slurm is asked for its name only where the history names a cluster of one of these runs.
     """
@@ -61,7 +61,7 @@ def on_other_clusters(folders: Sequence[Path], slurm: Slurm) -> dict[Path, str]:
 
 
 def check_cluster(folder: Path, slurm: Slurm, verb: str) -> None:
-    """Check that the run's job is one that Slurm here knows.
+    """Check that the run's job is on this cluster.
 
     Raises:
         RefusedError: it is on another cluster.

@@ -57,21 +57,16 @@ def loss_chart(view: RunView) -> Chart:
     validated = [(row.step, losses) for row in view.history if (losses := losses_by_set(row))]
     names = dict.fromkeys(name for _, losses in validated for name in losses)
     for number, name in enumerate(names):
-        found = [(step, losses[name]) for step, losses in validated if name in losses]
+        points = [(step, losses[name]) for step, losses in validated if name in losses]
         title = name.replace(HELD_OUT, "validation", 1)
         ink = "@ink" if name == HELD_OUT else colour(COLOURS - 1 - number)  # from the other end than generations
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": title,
-                "x": [step for step, _ in found],
-                "y": [loss for _, loss in found],
-                "line": {"color": ink, "width": 1.5, "dash": "dot"},
-                "marker": {"size": 8, "symbol": "diamond", "color": ink},
-                "hovertemplate": f"{title} %{{y:.4f}} after step %{{x}}<extra></extra>",
-            }
-        )
+        hover = f"{title} %{{y:.4f}} after step %{{x}}<extra></extra>"
+        style = {
+            "mode": "lines+markers",
+            "line": {"color": ink, "width": 1.5, "dash": "dot"},
+            "marker": {"size": 8, "symbol": "diamond", "color": ink},
+        }
+        traces.append({**line(title, [step for step, _ in points], [loss for _, loss in points], 0, hover), **style})
     note = "Mean cross-entropy of the global batch. A vertical line marks the first step after a fault."
     return Chart("loss", "Loss (nats a token)", note, traces, layout("step", recovery_lines=view), 380)
 

@@ -1,4 +1,4 @@
-"""`submit --own-job` and `resubmit --own-job`: the last word of a batch script, which becomes the run's job."""
+"""`submit --own-job` and `resubmit --own-job`: the last command of a batch script, which becomes the run's job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ own_job_option = click.option(
 
 
 def begin_own_job() -> str:
-    """Id of this job; from here on the notice of a preemption waits for the job's script.
+    """Return the id of this job, and leave the notice of a preemption to the job's script from now on.
 
     A job that ends within its grace time is over for Slurm, so this process must not end by that notice.
 
@@ -38,7 +38,7 @@ def begin_own_job() -> str:
 
 
 def earlier_run(job: str) -> Path | None:
-    """The run that this job had before it went back to the queue; None at its first start."""
+    """Return the run that this job had before it was requeued; None at its first start."""
     if not is_requeued_job(os.environ):
         return None
     folder = run_of_job(job, os.environ, Path.cwd())
@@ -49,7 +49,7 @@ def earlier_run(job: str) -> Path | None:
 
 
 def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
-    """This process turns into the run's job script; the folder, locks and attempts are that script's from here on."""
+    """Turn this process into the run's job script, which from then on owns the run folder."""
     folder = folder.resolve()
     check_trusted(folder)
     is_new = job_id(folder) != job

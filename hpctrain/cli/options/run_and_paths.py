@@ -1,4 +1,4 @@
-"""Types of what commands are given: files, folders, and runs by folder, name or job id."""
+"""Parameter types: files, folders, and runs by folder, name or job id."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hpctrain.runs.locate import find_run
 
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 class RunType(click.ParamType[Path]):
@@ -20,7 +21,7 @@ class RunType(click.ParamType[Path]):
     name = "run"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the run's folder; the error of a run that is missing says where it was looked for."""
+        """Return the run's folder; the error for an unknown run lists where it was looked up."""
         return value if isinstance(value, Path) else find_run(value, os.environ, Path.cwd())
 
 

@@ -1,4 +1,4 @@
-"""rich's console for text of any origin: what a view shows can be styled by hpctrain alone."""
+"""rich's console for text of any origin: only hpctrain styles what a view shows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from rich.segment import Segment
 
 from hpctrain.base.control_characters import printable
 
+PIPE_WIDTH = 120
+"""Columns of a table that does not go to a terminal."""
+
 
 class Console(rich.console.Console):
-    """A console whose views hold no control characters but those that rich itself puts around their pieces."""
+    """A console that prints no control characters except those that rich itself puts around its pieces."""
 
     @property
     def file(self) -> IO[str]:
-        """The stream behind every proxy: while a view is live, rich puts one before the filter of the whole process."""
+        """The stream behind every proxy: while a view is live, rich puts a proxy before the filter of this process."""
         out = super().file
         while (behind := getattr(out, "rich_proxied_file", None)) is not None:
             out = behind
@@ -28,6 +31,12 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The pieces of a view, each of them printable."""
+        """Yield the pieces of a view; each of them is printable."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
+
+
+def table_console(stderr: bool = False) -> Console:
+    """Return a console for wide tables. A pipe has no width of its own; a row stays a line there."""
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, markup=False, width=PIPE_WIDTH)

@@ -13,6 +13,7 @@ from typing import Any
 from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_text
 from hpctrain.base.disk_space import check_disk_space
 from hpctrain.base.errors import InputError
+from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
 from hpctrain.corpus.prepare.shards import swap
 from hpctrain.corpus.read.special_tokens import special_tokens
@@ -28,6 +29,7 @@ from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.trust import check_trusted
 
+_MODEL_CARD = Path(__file__).with_name("model_card.md.j2")
 _SURPLUS_BYTES = 1 << 20
 """Bytes allowed for all files without tensors; a tokenizer is not counted."""
 
@@ -96,12 +98,10 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
     home = run.data.train_folders[0]
     special = special_tokens([home], run.effective_objective(), run.data.seq_len)
     ids = TokenIds(special.end_of_text, special.start)
-    recorded = run.model.found
-    config = (
-        continued_config(recorded.config, spec, run.data.seq_len)
-        if recorded is not None
-        else config_of(spec, run.data.seq_len, ids)
-    )
+    if run.model.found is not None:
+        config = continued_config(run.model.found.config, spec, run.data.seq_len)
+    else:
+        config = config_of(spec, run.data.seq_len, ids)
     config["torch_dtype"] = dtype
     if spec.family != "encoder":
         # The model learned to end with the data's token, whatever the original folder named.
@@ -113,38 +113,14 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
     write_json(made / "tokenizer_config.json", dict(tokenizer.config))
     if spec.family != "encoder":
         write_json(made / "generation_config.json", _generation(config))
-    write_text(made / "README.md", _card(run, spec, config, step))
+    values = {"run": run, "step": step, "architecture": config["architectures"][0], "parameters": spec.parameters()}
+    write_text(made / "README.md", render_template(_MODEL_CARD, **values))
     return config
 
 
 def _generation(config: dict[str, Any]) -> dict[str, Any]:
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     return {key: config[key] for key in keys if config.get(key) is not None}
-
-
-def _card(run: Run, spec: FamilySpec, config: dict[str, Any], step: int) -> str:
-    began = "weights of another model" if run.model.found is not None else "seeded weights"
-    tokens = step * run.batch.global_ * run.data.seq_len
-    return f"""---
-library_name: transformers
-tags:
-- hpctrain
----
-
-# {run.name}
-
-{config["architectures"][0]}, {spec.parameters():,} parameters, trained with hpctrain from {began}.
-
-| | |
-|---|---|
-| steps | {step:,} |
-| tokens read | {tokens:,} |
-| sequence | {run.data.seq_len} tokens |
-| objective | {run.effective_objective().mode} |
-| precision | {run.precision} |
-
-What the data was, what the model is good for and what it is not: say so here before you publish it.
-"""
 
 
 def _check_output(output: Path, force: bool) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
-from hpctrain.base.process import Process, Runner
+from hpctrain.base.process import Runner
 from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.launch.slurm_job.job_script import direct_command, render_job
+from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import JOB_FILE
@@ -21,7 +20,6 @@ ALLOCATION = "allocation"
 STOP_WAIT_S = 90.0
 """Seconds that a cancelled run gets to save and leave."""
 POLL_S = 0.5
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, say: Callable[[str], None]) -> int:
@@ -44,7 +42,15 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
         for mark in marks:
             write_text(mark, f"{job_id}\n")
         process = runner.start(["bash", str(script)])
-        with _forward_signals(process, say):
+
+        def stop(text: str) -> None:
+            say(text)
+            process.terminate()
+
+        with stop_signals(
+            lambda: stop("saving a checkpoint and leaving; once more ends it at once"),
+            lambda: stop("ending the run at once"),
+        ):
             code = process.wait()
     finally:
         # From here on the job no longer says anything about the run: it is only the person's allocation.
@@ -72,22 +78,3 @@ def stop_in_allocation(folder: Path, clock: Clock) -> str:
             return f"asked the run to save and leave; it has not within {STOP_WAIT_S:g} s: see `hpctrain logs`"
         clock.sleep(POLL_S)
     return "the run has left its allocation, which goes on"
-
-
-@contextmanager
-def _forward_signals(process: Process, say: Callable[[str], None]) -> Iterator[None]:
-    """Forward the stop signals of this process to the script within the block."""
-    asked = False
-
-    def pass_on(*_: object) -> None:
-        nonlocal asked
-        say("ending the run at once" if asked else "saving a checkpoint and leaving; once more ends it at once")
-        asked = True
-        process.terminate()
-
-    before = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -80,9 +80,9 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     except CommandError as error:
         away = f"not checked before submitting: partitions, their limits and GPUs ({error})"
         limit = TimeLimit(_request(run).time_s, True) if run.cluster.time is not None else None
-        return _checked(
-            run, run, find_dependencies(run, slurm, environ, cwd), [*check_shared(runs, ()), away], None, limit
-        )
+        before = find_dependencies(run, slurm, environ, cwd)
+        lines = [*check_shared(runs, ()), away, *before.lines]
+        return CheckedRun(_after(run, before.names), _after(run, before.jobs), lines, None, limit, before)
     notes = check_shared(runs, [node.name for node in state.nodes])
     others: tuple[str, ...] = ()
     if run.cluster.partition is None:
@@ -94,22 +94,14 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     check_time_limit(run, state.partitions)
     asked, gpus = with_gpu_request(run, state)
     limit = TimeLimit(time_limit(run, state.partitions), run.cluster.time is not None)
-    lines = [*notes, *preemption_warnings(run, state), *gpus]
-    checked = _checked(run, asked, find_dependencies(run, slurm, environ, cwd), lines, nodes_of_job(run, state), limit)
-    return replace(checked, others=others)
+    before = find_dependencies(run, slurm, environ, cwd)
+    lines = [*notes, *preemption_warnings(run, state), *gpus, *before.lines]
+    nodes = nodes_of_job(run, state)
+    return CheckedRun(_after(run, before.names), _after(asked, before.jobs), lines, nodes, limit, before, others)
 
 
-def _checked(
-    run: Run,
-    asked: Run,
-    before: JobDependencies,
-    lines: list[str],
-    nodes: frozenset[str] | None,
-    limit: TimeLimit | None,
-) -> CheckedRun:
-    run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": before.names})})
-    asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"after": before.jobs})})
-    return CheckedRun(run, asked, [*lines, *before.lines], nodes, limit, before)
+def _after(run: Run, after: list[str]) -> Run:
+    return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": after})})
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
@@ -146,7 +138,7 @@ def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Cal
     Raises:
         CommandError: the controller did not answer for ten minutes.
     """
-    watcher, said, seen = JobWatcher(slurm, [job_id]), "", [job_id]
+    watcher, shown, seen = JobWatcher(slurm, [job_id]), "", [job_id]
     while True:
         watcher.poll(clock.now())
         if watcher.all_ended:
@@ -165,9 +157,9 @@ def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Cal
             text = (
                 _state_text(watcher.known[job_id]) if job_id in watcher.known else f"job {job_id} goes on with the run"
             )
-        if text != said:
+        if text != shown:
             say(text)
-            said = text
+            shown = text
         clock.sleep(max(0.2, watcher.next_s - clock.now()))
 
 

@@ -23,7 +23,7 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch, end: BaseExce
     told: list[tuple] = []
 
     def interrupted(count: int, folder: Path, *rest: object) -> Topology:
-        told.append((count, rest[-1]))
+        told.append((count, rest[-2].mode))
         Topology.read(package_data_path("topology", "laptop-4-nodes.json")).write(folder / PARTIAL_FILE)
         raise end
 

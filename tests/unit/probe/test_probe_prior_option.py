@@ -63,7 +63,7 @@ def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Pat
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output
-    assert asked[0][-2:] == ("sampled", Path(prior.name))
+    assert (asked[0][-2].mode, asked[0][-2].prior) == ("sampled", Path(prior.name))
     argv = srun_command(ProbeJob(4), tmp_path, ProbeRequest("cpu", 0, "sampled", Path(prior.name)))
     assert argv[argv.index("--prior") + 1] == str(prior)
 

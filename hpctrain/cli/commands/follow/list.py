@@ -59,7 +59,7 @@ def _is_there(folder: Path) -> bool:
 
 
 def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
-    """The newest of the run's jobs, by the history where the folder tells none; Slurm counts upwards."""
+    """Return the run's newest job: by its folder, else by the history, where the largest id is the newest."""
     try:
         job = job_id(folder)
     except InputError:  # not to be believed, which is said with its state

@@ -33,7 +33,7 @@ COMMAND = "hpctrain.exec.command"
 
 
 class PassThroughCommand(click.Command):
-    """A command whose words behind `--` are not its own, options and further `--` included."""
+    """A command that leaves all words after the first `--` alone, even options and another `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, behind = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
@@ -80,7 +80,7 @@ def command(ctx: click.Context, folder: Path, node: str | None, dry_run: bool) -
 def _in_job(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command as a step of the run's job."""
+    """Return argv and environment of the command as a step of the run's job."""
     attempts = RunFolder(folder).attempts()
     job = job_id(folder)
     info = Slurm(SystemRunner()).job(job) if job is not None else None
@@ -96,7 +96,7 @@ def _in_job(
 def _here(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command on this machine, which all virtual nodes are."""
+    """Return argv and environment of the command on this machine, where all virtual nodes run."""
     holder = lock_holder(folder)
     if holder is None:
         raise _not_running(folder, status)

@@ -28,7 +28,7 @@ UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Verified checkpoints that stay in each run, the newest ones.",
+    help="Newest verified checkpoints to keep of each run.",
 )
 @click.option("--yes", is_flag=True, help="Remove what is listed. Default: only list it.")
 @click.option("--json", "as_json", is_flag=True, help="Print {removed, size_bytes, items, kept} on stdout.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, get_args
 
 import click
 
@@ -13,10 +13,11 @@ from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.cli.options.given_topology import select_nodes, warn_if_stale
+from hpctrain.cli.options.inputs import set_option
 from hpctrain.cli.options.named_numbers import FiniteNumber, node_names, numbers_by_name
 from hpctrain.cli.options.recover import recover_option
 from hpctrain.cli.options.run_and_paths import FILE, PATH
-from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.console import table_console
 from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.launch.preflight.model_sizes import with_model_sizes
 from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS
@@ -34,9 +35,6 @@ from hpctrain.records.run.run import read_run, run_of
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.locate import find_run
 
-WIDTH = 120
-"""Columns of the explanation where it does not go to a terminal."""
-
 
 @click.command("plan")
 @click.argument("run_file", metavar="RUN.YAML", type=PATH)
@@ -51,43 +49,30 @@ WIDTH = 120
     help="auto: the fastest by the cost model; exact: compares every plan on up to 8 devices; "
     "paper: the paper's equations (1) and (7).",
 )
-@click.option(
-    "--previous",
-    type=PATH,
-    help="Plan that this one replaces: state stays where it is as far as it can, and the plan lists what moves.",
-)
-@click.option(
-    "--profile",
-    "profiled",
-    metavar="RUN",
-    help="Run whose steps correct the constants: a run folder, a run's name or a job id; 50 steps of a plan or more.",
-)
+@click.option("--previous", type=PATH, help="Plan that this one replaces: state stays in place as far as possible.")
+@click.option("--profile", "profiled", metavar="RUN", help="Run of 50 steps or more, which correct the constants.")
 @click.option(
     "--objective",
     "goal",
     type=click.Choice(get_args(Goal)),
     default="time",
-    help="What is smallest: a step's time; robust: its p95 with late messages and a slow node; energy: joules a token; "
-    "cost: price of a token.",
+    help="What is minimized: time of a step; robust: its p95 with late messages and a slow node; energy: joules a "
+    "token; cost: price of a token.",
 )
-@click.option(
-    "--power", multiple=True, metavar="TYPE=WATTS", help="Power of such a device at work, for --objective energy."
-)
-@click.option(
-    "--price", "prices", multiple=True, metavar="TYPE=PRICE", help="Price of such a device for an hour, for cost."
-)
+@click.option("--power", multiple=True, metavar="TYPE=WATTS", help="Power of a busy device of this type, for energy.")
+@click.option("--price", multiple=True, metavar="TYPE=PRICE", help="Price of a device of this type an hour, for cost.")
 @click.option(
     "--max-memory",
     type=FiniteNumber(0, 100, min_open=True),
     metavar="PERCENT",
-    help="Largest part of a device's memory that is planned for.  [default: 90]",
+    help="Largest share of a device's memory that a plan may use.  [default: 90]",
 )
 @click.option("--forbid", metavar="NODES", help="Plan without these nodes: n[3,7].")
 @click.option(
     "--min-goodput",
     type=FiniteNumber(0, 1, min_open=True, max_open=True),
     metavar="SHARE",
-    help="Least share of the time that is training that lasts (0.95), when nodes fail by --node-mtbf.",
+    help="Least share of the time that becomes lasting training (0.95), when nodes fail by --node-mtbf.",
 )
 @click.option(
     "--node-mtbf",
@@ -97,29 +82,23 @@ WIDTH = 120
 )
 @recover_option(", for --min-goodput")
 @click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@set_option
 @click.option(
-    "--max-age",
-    "max_age_days",
-    type=click.FloatRange(0),
-    metavar="DAYS",
-    default=MAX_AGE_DAYS,
-    help="Warn of a topology that is older.",
+    "--max-age", type=click.FloatRange(0), metavar="DAYS", default=MAX_AGE_DAYS, help="Warn if the topology is older."
 )
 @click.option("--force", is_flag=True, help="Write over a plan that was edited.")
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
     run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, profiled: str | None,
-    goal: str, power: tuple[str, ...], prices: tuple[str, ...], max_memory: float | None, forbid: str | None,
-    min_goodput: float | None, node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...],
-    force: bool, explain: bool, as_json: bool, max_age_days: float
+    forbid: str | None, nodes: str | None, overrides: tuple[str, ...], force: bool, explain: bool, as_json: bool,
+    max_age: float, **wanted: Any
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
-    The plan is a file to read and to edit: the job obeys it to the letter. It holds the predicted time of a step by
-    term, the memory of each device, a bound that no plan can beat, and why its neighbours lost. A plan that you edited
-    is not written over, unless you say --force.
+    You may read and edit the plan: the job obeys it to the letter. It holds the predicted time of a step by term, the
+    memory of each device, a bound that no plan can beat, and why its neighbours lost. A plan that you edited is
+    overwritten only with --force.
 
     \b
     Exit codes: 0 done, 2 a file is wrong, 4 the model cannot fit, or the topology is of other nodes.
@@ -130,10 +109,10 @@ def command(
     topology = Topology.read(topology_file)
     if nodes is not None:
         topology = select_nodes(topology, nodes, topology_file)
-    warn_if_stale(topology, max_age_days=max_age_days)
+    warn_if_stale(topology, max_age_days=max_age)
     if forbid is not None:
         topology = _without(topology, forbid)
-    objective = _objective(goal, max_memory, prices, power, min_goodput, node_mtbf, recover, run.checkpoint.every)
+    objective = _objective(checkpoint_every=run.checkpoint.every, **wanted)
     if solver == "paper" and not objective.only_time:
         raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
     replaced = Plan.read(previous) if previous is not None else None
@@ -141,9 +120,7 @@ def command(
     plan = make_plan(run, spec, topology, solver=solver, objective=objective, previous=replaced, profile=profile)
     plan = plan.stamped()
     plan.write(output)
-    people = Console(stderr=as_json, highlight=False, markup=False)
-    if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
+    people = table_console(stderr=as_json)
     people.print(_summary(plan, spec), soft_wrap=True)
     if explain:
         more = extra_neighbours(run, spec, topology, plan, objective.usable)
@@ -155,9 +132,10 @@ def command(
 
 
 def _refuse_edited(output: Path) -> None:
-    """
+    """Check that the output is absent, or is as this command wrote it.
+
     Raises:
-        InputError: the file is there and holds something else than what this command wrote.
+        InputError: it was edited, or is another file.
     """
     if not output.exists():
         return
@@ -173,10 +151,13 @@ def _refuse_edited(output: Path) -> None:
 
 
 def _profile(name: str, topology: Topology) -> CalibrationProfile:
-    """What the steps of that run say, if they were made on such devices."""
+    """Return the constants that the steps of a run give.
+
+    Raises:
+        InputError: it ran on other types of devices than those of the topology.
+    """
     folder = find_run(name, os.environ, Path.cwd())
-    own, spec = with_model_sizes(run_of(folder), SystemRunner())
-    profile = learned_profile(folder, own, spec)
+    profile = learned_profile(folder, *with_model_sizes(run_of(folder), SystemRunner()))
     if profile.compute and not profile.compute.keys() & topology.device_types.keys():
         raise InputError(
             f"--profile {name}: its steps were made on {', '.join(profile.compute)}, the topology has "
@@ -186,30 +167,32 @@ def _profile(name: str, topology: Topology) -> CalibrationProfile:
 
 
 def _without(topology: Topology, nodes: str) -> Topology:
+    """Return the topology without the nodes of --forbid."""
     forbidden = set(node_names("--forbid", nodes))
     known = [node.id for node in topology.nodes]
     unknown = sorted(forbidden - set(known))
     if unknown:
         raise InputError(f"--forbid: found {compress_node_set(unknown)}, the topology has {compress_node_set(known)}")
-    left = [node for node in known if node not in forbidden]
-    if not left:
+    allowed = [node for node in known if node not in forbidden]
+    if not allowed:
         raise RefusedError("--forbid: no node of the topology is left; forbid fewer")
-    return topology.only(left)
+    return topology.only(allowed)
 
 
 def _objective(
-    goal: str, max_memory: float | None, prices: tuple[str, ...], power: tuple[str, ...], min_goodput: float | None,
-    node_mtbf: float | None, recover: float, every: int
+    goal: Goal, max_memory: float | None, price: tuple[str, ...], power: tuple[str, ...], checkpoint_every: int,
+    **goodput: float | None
 ) -> Objective:  # fmt: skip
-    if (min_goodput is None) != (node_mtbf is None):
+    share, mtbf_hours, recover_s = (goodput[name] for name in ("min_goodput", "node_mtbf", "recover"))
+    if (share is None) != (mtbf_hours is None):
         raise InputError("--min-goodput and --node-mtbf go together; give both, or none")
     goodput_constraint = None
-    if min_goodput is not None and node_mtbf is not None:
-        goodput_constraint = GoodputConstraint(min_goodput, node_mtbf * 3600, recover, every)
+    if share is not None and mtbf_hours is not None and recover_s is not None:
+        goodput_constraint = GoodputConstraint(share, mtbf_hours * 3600, recover_s, checkpoint_every)
     return Objective(
-        goal=cast(Goal, goal),
+        goal=goal,
         watts=numbers_by_name("--power", power),
-        prices=numbers_by_name("--price", prices),
+        prices=numbers_by_name("--price", price),
         usable=None if max_memory is None else max_memory / 100,
         goodput_constraint=goodput_constraint,
     )

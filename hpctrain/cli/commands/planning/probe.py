@@ -52,16 +52,8 @@ _PHASES = {
 @click.option("--json", "as_json", is_flag=True, help="Also print the topology as JSON on stdout.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Devices to measure.")
 @click.option("--seed", type=int, default=0, help="Orders the rounds.")
-@click.option(
-    "--mode",
-    type=click.Choice(MODES),
-    help=f"What to measure of the network. Default: full up to {FULL_UP_TO} nodes, else sampled.",
-)
-@click.option(
-    "--prior",
-    type=FILE,
-    help="With sampled: an earlier topology, or one of `topology import`, that says which nodes share a switch.",
-)
+@click.option("--mode", type=click.Choice(MODES), help=f"Default: full up to {FULL_UP_TO} nodes, else sampled.")
+@click.option("--prior", type=FILE, help="For sampled: a topology that says which nodes share a switch.")
 @click.pass_context
 def command(
     ctx: click.Context, local: int | None, nodes: int | None, partition: str | None, account: str | None,
@@ -71,11 +63,11 @@ def command(
     """Measure nodes, devices and links into a topology file.
 
     Every pair of nodes measures latency and bandwidth (timed at the receiver) in rounds in which no node is busy
-    twice; every device measures matrix products, memory and the cost of a tiny operation. With -N the nodes are those
-    that Slurm gives a job of this size; inside an allocation, those of the allocation.
+    twice; every device measures matrix products, memory and the cost of a tiny operation. With -N, Slurm chooses the
+    nodes of a job of this size; inside an allocation, its nodes are measured.
 
-    The mode health judges each node in 15 rounds, however many nodes there are; full measures every pair; sampled finds
-    out which nodes share a switch and measures as many pairs as that takes. See docs/probe.md.
+    Mode health judges each node in 15 rounds, whatever the number of nodes; full measures every pair; sampled finds out
+    which nodes share a switch and measures as many pairs as that takes. See docs/probe.md.
 
     \b
     Exit codes: 0 go, 3 go with warnings, 4 refused. The file is written in each case.
@@ -108,8 +100,8 @@ def command(
 
 
 def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
-    """The job with what the profile of this place in site.yaml, else SBATCH_ACCOUNT and the like, says of options that
-    were left out; inside an allocation there is no job to ask for."""
+    """Return the job with options that were left out from this place's profile in site.yaml, else from SBATCH_ACCOUNT
+    and the like; inside an allocation no job is requested."""
     if "SLURM_JOB_ID" in os.environ:
         return job
     defaults = site_defaults(None, Slurm(runner), os.environ)
@@ -124,7 +116,7 @@ def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
 
 @contextmanager
 def _scratch(output: Path, shared: bool) -> Iterator[Path]:
-    """A folder for the probe's own files; beside the output where other nodes must see it."""
+    """Yield a folder for the probe's files; beside the output where other nodes must see it."""
     place = output.resolve().parent if shared else None
     with tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=place) as folder:
         yield Path(folder)
@@ -132,7 +124,7 @@ def _scratch(output: Path, shared: bool) -> Iterator[Path]:
 
 @contextmanager
 def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
-    """When the probe does not come to its end, keep what it measured until then: the file says how many rounds."""
+    """Write what was measured so far if the probe is interrupted; the file says how many rounds that is."""
     try:
         yield
     except (KeyboardInterrupt, HpctrainError):
@@ -146,7 +138,11 @@ def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
 
 
 def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
-    """Say before a job is queued that the file cannot help."""
+    """Check before a job is queued that the file can be used.
+
+    Raises:
+        InputError: this probe uses no prior, or the file names no switches.
+    """
     if local:
         raise InputError("--prior: not with --local, whose virtual nodes have no switches between them")
     if mode != "sampled":
@@ -158,7 +154,11 @@ def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
 
 
 def _check_output(output: Path) -> None:
-    """Say before measuring that the file cannot be written."""
+    """Check before measuring that the file can be written.
+
+    Raises:
+        InputError: its folder is missing, or may not be written to.
+    """
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}; make it first")
     if not os.access(output.parent, os.W_OK):
@@ -167,16 +167,16 @@ def _check_output(output: Path) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """One line that changes on a terminal, else one plain line a phase."""
+    """Show the progress: one line that changes on a terminal, else one plain line for each phase."""
     if console.is_terminal:
         with console.status("starting the nodes") as status:
             yield lambda phase, done, planned: status.update(_PHASES[phase].format(done=done, planned=planned))
         return
     seen: set[str] = set()
 
-    def tell(phase: str, done: int, planned: int) -> None:
+    def print_once(phase: str, done: int, planned: int) -> None:
         if phase not in seen:
             seen.add(phase)
             console.print(_PHASES[phase].format(done=done, planned=planned), highlight=False)
 
-    yield tell
+    yield print_once

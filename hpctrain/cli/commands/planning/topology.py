@@ -52,7 +52,7 @@ def command() -> None:
 @click.option("--matrix", type=click.Choice(QUANTITIES), help="Draw only this matrix. Default: both.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checked file as JSON.")
 def show(file: Path, matrix: str | None, as_json: bool) -> None:
-    """What is sick in FILE, then devices, clusters, and the matrices of latency and bandwidth.
+    """Show the faults in FILE, then devices, clusters, and the matrices of latency and bandwidth.
 
     Of more than 16 nodes the matrices are of clusters. Colours tell how far a link is from the median of its kind; they
     are for a terminal only, and NO_COLOR turns them off.
@@ -67,15 +67,10 @@ def show(file: Path, matrix: str | None, as_json: bool) -> None:
 @command.command()
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0),
-    default=0.1,
-    help="Differences up to this share of the earlier value are left out.",
-)
+@click.option("--tolerance", type=click.FloatRange(0), default=0.1, help="Leave out differences up to this share.")
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
-    """What changed from BEFORE to AFTER: nodes, health, drivers, devices, links."""
+    """Show what changed from BEFORE to AFTER: nodes, health, drivers, devices, links."""
     found = differences(Topology.read(before), Topology.read(after), tolerance)
     if as_json:
         rows = [
@@ -93,7 +88,7 @@ def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
 @click.option("-o", "--output", type=PATH, help="File or folder to write. Default: stdout, for one file.")
 @click.option("--nodes", metavar="NODES", help="Only these nodes of the topology: n[1-4].")
 def export(file: Path, form: str, output: Path | None, nodes: str | None) -> None:
-    """FILE in another tool's format.
+    """Write FILE in another tool's format.
 
     \b
     slurm        topology.conf for TopologyPlugin=topology/tree
@@ -126,7 +121,7 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
 @click.option("--nodes", metavar="NODES", help="nccl: nodes that are as the dump says. Default: FILE's name.")
 @click.option("-o", "--output", type=PATH, default=Path("prior.json"), help="File to write.")
 def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> None:
-    """A topology out of another tool's FILE: a prior, in which nothing is measured.
+    """Make a topology from another tool's FILE: a prior, in which nothing is measured.
 
     FILE is a dump of NCCL (NCCL_TOPO_DUMP_FILE), or Slurm's topology.conf or topology.yaml.
     """
@@ -145,7 +140,7 @@ def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> No
 
 
 def _write(texts: dict[str, str], output: Path) -> list[Path]:
-    """Several files go into a folder, which is made; one goes there as well if it is one already."""
+    """Write the files: several into a folder, which is made; one into the output, or into it if it is a folder."""
     if len(texts) == 1 and not output.is_dir():
         paths = {output: next(iter(texts.values()))}
     else:

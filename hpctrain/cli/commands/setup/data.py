@@ -1,4 +1,4 @@
-"""`hpctrain data`: text to token shards, and whether they are still what was written."""
+"""`hpctrain data`: prepare token shards from text, and check that they are unchanged."""
 
 from __future__ import annotations
 
@@ -57,16 +57,15 @@ def command() -> None:
     type=int,
     default=SAMPLE_BYTES,
     metavar="N",
-    help="Text that a tokenizer is trained on, drawn from all over the input.",
+    help="Text that a tokenizer is trained on, drawn from all of the input.",
 )
 @click.option("--valid-fraction", default=0.01, metavar="F", help="Share of the text kept aside for validation.")
 @click.option("--limit-bytes", type=int, metavar="N", help="Stop after that much text.")
 @click.option(
     "--format",
-    "format",
     type=click.Choice(["auto", "text", "jsonl", "parquet", "arrow"]),
     default="auto",
-    help="What the files are. auto: by their names.",
+    help="Format of the files. auto: by their names.",
 )
 @click.option("--text-field", default="text", metavar="NAME", help="Field or column that holds the text.")
 @click.option("--skip-bad", is_flag=True, help="Leave out and count records without text, instead of stopping.")
@@ -77,7 +76,7 @@ def command() -> None:
     "--whitespace",
     type=click.Choice(["keep", "collapse"]),
     default="keep",
-    help="collapse: each run becomes one line end or one blank.",
+    help="collapse: a run of white space becomes one line end or one blank.",
 )
 @click.option("--sentences", metavar="LANGUAGE", help="One sentence a line, by spaCy's rules; a language as 'en'.")
 @click.option("--workers", type=int, metavar="N", help="Processes. Default: as many as processors and units of work.")
@@ -134,7 +133,7 @@ def check_command(folder: Path) -> None:
 
 
 def summary(folder: Path, index: CorpusIndex) -> list[str]:
-    """What a person wants to know about a new corpus."""
+    """Return a summary of a new corpus, as lines."""
     sources = index.sources
     lines = [
         f"{folder}: {format_count(index.tokens('train'))} tokens to train on, "
@@ -163,7 +162,7 @@ def summary(folder: Path, index: CorpusIndex) -> list[str]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """The first of what was skipped or left out, and where it is listed; nothing where all was used."""
+    """Return the first entries that were skipped, and where all are listed; [] if everything was used."""
     skipped = read_skipped(folder, _SHOWN)
     if skipped is None:
         return []
@@ -180,7 +179,7 @@ def _memory_line(peak: PeakMemory) -> str:
 
 
 def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareOptions:
-    """The options of one corpus; `text` has what a recipe has keys for."""
+    """Return the options of one corpus; `text` holds those for which a recipe has keys."""
     cleaning = {key: text.pop(key) for key in ("normalize", "whitespace", "sentences")}
     try:
         clean = Cleaning(**cleaning)
@@ -190,7 +189,7 @@ def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareO
 
 
 def _check_alone(context: click.Context, inputs: tuple[Path, ...]) -> None:
-    """What a recipe says is not said on the command line as well."""
+    """Check that the command line gives nothing that belongs into the recipe."""
     if inputs:
         raise click.UsageError(f"found IN {inputs[0]} beside --recipe; name it as a source in the recipe")
     for parameter in context.command.params:

@@ -1,4 +1,4 @@
-"""`hpctrain demo`: the whole chain once on this machine, told as it goes."""
+"""`hpctrain demo`: every stage of a run once on this machine, with a line about each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import WORKER_NAME, SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.base.units import format_delta, format_seconds, format_si
+from hpctrain.cli.options.run_and_paths import FOLDER
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.live_job import watch
 from hpctrain.cli.views.progress import phases
@@ -50,16 +51,10 @@ WORKER_DIES_AT, NODE_DIES_AT = 50, 85
 
 
 @click.command()
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo"),
-    help="Folder for everything that the demo writes.",
-)
+@click.option("-o", "--output", type=FOLDER, default=Path("demo"), help="Folder for everything that the demo writes.")
 @click.option("--model", type=click.Choice(list(STARTERS)), default="decoder", help="What is trained.")
 def command(output: Path, model: str) -> None:
-    """The whole chain once, on this machine: no Slurm, no root, under 3 minutes.
+    """Run everything once on this machine: no Slurm, no root, under 3 minutes.
 
     Text found on this machine becomes tokens; four virtual nodes are measured; a plan is made; a Transformer trains by
     it; a worker is killed, then a whole node; the run goes on; a report is written.
@@ -75,7 +70,7 @@ def command(output: Path, model: str) -> None:
 
 
 def _own_folder(folder: Path) -> Path:
-    """The demo's folder: new, empty, or of an earlier demo; it never writes over anything else."""
+    """Return the demo's folder, which is new, empty, or of an earlier demo: nothing else is overwritten."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
         raise InputError(f"{folder}: holds something that the demo did not make; give it a new folder with -o")
     with storage_errors(folder):
@@ -107,7 +102,7 @@ def _text(folder: Path, starter: Starter) -> Path:
 
 
 def _quietly(progress: Progress) -> Progress:
-    """Progress on a terminal only: the demo's story stays readable in a log."""
+    """Return the progress if stderr is a terminal, else no progress: a log of the demo stays readable."""
     return progress if sys.stderr.isatty() else lambda phase, done, total: None
 
 

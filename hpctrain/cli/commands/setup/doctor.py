@@ -1,4 +1,4 @@
-"""`hpctrain doctor`: what this machine and its cluster allow, and what would bite."""
+"""`hpctrain doctor`: what this machine and its cluster allow, and what would harm a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(as_json: bool) -> None:
 
 
 def _print(console: Console, finding: DoctorFinding) -> None:
-    """Print what was found, and below it what that means and asks for. Lines into a pipe are whole, for grep."""
+    """Print a finding, what it means and what to do. Into a pipe, lines are not wrapped, so that grep finds them."""
     width = min(console.width, WIDTH_MAX) - INDENT if console.is_terminal else None
     todo = f"to do: {finding.todo}" if finding.todo else ""
     texts = [text for text in (f"{finding.name}: {finding.value}", finding.words, todo) if text]

@@ -10,6 +10,7 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -26,7 +27,15 @@ from hpctrain.cli.views.image_checks import examine_container
 from hpctrain.container.build.build import build, build_options, build_permissions
 from hpctrain.container.build.labels import PREFIX, labels_of
 from hpctrain.container.build.lock import debian_packages, locked_packages
-from hpctrain.container.build.recipe import BASES, Environment, ImageRecipe, default_environment, definition, parse_base
+from hpctrain.container.build.recipe import (
+    BASES,
+    Base,
+    Environment,
+    ImageRecipe,
+    default_environment,
+    definition,
+    parse_base,
+)
 from hpctrain.container.check.findings import ImageFinding, worst_level
 from hpctrain.container.run.runtime import find_runtime, this_host
 from hpctrain.records.run.run import Container
@@ -57,16 +66,15 @@ def command() -> None:
 @click.option("--force", is_flag=True, help="Build although an image of the same inputs is there.")
 @click.option("--dry-run", "--show", "dry_run", is_flag=True, help="Print the definition file; build nothing.")
 def build_command(
-    base: str, source: str | None, output: Path, environment: Environment | None, extras: tuple[str, ...], cuda: str,
-    index: str | None, remote: bool, force: bool, dry_run: bool
-) -> None:  # fmt: skip
+    base: str, source: str | None, output: Path, remote: bool, force: bool, dry_run: bool, **more: Any
+) -> None:
     """Build an image with the packages of this installation, in exactly these versions.
 
     hpctrain itself is not in it: each run brings its own. The image is tested (two processes add up a tensor) and
-    put in its place whole; where one of the same inputs lies there already, nothing is done.
+    then moved to its place whole; an image of the same inputs that is there already is kept.
     """
     runner = SystemRunner()
-    recipe = _recipe(base, source, environment, extras, cuda, index)
+    recipe = _recipe(parse_base(base, source), **more)
     if recipe.base.docker is not None and recipe.base.docker.dropped:
         dropped = "; ".join(recipe.base.docker.dropped)
         click.echo(f"left out, as they say nothing in this kind of image: {dropped}", err=True)
@@ -85,28 +93,22 @@ def build_command(
 
 
 def _recipe(
-    base: str,
-    source: str | None,
-    environment: Environment | None,
-    extras: tuple[str, ...],
-    cuda: str,
-    index: str | None,
+    base: Base, environment: Environment | None, extras: tuple[str, ...], cuda: str, index: str | None
 ) -> ImageRecipe:
-    chosen = parse_base(base, source)
-    how = environment or default_environment(chosen.kind)
-    if how != "install" and chosen.kind in ("cuda", "rocm", "cpu"):
+    how = environment or default_environment(base.kind)
+    if how != "install" and base.kind in ("cuda", "rocm", "cpu"):
         raise InputError(
-            f"--environment: found {how}; --base {chosen.kind} takes install alone, its Python is another one"
+            f"--environment: found {how}; --base {base.kind} takes install alone, its Python is another one"
         )
-    if how == "install" and chosen.kind == "cpu-small":
+    if how == "install" and base.kind == "cpu-small":
         raise InputError("--environment: found install; --base cpu-small has no pip and takes bind or copy")
     return ImageRecipe(
-        base=chosen,
+        base=base,
         environment=how,
         lock=locked_packages(extras),
         python=".".join(platform.python_version_tuple()[:2]),
         packages_folder=sysconfig.get_path("purelib"),
-        debian=debian_packages(SystemRunner()) if chosen.kind == "cpu-small" else [],
+        debian=debian_packages(SystemRunner()) if base.kind == "cpu-small" else [],
         cuda=cuda,
         index=index,
     )
@@ -122,10 +124,10 @@ def show_command(image: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(labels, indent=1))
         return
-    own = {name.removeprefix(PREFIX): value for name, value in labels.items() if name.startswith(PREFIX)}
-    if not own:
+    ours = {name.removeprefix(PREFIX): value for name, value in labels.items() if name.startswith(PREFIX)}
+    if not ours:
         click.echo(f"{image}: not built by `hpctrain image build`; --json prints its {len(labels)} labels")
-    for name, value in sorted(own.items()):
+    for name, value in sorted(ours.items()):
         click.echo(f"{name:12} {value}")
 
 

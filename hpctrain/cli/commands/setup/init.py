@@ -1,4 +1,4 @@
-"""`hpctrain init`: a commented run file and, asked to, a corpus beside it."""
+"""`hpctrain init`: a commented run file and, if wanted, a corpus beside it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def command(
 
 
 def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
-    """The person's answers, for what the command line leaves open."""
+    """Ask the person for what the command line leaves open; return the answers."""
     questions = {
         "name": ("Name of the run", None),
         "preset": ("Model", click.Choice(list(PRESETS))),

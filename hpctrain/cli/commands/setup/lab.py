@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from hpctrain.cli.options.run_and_paths import PATH
-from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.console import table_console
 from hpctrain.lab import requirements
 from hpctrain.lab.down import clear
 from hpctrain.lab.faults import cut as cut_pair
@@ -27,8 +26,6 @@ from hpctrain.lab.network import DIRECTIONS
 from hpctrain.lab.spec import LabSpec, rate_bits_per_s, read_lab_spec
 from hpctrain.lab.status import LabStatus, NodeStatus, read_lab_status
 from hpctrain.lab.up import bring_up, make_blueprint, slurm_version
-
-_PIPE_WIDTH = 120
 
 
 class _Rate(click.ParamType[str | None]):
@@ -92,7 +89,7 @@ def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool,
 
 @command.command()
 def down() -> None:
-    """Take the lab away: processes, namespaces, interfaces, lines in /etc/hosts, CPU groups and its folder."""
+    """Remove the lab: processes, namespaces, interfaces, lines in /etc/hosts, CPU groups and its folder."""
     machine = this_machine()
     requirements.require_root(machine, "down")
     with lab_lock():
@@ -103,7 +100,7 @@ def down() -> None:
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 def status(as_json: bool) -> None:
-    """Nodes, links and jobs, as the kernel and Slurm see them now."""
+    """Show nodes, links and jobs, as the kernel and Slurm see them now."""
     machine, layout = _lab("status")
     found = read_lab_status(machine, layout)
     if as_json:
@@ -118,7 +115,7 @@ def status(as_json: bool) -> None:
 @click.option("--silent", is_flag=True, help="Take the link down first: nobody hears of it.")
 @click.option("--hang", is_flag=True, help="Stop the processes (SIGSTOP) instead of ending them.")
 def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
-    """Lose NODE: SIGKILL to all its processes, slurmd and job steps included."""
+    """Fail NODE: SIGKILL to all its processes, slurmd and job steps included."""
     if silent and hang:
         raise click.UsageError("give either --silent or --hang, not both")
     machine, layout = _lab("kill")
@@ -132,7 +129,7 @@ def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
 @command.command()
 @click.argument("node", nargs=-1, required=True)
 def heal(node: tuple[str, ...]) -> None:
-    """Undo every fault of NODE, start its slurmd where it is gone, and wait until Slurm gives it work again."""
+    """Undo every fault of NODE, restart its slurmd if it is gone, and wait until Slurm uses the node again."""
     machine, layout = _lab("heal")
     names = layout.find(node)
     with lab_lock():
@@ -160,7 +157,7 @@ def cut(a: str, b: str) -> None:
 @click.option("--direction", type=click.Choice(["in", "out", "both"]), default="both",
               help="Traffic into the node, out of it, or both.")  # fmt: skip
 def shape(node: tuple[str, ...], rate: str | None, direction: str) -> None:
-    """Change the rate of NODE's link; `lab heal` gives back the spec's."""
+    """Change the rate of NODE's link; `lab heal` restores the spec's."""
     machine, layout = _lab("shape")
     names = layout.find(node)
     chosen = [each for each in DIRECTIONS if direction in (each, "both")]
@@ -190,15 +187,14 @@ def _with_slurm(spec: LabSpec, prefix: Path | None) -> LabSpec:
 
 
 def _version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
-    """For a dry run on a machine without Slurm: that of Debian 12."""
+    """Return the version of Slurm; without one on this machine, for a dry run, that of Debian 12."""
     if slurm.prefix is None and "slurmd" in requirements.missing_programs(slurm):
         return (22, 5)
     return slurm_version(machine, slurm)
 
 
 def _show(found: LabStatus) -> None:
-    # A pipe has no width of its own; a row stays a line there.
-    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(_table(found))
+    table_console().print(_table(found))
     for job in found.jobs:
         where = f" on {job['nodes']}" if job["nodes"] else f" ({job['reason']})"
         click.echo(f"job {job['id']} {job['name']}: {job['state'].lower()} in {job['partition']}{where}")
@@ -212,7 +208,7 @@ def _export(layout: LabLayout) -> None:
 
 
 def _table(found: LabStatus) -> Table:
-    """A row a node; columns that would say the same in each row are left out."""
+    """Return a table with a row for each node, without optional columns in which all rows agree."""
     columns = ("node", "address", "switch", "state", "processes", "out", "in", "cut from", "cpu share")
     rows = [_row(node) for node in found.nodes]
     always = {"node", "address", "state", "processes", "out", "in"}

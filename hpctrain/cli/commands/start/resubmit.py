@@ -28,7 +28,7 @@ from hpctrain.jobs.dependencies import (
 )
 from hpctrain.jobs.live_job_check import check_no_live_job
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
-from hpctrain.launch.preflight.changed_settings import run_with_changes, write_changed_settings
+from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.login_node import check_not_queued_here
 from hpctrain.launch.preflight.prepare import fewest_nodes
 from hpctrain.launch.slurm_job.adopted_job import check_is_slurm
@@ -46,13 +46,7 @@ from hpctrain.slurm.commands import Slurm
 
 @click.command()
 @click.argument("folder", metavar="RUN", type=RUN)
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Go on with another value: of steps, cluster, parallel, optimizer, checkpoint, validation, recovery, profile.",
-)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"Change a key of {', '.join(ALLOWED)}.")
 @click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
@@ -95,7 +89,7 @@ def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextMan
 
 
 def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
-    """A new job for the run; its id."""
+    """Submit a new job for the run; return its id."""
     # Once it began, what it waited for is behind it, and may be gone.
     waits = without_dependencies(spec) if folder.attempts() else spec
     checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
@@ -120,7 +114,7 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
 
 
 def _go_on_as_own_job(folder: Path) -> NoReturn:
-    """The run goes on as this batch job; does not return. A job that came back from the queue has the run already."""
+    """Continue the run as this batch job; does not return. A job that was requeued has the run already."""
     job = begin_own_job()
     if job_id(folder) != job:
         check_is_slurm(run_of(folder))
@@ -130,7 +124,7 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
 
 
 def _check_ended(folder: Path, steps: int | None = None) -> None:
-    """A run is only resubmitted when it is over, and one that is done only with more steps than it has."""
+    """Check that the run has ended and, if it is done, that it gets more steps than it has."""
     status = run_status(folder)
     if status.state == "done" and steps is not None:
         if steps <= status.steps:

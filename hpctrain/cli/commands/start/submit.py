@@ -17,6 +17,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.options.given_topology import warn_if_stale
+from hpctrain.cli.options.inputs import set_option
 from hpctrain.cli.options.own_job import become_job, begin_own_job, earlier_run, own_job_option
 from hpctrain.cli.options.profile import profile_option, with_profile
 from hpctrain.cli.options.run_and_paths import PATH
@@ -46,7 +47,7 @@ from hpctrain.slurm.commands import Slurm
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """How the person wants to be answered."""
+    """The options that decide what is done and printed."""
 
     dry_run: bool
     wait: bool
@@ -57,7 +58,7 @@ class SubmitOptions:
 @click.argument("run_file", type=PATH, metavar="RUN.YAML")
 @click.option("-t", "--topology", type=PATH, help="Topology file of the nodes. Default: probe.")
 @click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@set_option
 @click.option("--site", metavar="PROFILE", help="Profile of site.yaml. Default: the first one that matches this place.")
 @seeds_option
 @profile_option
@@ -110,7 +111,7 @@ def command(
 
 
 def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInputs, list[str]]:
-    """The inputs with the defaults of this place's profile, and what the run takes from it, as lines."""
+    """Return the inputs with the defaults of this place's profile, and what the run takes from it, as lines."""
     defaults = site_defaults(site, slurm, os.environ)
     if defaults is None:
         return given, []
@@ -118,7 +119,7 @@ def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInp
 
 
 def _is_inside() -> bool:
-    """Whether this process is in an allocation that is there already."""
+    """Whether this process runs in an existing allocation."""
     return bool(os.environ.get("SLURM_JOB_ID"))
 
 
@@ -184,7 +185,7 @@ def _script_to_be(job: Run) -> str:
 def _queue_one(
     prepared: PreparedRun, checked: CheckedRun, slurm: Slurm, seed: int | None, asked: SubmitOptions
 ) -> dict[str, str]:
-    """Submit one run."""
+    """Submit one run; return its name, folder and job id."""
     run, job = prepared.run, checked.asked
     if seed is not None:
         run, job = with_seed(run, seed), with_seed(job, seed)
@@ -206,7 +207,7 @@ def _queue_one(
 def _without_excluded(
     folder: RunFolder, prepared: PreparedRun, job: Run, slurm: Slurm, asked: SubmitOptions
 ) -> list[str]:
-    """The nodes that the first job does without, as the verdict of the topology given says."""
+    """Return the nodes that the first job excludes, by the verdict of the given topology."""
     now = SystemClock().wall()
     bad = record_excluded_nodes(folder.path, prepared.topology, now, job.recovery.exclude_hours)
     if not bad:
@@ -241,7 +242,7 @@ def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
 
 
 def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
-    """The run as this batch job; does not return."""
+    """Turn this batch job into the run; does not return."""
     job = begin_own_job()
     before = earlier_run(job)
     if before is not None:
@@ -258,7 +259,7 @@ def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
 
 
 def _run_here(folder: RunFolder, prepared: PreparedRun, job_id: str) -> NoReturn:
-    """The run inside this allocation; does not return."""
+    """Run inside this allocation; does not return."""
     code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), lambda text: warn([text]))
     newest = folder.attempts()[-1:] or [{"reason": "the job script did not get to its run"}]
     warn([newest[0].get("reason", "the job script was killed")])
@@ -282,7 +283,7 @@ def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
 
 
 def _would(prepared: PreparedRun, as_json: bool, text: str, **more: object) -> None:
-    """What a dry run shows: the keys of a submission, with nothing behind them yet."""
+    """Print what a dry run shows: the keys of a submission, without values."""
     nothing = {"name": prepared.run.name, "folder": None, "job_id": None}
     click.echo(json.dumps({**nothing, **more}) if as_json else text)
 

@@ -15,6 +15,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.answers import warn
 from hpctrain.cli.options.given_topology import warn_if_stale
+from hpctrain.cli.options.inputs import set_option
 from hpctrain.cli.options.profile import profile_option, traces_line, with_profile
 from hpctrain.cli.options.run_and_paths import PATH, RUN
 from hpctrain.cli.run_history import add_to_history
@@ -40,7 +41,7 @@ from hpctrain.slurm.commands import Slurm
 @click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
 @click.option("--resume", "run", metavar="RUN", type=RUN, help="Go on with a run, on any number of nodes.")
 @click.option("--from-seed", is_flag=True, help="With --resume: begin again; checkpoints that are there are put aside.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@set_option
 @profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
 @click.option("--dry-run", is_flag=True, help="Check everything and say what would run.")
