@@ -1,8 +1,10 @@
-"""Paths of packaged data: inside the installed package (a wheel), else at the repository's root (editable, clone)."""
+"""Packaged data and text templates. Data lie in the installed package (a wheel), else at the repository's root."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from hpctrain.base.errors import InputError
 
@@ -20,3 +22,16 @@ def package_data_path(folder: str, name: str = "") -> Path:
         if path.exists():
             return path
     raise InputError(f"{folder}/{name}: not found in the installation of hpctrain; install it again")
+
+
+def render_template(
+    path: Path, filters: Mapping[str, Callable[..., str]] = MappingProxyType({}), **values: object
+) -> str:
+    """Return the text of a Jinja template of plain text. A value that it names and that is missing is an error."""
+    import jinja2  # most users of packaged data render nothing
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters.update(filters)
+    return environment.from_string(path.read_text(encoding="utf-8")).render(**values)

@@ -15,45 +15,33 @@ from hpctrain.base.loading import load
 from hpctrain.base.module_argv import without_implied_folder
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": (
-        "hpctrain.cli.commands.demo",
-        "Everything below once, on this machine: no Slurm, no root, under 3 minutes.",
-    ),
-    "init": ("hpctrain.cli.commands.init", "Write a commented run file fitted to this machine."),
-    "doctor": (
-        "hpctrain.cli.commands.doctor",
-        "Say what this machine and its cluster allow, and what would bite a run.",
-    ),
-    "image": ("hpctrain.cli.commands.image", "Build and check the images that runs happen in."),
-    "data": ("hpctrain.cli.commands.data", "Turn text into token shards, and check them."),
-    "probe": ("hpctrain.cli.commands.probe", "Measure nodes, devices and links into a topology file."),
-    "topology": ("hpctrain.cli.commands.topology", "Read, compare and convert topology files."),
-    "plan": ("hpctrain.cli.commands.plan", "From a run file and a topology to a plan, with its reasons."),
-    "simulate": (
-        "hpctrain.cli.simulate.group",
-        "A plan's step, and what slower nodes, lost nodes or failures would do.",
-    ),
-    "train": ("hpctrain.cli.commands.train", "Train as local processes: the same run without a queue."),
-    "submit": ("hpctrain.cli.commands.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),
-    "status": ("hpctrain.cli.commands.status", "Say how a run is doing."),
-    "watch": ("hpctrain.cli.commands.watch", "Watch a run until it ends."),
-    "logs": ("hpctrain.cli.commands.logs", "Print the end of the logs of a run, merged by time; -f follows them."),
-    "list": ("hpctrain.cli.commands.list", "List the runs here, and those you started elsewhere, with their state."),
-    "cancel": ("hpctrain.cli.commands.cancel", "Stop a run for good, with a checkpoint first."),
-    "resubmit": ("hpctrain.cli.commands.resubmit", "Submit a run again that was cancelled or failed."),
-    "exec": ("hpctrain.cli.commands.exec", "Run a command inside a running job, on one of its nodes."),
-    "prune": ("hpctrain.cli.commands.prune", "List what old runs and checkpoints would free; remove it with --yes."),
-    "report": ("hpctrain.cli.commands.report", "Write a run's report.html."),
-    "eval": ("hpctrain.cli.commands.eval", "Loss and perplexity of a run's checkpoint on other data."),
-    "export": (
-        "hpctrain.cli.commands.export",
-        "Write a run's checkpoint as a Hugging Face folder that transformers loads.",
-    ),
-    "lab": ("hpctrain.cli.commands.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
-    "bench": ("hpctrain.cli.bench.group", "Side-by-side measurements on this machine."),
-    "schema": ("hpctrain.cli.commands.schema", "Print the JSON Schema of a file, for editors."),
+    "demo": ("commands.setup.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
+    "init": ("commands.setup.init", "Write a commented run file fitted to this machine."),
+    "doctor": ("commands.setup.doctor", "Say what this machine and its cluster allow, and what would bite a run."),
+    "image": ("commands.setup.image", "Build and check the images that runs happen in."),
+    "data": ("commands.setup.data", "Turn text into token shards, and check them."),
+    "probe": ("commands.planning.probe", "Measure nodes, devices and links into a topology file."),
+    "topology": ("commands.planning.topology", "Read, compare and convert topology files."),
+    "plan": ("commands.planning.plan", "From a run file and a topology to a plan, with its reasons."),
+    "simulate": ("simulate.group", "A plan's step, and what slower nodes, lost nodes or failures would do."),
+    "train": ("commands.start.train", "Train as local processes: the same run without a queue."),
+    "submit": ("commands.start.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),
+    "status": ("commands.follow.status", "Say how a run is doing."),
+    "watch": ("commands.follow.watch", "Watch a run until it ends."),
+    "logs": ("commands.follow.logs", "Print the end of the logs of a run, merged by time; -f follows them."),
+    "list": ("commands.follow.list", "List the runs here, and those you started elsewhere, with their state."),
+    "cancel": ("commands.manage.cancel", "Stop a run for good, with a checkpoint first."),
+    "resubmit": ("commands.start.resubmit", "Submit a run again that was cancelled or failed."),
+    "exec": ("commands.manage.exec", "Run a command inside a running job, on one of its nodes."),
+    "prune": ("commands.manage.prune", "List what old runs and checkpoints would free; remove it with --yes."),
+    "report": ("commands.follow.report", "Write a run's report.html."),
+    "eval": ("commands.results.eval", "Loss and perplexity of a run's checkpoint on other data."),
+    "export": ("commands.results.export", "Write a run's checkpoint as a Hugging Face folder that transformers loads."),
+    "lab": ("commands.setup.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
+    "bench": ("bench.group", "Side-by-side measurements on this machine."),
+    "schema": ("commands.setup.schema", "Print the JSON Schema of a file, for editors."),
 }
-"""Verb -> module that holds it as `command`, and its one line of help."""
+"""Verb -> module within `hpctrain.cli` that holds it as `command`, and its one line of help."""
 
 
 class Verbs(click.Group):
@@ -65,7 +53,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = load(VERBS[cmd_name][0]).command
+        command: click.Command = load(f"hpctrain.cli.{VERBS[cmd_name][0]}").command
         return command
 
     def resolve_command(
@@ -84,7 +72,7 @@ class Verbs(click.Group):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="hpctrain")
 @click.option("--debug", is_flag=True, help="Show a traceback with an error.")
 def cli(debug: bool) -> None:

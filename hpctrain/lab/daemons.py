@@ -18,6 +18,9 @@ WRAPPER_PROGRAMS = frozenset({"nsenter", "unshare", "sh"})
 
 NETNS = Path("/run/netns")
 
+Daemon = tuple[Process, Path]
+"""A daemon that was started, and the file that its output goes to."""
+
 # $1: host name; $2: file to join the CPU group, or empty; the rest: the daemon's argv.
 _ENTER = 'hostname "$1" && if [ -n "$2" ]; then echo $$ >"$2" || exit; fi; shift 2; exec "$@"'
 _LAST_LINES = 3
@@ -58,23 +61,27 @@ def start_munged(machine: Machine, layout: LabLayout) -> None:
     Raises:
         CommandError: it ended; the message has the end of its log.
     """
-    log = layout.logs / "munged.out"
-    process = machine.runner.start(munged_argv(layout), log=log)
+    process, log = _start(machine, layout, "munged", munged_argv(layout))
     machine.wait(lambda: layout.munge_socket.exists() or process.poll() is not None, timeout_s=10.0, pause_s=0.02)
     require_alive({"munged": (process, log)})
 
 
-def start_slurmctld(machine: Machine, layout: LabLayout) -> Process:
+def start_slurmctld(machine: Machine, layout: LabLayout) -> Daemon:
     """Start the controller; it answers a little later."""
-    return machine.runner.start(slurmctld_argv(layout), log=layout.logs / "slurmctld.out")
+    return _start(machine, layout, "slurmctld", slurmctld_argv(layout))
 
 
-def start_slurmd(machine: Machine, layout: LabLayout, name: str, control: CpuController | None) -> Process:
+def start_slurmd(machine: Machine, layout: LabLayout, name: str, control: CpuController | None) -> Daemon:
     """Start a node's slurmd; it registers a little later."""
-    return machine.runner.start(slurmd_argv(layout, name, control), log=layout.logs / f"slurmd-{name}.out")
+    return _start(machine, layout, f"slurmd-{name}", slurmd_argv(layout, name, control))
 
 
-def require_alive(daemons: dict[str, tuple[Process, Path]]) -> None:
+def _start(machine: Machine, layout: LabLayout, name: str, argv: Sequence[str]) -> Daemon:
+    log = layout.logs / f"{name}.out"
+    return machine.runner.start(argv, log=log), log
+
+
+def require_alive(daemons: dict[str, Daemon]) -> None:
     """Raise an error unless each daemon still runs.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.lab.daemons import daemon_pids, namespace_pids
@@ -37,7 +37,7 @@ class NodeStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values without those that are None."""
-        values = {**self.__dict__, "cut_from": list(self.cut_from)}
+        values = {**asdict(self), "cut_from": list(self.cut_from)}
         return {key: value for key, value in values.items() if value is not None}
 
 
@@ -53,7 +53,7 @@ class LabStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**self.__dict__, "nodes": [node.to_json() for node in self.nodes], "jobs": list(self.jobs)}
+        return {**asdict(self), "nodes": [node.to_json() for node in self.nodes], "jobs": list(self.jobs)}
 
 
 def read_lab_status(machine: Machine, layout: LabLayout) -> LabStatus:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_bytes, write_text
 from hpctrain.base.errors import CommandError, InputError, RefusedError
-from hpctrain.base.process import Process
 from hpctrain.lab import daemons
 from hpctrain.lab.cpu_share import CpuController, find_cpu_control, share_files, share_folders
 from hpctrain.lab.down import clear, is_ready, leftovers
@@ -94,10 +93,10 @@ def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]
         CommandError: the output of slurmd has no version.
     """
     words = machine.run((slurm.program("slurmd"), "-V")).stdout.split()
-    found = _VERSION.match(words[-1]) if words else None
-    if found is None:
+    version = _VERSION.match(words[-1]) if words else None
+    if version is None:
         raise CommandError(f"slurmd -V: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
-    return int(found[1]), int(found[2])
+    return int(version[1]), int(version[2])
 
 
 def _require_one_version(machine: Machine, layout: LabLayout) -> None:
@@ -128,9 +127,9 @@ def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: T
         CommandError: a command or a daemon failed.
     """
     _require_room(machine, layout, replace)
-    left = leftovers(machine, layout.folder)
-    if left:
-        tell(f"clearing what an earlier lab left: {left.summary()}")
+    earlier = leftovers(machine, layout.folder)
+    if earlier:
+        tell(f"clearing what an earlier lab left: {earlier.summary()}")
         clear(machine, layout.folder)
     require_namespaces(machine)
     blueprint = make_blueprint(machine, layout, slurm_version(machine, layout.slurm))
@@ -163,10 +162,9 @@ def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
     tell(f"threads: {threads_words(layout, machine.cores())}")
     tell("daemons: munged, slurmctld, a slurmd for each node")
     daemons.start_munged(machine, layout)
-    started = {"slurmctld": (daemons.start_slurmctld(machine, layout), layout.logs / "slurmctld.out")}
+    started = {"slurmctld": daemons.start_slurmctld(machine, layout)}
     for name in layout.names:
-        process = daemons.start_slurmd(machine, layout, name, blueprint.control)
-        started[f"slurmd of {name}"] = (process, layout.logs / f"slurmd-{name}.out")
+        started[f"slurmd of {name}"] = daemons.start_slurmd(machine, layout, name, blueprint.control)
     _wait_for_nodes(machine, layout, started)
     write_text(layout.ready_file, f"{machine.clock.wall():.3f}\n")
 
@@ -199,7 +197,7 @@ def _limit_cpu(blueprint: Blueprint) -> None:
             path.write_text(text)
 
 
-def _wait_for_nodes(machine: Machine, layout: LabLayout, started: dict[str, tuple[Process, Path]]) -> None:
+def _wait_for_nodes(machine: Machine, layout: LabLayout, started: dict[str, daemons.Daemon]) -> None:
     def all_healthy() -> bool:
         daemons.require_alive(started)
         states = node_states(machine, layout)

@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.package_data import render_template
 from hpctrain.corpus.input.sample_text import SAMPLE_TEXT_BYTES, find_sample_text
 from hpctrain.corpus.prepare.options import PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.prepare import prepare
@@ -96,32 +95,19 @@ def check_starter(run_file: Path, starter: Starter, force: bool) -> None:
         raise InputError(f"{run_file}: found a folder; name the run file in it, for instance {run_file / 'run.yaml'}")
     if run_file.exists() and not force:
         raise InputError(f"{run_file}: the file exists; add --force to replace it, or name another one")
-    Run.from_json(
-        {
-            "name": starter.name,
-            "steps": starter.steps,
-            "seed": starter.seed,
-            "cluster": {"nodes": starter.nodes},
-            "model": {"preset": starter.preset},
-            "data": {"train": [starter.data], "seq_len": starter.seq_len},
-            "batch": {"global": starter.batch},
-            "optimizer": {"lr": starter.lr},
-            "checkpoint": {"every": starter.checkpoint_every},
-        },
-        str(run_file),
-    )
+    Run.from_json(parse_yaml(render(starter)).value, str(run_file))
 
 
 def render(starter: Starter, file_name: str = "run.yaml") -> str:
     """Return the text of the run file."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    environment.filters["scalar"] = _scalar
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    preset = PRESETS.get(starter.preset)
+    return render_template(
+        _TEMPLATE,
+        {"scalar": _scalar},
         file_name=file_name,
         **{key: getattr(starter, key) for key in Starter.__dataclass_fields__ if key != "lr"},
         lr=f"{starter.lr:g}",
-        objective=resolved_objective(None, PRESETS[starter.preset]).mode,
+        objective=resolved_objective(None, preset).mode if preset else "",
         recovery=Recovery(),
         save_notice_s=Cluster.model_fields["save_notice_s"].default,
     )

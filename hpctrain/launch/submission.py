@@ -18,7 +18,7 @@ from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
 from hpctrain.jobs.job_nodes import exclude_options
 from hpctrain.launch.container_command import python_command, task_command
-from hpctrain.launch.job_script import render_job
+from hpctrain.launch.slurm_job.job_script import node_command, render_job
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import record_job
@@ -38,11 +38,6 @@ def become(words: list[str]) -> None:
     """
     argv = [*program(words[0]), *words[1:]]
     os.execve(argv[0], argv, dict(os.environ))
-
-
-def node_command(folder: Path) -> list[str]:
-    """Return module and arguments of each node's task; the node's name comes from Slurm's environment."""
-    return ["hpctrain.node", "run", "--folder", str(folder)]
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -124,12 +119,6 @@ def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
         job.cancel(check=False)
         raise
     return str(job.job_id)
-
-
-def direct_command(run: Run, folder: Path) -> str:
-    """Return what each node's task runs if the job was not submitted through submitit."""
-    module, *words = node_command(folder)
-    return task_command(run, folder, [*python_command(run, module), *words])
 
 
 def _task_command(run: Run, folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError, InputError
@@ -19,13 +19,30 @@ def ask_worker(verb: str, question: Mapping[str, object], runner: Runner, does: 
     Raises:
         InputError, HpctrainError: the process reported an error, or ended without an answer.
     """
-    done = runner.run([*WORKER, verb, json.dumps(question)])
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise HpctrainError(f"the process that {does} ended with code {done.code}: {said[-1]}") from None
+    code, answer = worker_reply(verb, question, runner, does)
     if "error" in answer:
-        kind = InputError if done.code == InputError.exit_code else HpctrainError
+        kind = InputError if code == InputError.exit_code else HpctrainError
         raise kind(answer["error"])
     return answer
+
+
+def worker_reply(
+    verb: str, question: Mapping[str, object], runner: Runner, does: str, options: Sequence[str] = (),
+    limit_s: float | None = None,
+) -> tuple[int, dict[str, Any]]:  # fmt: skip
+    """Return exit code and answer of `python -m hpctrain.worker VERB`; the answer to a mistake is its `error`.
+
+    Args:
+        options: further words of the command line.
+        limit_s: seconds that the process may take; None: without limit.
+
+    Raises:
+        HpctrainError: the process ended without an answer.
+        CommandTimeoutError: it took longer than `limit_s`.
+    """
+    done = runner.run([*WORKER, verb, json.dumps(question), *options], timeout_s=limit_s)
+    try:
+        return done.code, json.loads(done.stdout)
+    except json.JSONDecodeError:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise HpctrainError(f"the process that {does} ended with code {done.code}: {lines[-1]}") from None

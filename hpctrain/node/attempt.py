@@ -34,8 +34,8 @@ from hpctrain.jobs.successors import (
     submit_next,
     waiting_successors,
 )
-from hpctrain.launch.gpu_driver import local_driver_version
-from hpctrain.launch.training import drop_stale_topology
+from hpctrain.launch.preflight.checks import drop_stale_topology
+from hpctrain.launch.preflight.gpu_driver import local_driver_version
 from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
 from hpctrain.node.job_state import job_info, read_attempt_state, read_run_state
 from hpctrain.node.run import FINISHED_FILE

@@ -12,7 +12,7 @@ from hpctrain.agent.agent import Proposal, ProposedGeneration
 from hpctrain.agent.event_log import EventLog
 from hpctrain.base.errors import HpctrainError, RefusedError
 from hpctrain.checkpoint import published
-from hpctrain.launch.checks import check_devices, check_plan
+from hpctrain.launch.preflight.checks import check_devices, check_plan
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
 from hpctrain.planner.replan.run_profile import learned_profile

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hpctrain.records.history.metric import MetricRow
@@ -16,6 +17,9 @@ from hpctrain.report.run_view import RunView
 from hpctrain.report.validation import HELD_OUT, losses_by_set
 
 Trace = dict[str, Any]
+Value = Callable[[MetricRow], float | None]
+Series = dict[str, tuple[Value, str]]
+"""Name of a line -> its value at a step, and the text at the pointer without the step."""
 
 MOST_POINTS = 2000
 """Most points of a line; a longer run shows every n-th step, including the first and the last one."""
@@ -43,110 +47,85 @@ def colour(index: int) -> str:
 def thinned(rows: Sequence[MetricRow]) -> list[MetricRow]:
     """At most about `MOST_POINTS` rows, evenly spaced, including the last one."""
     stride = -(-len(rows) // MOST_POINTS) or 1
-    kept = list(rows[::stride])
-    if rows and kept[-1] is not rows[-1]:
-        kept.append(rows[-1])
-    return kept
+    spaced = list(rows[::stride])
+    return spaced if not rows or spaced[-1] is rows[-1] else [*spaced, rows[-1]]
 
 
 def loss_chart(view: RunView) -> Chart:
     """Training loss by generation, validation loss, and a line at each recovery."""
-    traces = by_generation(view.rows, lambda row: row.loss, "nats a token")
+    traces = by_generation(view.rows, lambda row: row.loss, "%{y:.4f} nats a token, step %{x}")
     validated = [(row.step, losses) for row in view.history if (losses := losses_by_set(row))]
     names = dict.fromkeys(name for _, losses in validated for name in losses)
     for number, name in enumerate(names):
-        found = [(step, losses[name]) for step, losses in validated if name in losses]
+        points = [(step, losses[name]) for step, losses in validated if name in losses]
         title = name.replace(HELD_OUT, "validation", 1)
         ink = "@ink" if name == HELD_OUT else colour(COLOURS - 1 - number)  # from the other end than generations
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": title,
-                "x": [step for step, _ in found],
-                "y": [loss for _, loss in found],
-                "line": {"color": ink, "width": 1.5, "dash": "dot"},
-                "marker": {"size": 8, "symbol": "diamond", "color": ink},
-                "hovertemplate": f"{title} %{{y:.4f}} after step %{{x}}<extra></extra>",
-            }
-        )
+        hover = f"{title} %{{y:.4f}} after step %{{x}}<extra></extra>"
+        style = {
+            "mode": "lines+markers",
+            "line": {"color": ink, "width": 1.5, "dash": "dot"},
+            "marker": {"size": 8, "symbol": "diamond", "color": ink},
+        }
+        traces.append({**line(title, [step for step, _ in points], [loss for _, loss in points], 0, hover), **style})
     note = "Mean cross-entropy of the global batch. A vertical line marks the first step after a fault."
     return Chart("loss", "Loss (nats a token)", note, traces, layout("step", recovery_lines=view), 380)
 
 
 def throughput_chart(view: RunView) -> Chart:
     """Tokens per second over the steps."""
-    traces = by_generation(view.rows, lambda row: row.tokens_per_s, "tokens/s", ".4s")
+    traces = by_generation(view.rows, lambda row: row.tokens_per_s, "%{y:.4s} tokens/s, step %{x}")
     note = "Tokens of the whole job, by the time from one step's end to the next."
     return Chart("throughput", "Throughput (tokens/s)", note, traces, layout("step", zero=True, recovery_lines=view))
 
 
 def step_time_chart(view: RunView) -> Chart:
     """Seconds per step."""
-    traces = by_generation(view.rows, lambda row: row.step_time_s, "s", ".3s")
+    traces = by_generation(view.rows, lambda row: row.step_time_s, "%{y:.3s} s, step %{x}")
     note = "The first step of a generation also warms up caches and connections."
-    shape = layout("step", zero=True, recovery_lines=view)
-    return Chart("step-time", "Time of a step (s)", note, traces, shape)
+    return Chart("step-time", "Time of a step (s)", note, traces, layout("step", zero=True, recovery_lines=view))
 
 
 def stage_chart(view: RunView) -> Chart | None:
     """Compute time of each pipeline stage; None if no step has reported it."""
-    rows = thinned(view.history)
-    stages = max((len(row.stage_time_s) for row in rows), default=0)
-    if not stages:
-        return None
-    traces = [
-        line(
-            f"stage {stage}",
-            [row.step for row in rows],
-            [row.stage_time_s[stage] if stage < len(row.stage_time_s) else None for row in rows],
-            stage,
-            f"stage {stage}: %{{y:.3s}}s in step %{{x}}<extra></extra>",
-        )
-        for stage in range(stages)
-    ]
+    stages = range(max((len(row.stage_time_s) for row in view.history), default=0))
+    series: Series = {
+        f"stage {stage}": (partial(_stage_time, stage=stage), f"stage {stage}: %{{y:.3s}}s") for stage in stages
+    }
     note = "Forward and backward in a step, of the slowest replica. The slowest stage sets the pace."
-    return Chart("stages", "Compute time by stage (s)", note, traces, layout("step", zero=True))
+    return _step_chart(view, "stages", "Compute time by stage (s)", note, series)
+
+
+def _stage_time(row: MetricRow, stage: int) -> float | None:
+    return row.stage_time_s[stage] if stage < len(row.stage_time_s) else None
 
 
 def bubble_chart(view: RunView) -> Chart | None:
     """Share of the schedule's time without computation; None where no step had a pipeline."""
-    rows = thinned(view.history)
-    if all(row.bubble_fraction is None for row in rows):
-        return None
-    hover = "%{y:.1%} idle in step %{x}<extra></extra>"
-    traces = [line("bubble", [row.step for row in rows], [row.bubble_fraction for row in rows], 0, hover)]
-    shape = layout("step", zero=True)
-    shape["yaxis"]["tickformat"] = ".0%"
-    shape["showlegend"] = False
     note = "Share of the pipeline's time in which a device waited for its neighbours; mean over devices."
-    return Chart("bubble", "Pipeline bubble", note, traces, shape)
+    series: Series = {"bubble": (lambda row: row.bubble_fraction, "%{y:.1%} idle")}
+    chart = _step_chart(view, "bubble", "Pipeline bubble", note, series)
+    if chart is not None:
+        chart.layout["yaxis"]["tickformat"] = ".0%"
+        chart.layout["showlegend"] = False
+    return chart
 
 
 def bytes_chart(view: RunView) -> Chart | None:
     """Bytes sent in a step by mesh axis; None if nothing was sent."""
-    rows = thinned(view.history)
-    traces = []
-    for index, (axis, name) in enumerate(_AXES.items()):
-        values = [getattr(row.bytes_sent, axis) for row in rows]
-        if any(values):
-            hover = f"{name}: %{{y:.4s}}B in step %{{x}}<extra></extra>"
-            traces.append(line(name, [row.step for row in rows], values, index, hover))
-    if not traces:
-        return None
+    series: Series = {name: (partial(_bytes_sent, axis=axis), f"{name}: %{{y:.4s}}B") for axis, name in _AXES.items()}
     note = "On the wire of the whole job, counted where it is sent."
-    return Chart("bytes", "Bytes sent in a step (B)", note, traces, layout("step", zero=True))
+    return _step_chart(view, "bytes", "Bytes sent in a step (B)", note, series)
+
+
+def _bytes_sent(row: MetricRow, axis: str) -> float:
+    sent: int = getattr(row.bytes_sent, axis)
+    return sent
 
 
 def wall_chart(view: RunView) -> Chart:
     """Steps over wall time: a drop is work lost to a fault, a flat stretch is time without training."""
     start = view.start_s or 0.0
-    traces = []
-    for index, (generation, rows) in enumerate(_generations(view.rows).items()):
-        kept = thinned(rows)
-        times = [row.time_s - start for row in kept]
-        hover = f"step %{{y}} at %{{x:.1f}} s, generation {generation}<extra></extra>"
-        traces.append(line(f"generation {generation}", times, [row.step for row in kept], index, hover))
+    traces = by_generation(view.rows, lambda row: row.step, "step %{y} at %{x:.1f} s", x=lambda row: row.time_s - start)
     faults = [event for recovery in view.recoveries for event in recovery.faults]
     shape = layout("seconds since the start", zero=True)
     shape["xaxis"]["rangemode"] = "tozero"
@@ -157,17 +136,33 @@ def wall_chart(view: RunView) -> Chart:
     return Chart("wall", "Steps done over time", note, traces, shape)
 
 
-def by_generation(
-    rows: Sequence[MetricRow], value: Callable[[MetricRow], float], unit: str, form: str = ".4f"
-) -> list[Trace]:
+def by_generation(rows: Sequence[MetricRow], y: Value, hover: str, x: Value = lambda row: row.step) -> list[Trace]:
     """One line per generation, so that repeated steps appear twice."""
-    traces = []
-    for index, (generation, own) in enumerate(_generations(rows).items()):
-        kept = thinned(own)
-        hover = f"%{{y:{form}}} {unit}, step %{{x}}, generation {generation}<extra></extra>"
-        name = f"generation {generation}"
-        traces.append(line(name, [row.step for row in kept], [value(row) for row in kept], index, hover))
-    return traces
+    generations: dict[int, list[MetricRow]] = {}
+    for row in rows:
+        generations.setdefault(row.generation, []).append(row)
+    return [
+        line(
+            f"generation {generation}",
+            [x(row) for row in thinned(steps)],
+            [y(row) for row in thinned(steps)],
+            index,
+            f"{hover}, generation {generation}<extra></extra>",
+        )
+        for index, (generation, steps) in enumerate(generations.items())
+    ]
+
+
+def _step_chart(view: RunView, id_: str, title: str, note: str, series: Series) -> Chart | None:
+    """A chart over the steps that led to the final model; None if no step has a value."""
+    rows = thinned(view.history)
+    steps = [row.step for row in rows]
+    traces = [
+        line(name, steps, values, index, f"{hover} in step %{{x}}<extra></extra>")
+        for index, (name, (value, hover)) in enumerate(series.items())
+        if any(values := [value(row) for row in rows])
+    ]
+    return Chart(id_, title, note, traces, layout("step", zero=True)) if traces else None
 
 
 def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace:
@@ -201,13 +196,6 @@ def layout(x_title: str, zero: bool = False, recovery_lines: RunView | None = No
 def _mark(x: float, ink: str) -> dict[str, Any]:
     line_style = {"color": ink, "width": 1.5, "dash": "dash"}
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line_style}
-
-
-def _generations(rows: Sequence[MetricRow]) -> dict[int, list[MetricRow]]:
-    groups: dict[int, list[MetricRow]] = {}
-    for row in rows:
-        groups.setdefault(row.generation, []).append(row)
-    return groups
 
 
 _AXES = {"dp": "data parallel", "pp": "pipeline", "tp": "tensor parallel"}

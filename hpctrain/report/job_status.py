@@ -58,19 +58,9 @@ def _expected_start(job: JobInfo, now: float) -> float | None:
     return job.start_s
 
 
-def with_controller_unreachable(status: RunStatus, why: str) -> RunStatus:
-    """The status from the run's files alone, with the reason that the controller does not answer."""
-    return replace(status, reason=f"{status.reason}; the Slurm controller does not answer ({why})")
-
-
-def with_slurm_unknown(status: RunStatus, why: str) -> RunStatus:
-    """The status from the run's files alone, with the reason why Slurm could not be asked for its job."""
-    return replace(status, reason=f"{status.reason}; Slurm was not asked: {why}")
-
-
-def with_job_elsewhere(status: RunStatus, job_id: str, cluster: str) -> RunStatus:
-    """The status from the run's files alone, with the cluster that has its job."""
-    return replace(status, reason=f"{status.reason}; its job {job_id} is on cluster {cluster}")
+def with_remark(status: RunStatus, remark: str) -> RunStatus:
+    """The status from the run's files alone, with the reason why its job says nothing about it."""
+    return replace(status, reason=f"{status.reason}; {remark}")
 
 
 def _forgotten(status: RunStatus) -> RunStatus:

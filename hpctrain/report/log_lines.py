@@ -152,35 +152,35 @@ def _start(file: LogFile, count: int | None) -> int:
 def _tail_offset(path: Path, count: int) -> int:
     """Offset of the last `count` lines, found by counting line breaks from the end; long lines count as several."""
     end = _size(path)
-    left = count + (_block(path, max(0, end - 1)) == b"\n")
-    while end > 0:
-        start = max(0, end - BLOCK_BYTES)
-        block = _block(path, start)[: end - start]
+    missing = count + (_block(path, max(0, end - 1)) == b"\n")
+    for start, block in _blocks_before(path, end):
         breaks = block.count(b"\n")
-        if breaks >= left:
+        if breaks >= missing:
             at = len(block)
-            for _ in range(left):
+            for _ in range(missing):
                 at = block.rfind(b"\n", 0, at)
             return start + at + 1
-        left -= max(breaks, 1)
-        end = start
-        if left <= 0:
-            return end
+        missing -= max(breaks, 1)
+        if missing <= 0:
+            return start
     return 0
 
 
 def _stamp_near(path: Path, offset: int) -> float | None:
     """The timestamp that applies to a line without one at `offset`: the last one before, else the first one after."""
-    start = max(0, offset - LOOK_BACK_BYTES)
-    end = offset
-    while end > start:
-        begin = max(start, end - BLOCK_BYTES)
-        stamps = _stamps(_block(path, begin)[: end - begin])
-        if stamps:
+    for _, block in _blocks_before(path, offset, LOOK_BACK_BYTES):
+        if stamps := _stamps(block):
             return stamps[-1]
-        end = begin
-    stamps = _stamps(_block(path, offset))
-    return stamps[0] if stamps else None
+    return next(iter(_stamps(_block(path, offset))), None)
+
+
+def _blocks_before(path: Path, end: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """The blocks of a file from `end` backwards, each with its offset; at most about `most_bytes`."""
+    first = 0 if most_bytes is None else max(0, end - most_bytes)
+    while end > first:
+        start = max(first, end - BLOCK_BYTES)
+        yield start, _block(path, start)[: end - start]
+        end = start
 
 
 def _stamps(block: bytes) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow, last_row_of_each_step
@@ -54,7 +54,7 @@ def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
 
     A second fault before training goes on belongs to the same recovery.
     """
-    found: list[FaultRecovery] = []
+    known: list[FaultRecovery] = []
     faults: list[Event] = []
     start: Event | None = None
     for event in events:
@@ -64,29 +64,23 @@ def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
         elif event.kind == "generation_started":
             start = event
         elif event.kind == "recovered":
-            found.append(_closed(faults, start, event))
+            known.append(_recovery(faults, start, event))
             faults, start = [], None
     if faults:
-        found.append(_opened(faults, start))
-    return found
+        known.append(_recovery(faults, start, None))
+    return known
 
 
-def _opened(faults: Sequence[Event], start: Event | None) -> FaultRecovery:
-    if start is None:
-        return FaultRecovery(tuple(faults))
-    return FaultRecovery(tuple(faults), start.generation, restored_step(start), reason=start.reason)
-
-
-def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> FaultRecovery:
-    return FaultRecovery(
-        tuple(faults),
-        end.generation,
-        restored_step(start) if start else None,
-        end.data.get("step"),
-        start.reason if start else "",
-        end.data.get("seconds", end.time_s - faults[0].time_s if faults else None),
-        end.time_s,
-    )
+def _recovery(faults: Sequence[Event], start: Event | None, end: Event | None) -> FaultRecovery:
+    """A recovery so far: its faults, the start of the new generation, and the first step afterwards."""
+    newest = end or start
+    recovery = FaultRecovery(tuple(faults), newest.generation if newest else None)
+    if start is not None:
+        recovery = replace(recovery, restore_step=restored_step(start), reason=start.reason)
+    if end is None:
+        return recovery
+    seconds = end.data.get("seconds", end.time_s - faults[0].time_s if faults else None)
+    return replace(recovery, step=end.data.get("step"), seconds=seconds, time_s=end.time_s)
 
 
 def lost_steps(rows: Sequence[MetricRow]) -> int:

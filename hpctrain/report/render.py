@@ -12,7 +12,7 @@ from hpctrain import __version__
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import InputError
-from hpctrain.base.units import format_seconds
+from hpctrain.base.units import format_bytes, format_delta, format_seconds, format_si
 from hpctrain.report import charts, tables
 from hpctrain.report.charts import Chart
 from hpctrain.report.event_text import describe_event
@@ -56,22 +56,11 @@ def render(view: RunView, script: str) -> str:
     Args:
         script: text of plotly.js, inserted into the page unchanged.
     """
-    environment = Environment(
-        loader=PackageLoader("hpctrain.report", "pages"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(seconds=format_seconds, utc=utc_text)
-    return environment.get_template("report.html.j2").render(
+    return render_page(
+        "report.html.j2",
         view=view,
-        version=__version__,
         describe_event=describe_event,
-        headline=tables.headline(view),
-        timeline=tables.timeline(view),
-        plans=[tables.plan_table(use) for use in view.plans],
-        devices=tables.devices(view.topology) if view.topology else [],
+        tables=tables,
         loss_charts=_charts(view, charts.loss_chart),
         speed_charts=_charts(view, charts.throughput_chart, charts.step_time_chart),
         stage_charts=_charts(view, charts.stage_chart, charts.bubble_chart),
@@ -82,8 +71,23 @@ def render(view: RunView, script: str) -> str:
     )
 
 
+def render_page(template: str, **values: object) -> str:
+    """The text of a page from its template in `pages`."""
+    environment = Environment(
+        loader=PackageLoader("hpctrain.report", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        seconds=format_seconds, delta=format_delta, bytes=format_bytes, si=format_si, utc=utc_text
+    )
+    return environment.get_template(template).render(version=__version__, **values)
+
+
 def _charts(view: RunView, *make: Callable[[RunView], Chart | None]) -> Sequence[Chart]:
     """The charts that have data; none before the first step."""
     if not view.rows:
         return []
-    return [chart for chart in (each(view) for each in make) if chart is not None]
+    return [chart for chart in (draw(view) for draw in make) if chart is not None]

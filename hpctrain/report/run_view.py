@@ -16,14 +16,7 @@ from hpctrain.records.history.metric import MetricRow, RankPlacement, last_row_o
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.recoveries import (
-    FaultRecovery,
-    lost_steps,
-    recoveries,
-    robustness,
-    steady_step_time,
-    steady_tokens_per_s,
-)
+from hpctrain.report.recoveries import FaultRecovery, recoveries, steady_step_time
 from hpctrain.report.status import RunStatus, decide_status, lock_held
 
 _PLAN = re.compile(r"^plan(?:-(\d+))?\.json$")
@@ -59,22 +52,6 @@ class PlanUse:
 
 
 @dataclass(frozen=True)
-class Headline:
-    """The figures at the top of a report."""
-
-    tokens: int
-    """Tokens of all steps, without repeated ones."""
-    tokens_per_s: float | None
-    """Median over the steps without the first of each generation."""
-    step_time_s: float | None
-    elapsed_s: float | None
-    """From the first line of the run's files to the last, including pauses between attempts."""
-    lost_steps: int
-    robustness: tuple[float, int] | None
-    """Score and the number of steps behind it."""
-
-
-@dataclass(frozen=True)
 class RunView:
     """A run as a report shows it."""
 
@@ -85,7 +62,6 @@ class RunView:
     run_text: str
     """Text of the run.yaml in the folder."""
     status: RunStatus
-    headline: Headline
     events: list[Event]
     recoveries: list[FaultRecovery]
     rows: list[MetricRow]
@@ -102,6 +78,13 @@ class RunView:
         """Time of the first line in the run's files; times in the report count from here."""
         times = [event.time_s for event in self.events[:1]] + [row.time_s - row.step_time_s for row in self.rows[:1]]
         return min(times, default=None)
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds from the first line of the run's files to the last, including pauses between attempts."""
+        times = [event.time_s for event in self.events] + [row.time_s for row in self.rows]
+        times += [row.time_s - row.step_time_s for row in self.rows[:1]]
+        return max(times) - min(times) if times else None
 
 
 def read_run_view(folder: Path, now: float) -> RunView:
@@ -124,7 +107,6 @@ def read_run_view(folder: Path, now: float) -> RunView:
         run=run,
         run_text=read_owned(folder / "run.yaml").decode("utf-8"),
         status=decide_status(run, events, rows, now, held),
-        headline=_headline(events, rows),
         events=events,
         recoveries=recoveries(events),
         rows=rows,
@@ -132,19 +114,6 @@ def read_run_view(folder: Path, now: float) -> RunView:
         topology=_topology(folder, damaged),
         plans=_plans(folder, events, rows, damaged),
         damaged=damaged,
-    )
-
-
-def _headline(events: list[Event], rows: list[MetricRow]) -> Headline:
-    times = [event.time_s for event in events] + [row.time_s for row in rows]
-    times += [row.time_s - row.step_time_s for row in rows[:1]]
-    return Headline(
-        tokens=sum(row.tokens for row in last_row_of_each_step(rows)),
-        tokens_per_s=steady_tokens_per_s(rows),
-        step_time_s=steady_step_time(rows),
-        elapsed_s=max(times) - min(times) if times else None,
-        lost_steps=lost_steps(rows),
-        robustness=robustness(rows),
     )
 
 

@@ -48,11 +48,6 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
     return "  ".join(parts)
 
 
-def event_line(event: Event) -> str:
-    """Format an event as one line."""
-    return describe_event(event)
-
-
 def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[TerminalLine]:
     """Lines for rows and events, as `follow` yields them.
 
@@ -63,7 +58,7 @@ def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 
     shown = float("-inf")
     for item in items:
         if isinstance(item, Event):
-            yield TerminalLine(event_line(item), transient=False)
+            yield TerminalLine(describe_event(item), transient=False)
             continue
         recent.append(item.step_time_s)
         important = item.step >= steps or bool(losses_by_set(item))
@@ -96,12 +91,7 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
     lines += [f"  {words}" for words in status.further_words]
     if status.warning is not None:
         lines.append(f"  warning: {status.warning}")
-    progress = [f"step {status.step}/{status.steps}"]
-    if status.loss is not None:
-        progress.append(f"loss {status.loss:.4f}")
-    progress += loss_words(status.valid_losses)
-    if status.tokens_per_s is not None:
-        progress.append(f"{format_count(status.tokens_per_s)} tokens/s")
+    progress = [f"step {status.step}/{status.steps}", *figures(status)]
     if status.eta_s is not None:
         progress.append(f"{format_seconds(status.eta_s)} left")
     lines.append("  " + "  ".join(progress))
@@ -116,6 +106,13 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
     if status.recoveries or status.lost_steps:
         lines.append(f"  recoveries {status.recoveries}  steps done twice {status.lost_steps}")
     return lines
+
+
+def figures(status: RunStatus) -> list[str]:
+    """Loss, validation losses and speed, those that are known."""
+    loss = [] if status.loss is None else [f"loss {status.loss:.4f}"]
+    speed = [] if status.tokens_per_s is None else [f"{format_count(status.tokens_per_s)} tokens/s"]
+    return [*loss, *loss_words(status.valid_losses), *speed]
 
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:

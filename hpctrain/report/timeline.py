@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.text import Text
 
-from hpctrain import __version__
 from hpctrain.base.atomic import write_text
 from hpctrain.report.charts import Chart, Trace, colour
-from hpctrain.report.render import plotly_script
+from hpctrain.report.render import plotly_script, render_page
 
 KINDS = {
     "F": "forward",
@@ -59,7 +57,7 @@ def letters(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[
 
 def _letter(cell: dict[str, float], column_s: float) -> str:
     idle = column_s - sum(cell.values())
-    kind = max(cell, key=lambda each: cell[each], default=WAITS)
+    kind = max(cell, key=lambda letter: cell[letter], default=WAITS)
     return WAITS if not cell or idle > cell[kind] else kind
 
 
@@ -82,18 +80,18 @@ def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
     shown = bars[:MOST_BARS]
     traces: list[Trace] = []
     for index, (kind, words) in enumerate(KINDS.items()):
-        own = [bar for bar in shown if bar.kind == kind]
-        if not own:
+        bars_of_kind = [bar for bar in shown if bar.kind == kind]
+        if not bars_of_kind:
             continue
         traces.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "name": words,
-                "y": [f"rank {bar.row}" for bar in own],
-                "base": [bar.start_s for bar in own],
-                "x": [bar.end_s - bar.start_s for bar in own],
-                "customdata": [[bar.label, bar.start_s] for bar in own],
+                "y": [f"rank {bar.row}" for bar in bars_of_kind],
+                "base": [bar.start_s for bar in bars_of_kind],
+                "x": [bar.end_s - bar.start_s for bar in bars_of_kind],
+                "customdata": [[bar.label, bar.start_s] for bar in bars_of_kind],
                 "marker": {"color": colour(index)},
                 "hovertemplate": "%{customdata[0]}: %{x:.4s}s from %{customdata[1]:.4s}s<extra></extra>",
             }
@@ -122,15 +120,5 @@ def write_timeline(target: Path, title: str, lines: Sequence[str], charts: Seque
         InputError: plotly is not installed.
         StorageError: the target cannot be written.
     """
-    script = plotly_script()
-    environment = Environment(
-        loader=PackageLoader("hpctrain.report", "pages"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("timeline.html.j2").render(
-        title=title, lines=lines, charts=charts, version=__version__, plotly=script
-    )
+    page = render_page("timeline.html.j2", title=title, lines=lines, charts=charts, plotly=plotly_script())
     write_text(target, page)

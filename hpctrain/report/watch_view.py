@@ -11,12 +11,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpctrain.base.units import format_count, format_seconds
+from hpctrain.base.units import format_seconds
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
+from hpctrain.report.event_text import describe_event
 from hpctrain.report.status import RunStatus
-from hpctrain.report.terminal import event_line, progress_line, queue_lines
-from hpctrain.report.validation import loss_words, losses_by_set
+from hpctrain.report.terminal import figures, progress_line, queue_lines
+from hpctrain.report.validation import losses_by_set
 
 EVENTS = 8
 """Number of newest events in a view."""
@@ -54,12 +55,13 @@ def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | Non
     colour = _COLOURS.get(status.state, "cyan")
     head = Text.assemble((status.name, "bold"), "  ", (status.state, f"bold {colour}"), f"  {status.reason}")
     bar = Table.grid(padding=(0, 2))
-    left = f"{format_seconds(status.eta_s)} left" if status.eta_s is not None else ""
+    remaining = f"{format_seconds(status.eta_s)} left" if status.eta_s is not None else ""
     done = ProgressBar(total=status.steps, completed=min(status.step, status.steps), width=BAR_WIDTH)
-    bar.add_row(done, f"step {status.step}/{status.steps}", left)
+    bar.add_row(done, f"step {status.step}/{status.steps}", remaining)
     further = [f"  {words}" for words in status.further_words]
-    lines = [*further, *queue_lines(status, now), _figures(status), _place(status, job), _nodes(events)]
-    recent = [f"  {_clock_time(event.time_s)}  {event_line(event)}" for event in events[-EVENTS:]]
+    numbers = "  ".join(["", *figures(status)])
+    lines = [*further, *queue_lines(status, now), numbers, _place(status, job), _nodes(events)]
+    recent = [f"  {_clock_time(event.time_s)}  {describe_event(event)}" for event in events[-EVENTS:]]
     return Group(head, bar, *(Text(line) for line in lines if line), *(Text(line, style="dim") for line in recent))
 
 
@@ -69,7 +71,7 @@ class PlainView:
     def __init__(self) -> None:
         self._first = True
         self._state = ("", "")
-        self._told_end: str | None = None
+        self._shown_end: str | None = None
         self._progress_s = float("-inf")
 
     def lines(self, status: RunStatus, new: Sequence[Event | MetricRow], now: float) -> list[str]:
@@ -79,13 +81,11 @@ class PlainView:
             new: events and steps since the last poll; at the first poll all past ones, of which only the end is shown.
             now: wall clock, seconds since 1970.
         """
-        items: Sequence[Event | MetricRow] = new
-        if self._first:
-            items = [item for item in new if isinstance(item, Event)][-EVENTS:]
-            self._first = False
+        items = [item for item in new if isinstance(item, Event)][-EVENTS:] if self._first else new
+        self._first = False
         lines = [line for item in items for line in self._item(item, status.steps)]
-        if status.last_end is not None and status.last_end != self._told_end:
-            self._told_end = status.last_end
+        if status.last_end is not None and status.last_end != self._shown_end:
+            self._shown_end = status.last_end
             lines.append(status.last_end)
         # For an active run, its events say the rest. Numbers are left out: the time to the start always changes.
         state = status.state, "" if status.state in _AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
@@ -97,21 +97,11 @@ class PlainView:
     def _item(self, item: Event | MetricRow, steps: int) -> list[str]:
         moment = _clock_time(item.time_s)
         if isinstance(item, Event):
-            return [f"{moment}  {event_line(item)}"]
+            return [f"{moment}  {describe_event(item)}"]
         if item.step < steps and not losses_by_set(item) and item.time_s - self._progress_s < PROGRESS_EVERY_S:
             return []
         self._progress_s = item.time_s
         return [f"{moment}  {progress_line(item, steps)}"]
-
-
-def _figures(status: RunStatus) -> str:
-    parts = []
-    if status.loss is not None:
-        parts.append(f"loss {status.loss:.4f}")
-    parts += loss_words(status.valid_losses)
-    if status.tokens_per_s is not None:
-        parts.append(f"{format_count(status.tokens_per_s)} tokens/s")
-    return "  " + "  ".join(parts) if parts else ""
 
 
 def _place(status: RunStatus, job: str | None) -> str:

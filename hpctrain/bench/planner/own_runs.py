@@ -21,6 +21,7 @@ from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.launch.probe.local import probe_local
+from hpctrain.launch.probe.progress import ProbeRequest
 from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
 from hpctrain.planner.simulate.predict import predict
@@ -90,7 +91,7 @@ def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Ca
     with temporary_corpus() as folder:
         progress("a probe of two workers")
         (folder / "probe").mkdir()
-        topology = probe_local(WORLD, folder / "probe", runner, clock, device="cpu")
+        topology = probe_local(WORLD, folder / "probe", runner, clock, ProbeRequest(device="cpu"))
         trained: list[Trained] = []
         for number, spec in enumerate(settings.specs):
             for case, plan in PLANS.items():

@@ -1,1 +1,1 @@
-"""One file a command: its options, and calls to the rooms below."""
+"""One file for each command: its options, and calls to the rooms below."""

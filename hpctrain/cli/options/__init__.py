@@ -1,1 +1,1 @@
-"""Options and warnings that several commands share."""
+"""Options that several commands share, and their values."""

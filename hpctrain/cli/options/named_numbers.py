@@ -1,4 +1,4 @@
-"""Options that are numbers: of the form NAME=NUMBER, given again and again; or alone, and finite."""
+"""Options that are numbers: finite ones, and repeated ones of the form NAME=NUMBER."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.records.format.node_set import expand_node_set
 
 
 class FiniteNumber(click.FloatRange):
-    """A number in a range that is neither infinite nor 'nan', which no comparison keeps out."""
+    """A finite number in a range; click's own range accepts 'nan'."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -23,7 +23,7 @@ class FiniteNumber(click.FloatRange):
 
 
 def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
-    """('a=0.5', 'b=2') -> {'a': 0.5, 'b': 2.0}.
+    """Return the numbers by name: ('a=0.5', 'b=2') -> {'a': 0.5, 'b': 2.0}.
 
     Raises:
         InputError: one is not of that form, its number is not above 0, or a name is given twice.
@@ -44,14 +44,14 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
 
 
 def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
-    """Like `numbers_by_name`, with sets of nodes for names: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}."""
+    """Return the numbers by node, from node sets as names: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}."""
     return {
         node: value for names, value in numbers_by_name(option, texts).items() for node in node_names(option, names)
     }
 
 
 def node_names(option: str, text: str) -> list[str]:
-    """'n[1-2],a' -> ['a', 'n1', 'n2'].
+    """Return the nodes of a set: 'n[1-2],a' -> ['a', 'n1', 'n2'].
 
     Raises:
         InputError: it is not a set of nodes.

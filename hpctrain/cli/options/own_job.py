@@ -1,4 +1,4 @@
-"""`submit --own-job` and `resubmit --own-job`: the last word of a batch script, which becomes the run's job."""
+"""`submit --own-job` and `resubmit --own-job`: the last command of a batch script, which becomes the run's job."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import warn
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.launch.adopted_job import adopt_job, current_batch_job_id, is_requeued_job
+from hpctrain.launch.slurm_job.adopted_job import adopt_job, current_batch_job_id, is_requeued_job
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folders_text
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
-option = click.option(
+own_job_option = click.option(
     "--own-job", is_flag=True, help="In a batch script: this job is the run's own, and goes back to the queue with it."
 )
 
 
 def begin_own_job() -> str:
-    """Id of this job; from here on the notice of a preemption waits for the job's script.
+    """Return the id of this job, and leave the notice of a preemption to the job's script from now on.
 
     A job that ends within its grace time is over for Slurm, so this process must not end by that notice.
 
@@ -37,20 +38,18 @@ def begin_own_job() -> str:
 
 
 def earlier_run(job: str) -> Path | None:
-    """The run that this job had before it went back to the queue; None at its first start."""
+    """Return the run that this job had before it was requeued; None at its first start."""
     if not is_requeued_job(os.environ):
         return None
     folder = run_of_job(job, os.environ, Path.cwd())
     others = scan_runs(os.environ, Path.cwd()).untrusted if folder is None else []
     if others:
-        click.echo(
-            f"hpctrain: job {job} came back and no run folder had it; {untrusted_folders_text(others)}", err=True
-        )
+        warn([f"job {job} came back and no run folder had it; {untrusted_folders_text(others)}"])
     return folder
 
 
 def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
-    """This process turns into the run's job script; the folder, locks and attempts are that script's from here on."""
+    """Turn this process into the run's job script, which from then on owns the run folder."""
     folder = folder.resolve()
     check_trusted(folder)
     is_new = job_id(folder) != job
@@ -58,7 +57,6 @@ def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     if is_new:
         slurm = Slurm(SystemRunner())
         add_to_history("submit", folder, job, slurm)
-        for line in refresh_dependent_runs(folder, slurm, os.environ):
-            click.echo(f"hpctrain: {line}", err=True)
-    click.echo(f"hpctrain: job {job}, run folder {folder}", err=True)
+        warn(refresh_dependent_runs(folder, slurm, os.environ))
+    warn([f"job {job}, run folder {folder}"])
     SystemRunner().replace_process(argv, os.environ)

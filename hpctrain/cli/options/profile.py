@@ -1,4 +1,4 @@
-"""`--profile STEP`: a look inside one step, the same for every command that starts a run."""
+"""`--profile STEP`: a trace of one step, the same option for every command that starts a run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import click
 
 from hpctrain.records.run.run import Run
 
-option = click.option(
+profile_option = click.option(
     "--profile", "profile", type=click.IntRange(min=1), metavar="STEP",
     help="Record this step with torch's profiler: one trace a rank, in profile/ of the run folder.",
 )  # fmt: skip
 
 
 def with_profile(overrides: tuple[str, ...], step: int | None) -> tuple[str, ...]:
-    """The overrides of the run file, the profiled step among them."""
+    """Return the overrides of the run file, with the profiled step."""
     return overrides if step is None else (*overrides, f"profile.step={step}")
 
 
 def traces_line(run: Run, folder: Path) -> str | None:
-    """Where the traces lie and what opens them; None where no step was to be profiled."""
+    """Return where the traces are and what opens them; None if no step was to be profiled."""
     step = run.profile.step
     if step is None:
         return None

@@ -1,4 +1,4 @@
-"""The option that says how long a recovery takes."""
+"""`--recover SECONDS`: how long a recovery takes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from hpctrain.planner.simulate.goodput import DEFAULT_RECOVERY_S
 
 
 def recover_option(purpose: str = "") -> Callable[..., Any]:
-    """`--recover SECONDS`, with what it is for where that is not everything."""
+    """Return the option `--recover SECONDS`; `purpose` says what it is for."""
     return click.option(
         "--recover",
         type=FiniteNumber(0),
         default=DEFAULT_RECOVERY_S,
-        show_default=True,
         metavar="SECONDS",
         help=f"From a failure to the next step, in place{purpose} (default: 5 s until a silent node is missed, and "
         "what four local nodes took).",

@@ -1,4 +1,4 @@
-"""`--seeds 0-4`: the same run once for each seed, each as a run and a job of its own."""
+"""`--seeds 0-4`: one run and one job for each seed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NAME_LENGTH = 64
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?:/([1-9]\d{0,8}))?)?", re.ASCII)
 
-option = click.option("--seeds", metavar="SET", help="One run for each of these seeds: 0-4, or 1,2,5, or 0-20/5.")
+seeds_option = click.option("--seeds", metavar="SET", help="One run for each of these seeds: 0-4, or 1,2,5, or 0-20/5.")
 
 
 def parse_seeds(text: str) -> list[int]:
-    """'0-2,7' -> [0, 1, 2, 7].
+    """Return the seeds of a set: '0-2,7' -> [0, 1, 2, 7].
 
     Raises:
         InputError: no such set, or too many seeds.
@@ -35,7 +35,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def with_seed(run: Run, seed: int) -> Run:
-    """The run with another seed, which its name tells.
+    """Return the run with another seed, which is part of its name.
 
     Raises:
         InputError: the name becomes too long.

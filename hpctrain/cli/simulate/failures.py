@@ -13,7 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.cli.options.named_numbers import FiniteNumber
 from hpctrain.cli.options.recover import recover_option
-from hpctrain.cli.views.console import people_console
+from hpctrain.cli.views.console import table_console
 from hpctrain.planner.simulate.goodput import (
     RECOVERY_MODES,
     FailureModel,
@@ -122,7 +122,7 @@ def failures(
     results = [
         result for mode in modes for result in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)
     ]
-    people = people_console(as_json, WIDTH)
+    people = table_console(as_json, WIDTH)
     people.print(_table(cluster, modes, results))
     text = f"{cluster.nodes} nodes, a failure every {format_seconds(cluster.node_mtbf_s / cluster.nodes)}"
     if stall:

@@ -14,8 +14,8 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
 from hpctrain.cli.options.named_numbers import FiniteNumber, node_names, numbers_by_name, numbers_by_node
-from hpctrain.cli.views.console import Console, people_console
-from hpctrain.launch.model_sizes import with_model_sizes
+from hpctrain.cli.views.console import Console, table_console
+from hpctrain.launch.preflight.model_sizes import with_model_sizes
 from hpctrain.planner.layout.from_plan import CostedLayout, layout_of_plan
 from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
@@ -104,7 +104,7 @@ def step(
         p50, p95 = np.quantile(times, [0.5, 0.95]).tolist()
         drawn = {"steps": draws, "p50_s": p50, "p95_s": p95}
         remarks += [] if late else ["The topology has no spread of latencies: messages take what they always take."]
-    people = people_console(as_json, WIDTH)
+    people = table_console(as_json, WIDTH)
     _tell(people, before, after, drawn, remarks)
     if html_file is not None:
         _write_html(html_file, plan_file, before, after, remarks)

@@ -1,1 +1,1 @@
-"""What several commands print, and where a terminal shows it."""
+"""What several commands print, and how a terminal shows it."""

@@ -1,4 +1,4 @@
-"""Looking at an image from the command line: by itself, and before a large job is queued."""
+"""Checks of an image: by `image check`, and before a large job is queued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.container.check.examine import ImageStart, examine, host_environme
 from hpctrain.container.check.findings import ImageFinding, check_image
 from hpctrain.container.run.binds import check_binds, parse_bind, program_binds
 from hpctrain.container.run.runtime import find_runtime, this_host
-from hpctrain.launch.gpu_driver import VERSION_FILE, local_driver_version
+from hpctrain.launch.preflight.gpu_driver import VERSION_FILE, local_driver_version
 from hpctrain.records.run.run import Container, Run
 from hpctrain.runs.file_system import file_system_of
 
@@ -23,7 +23,7 @@ LARGE_NODES = 8
 
 
 def examine_container(container: Container, environ: Mapping[str, str]) -> list[ImageFinding]:
-    """Every finding about an image on this machine.
+    """Return every finding about an image on this machine.
 
     Raises:
         InputError: nothing here starts images, or a bind is not there.
@@ -39,7 +39,7 @@ def examine_container(container: Container, environ: Mapping[str, str]) -> list[
 
 
 def check_before_queueing(run: Run) -> list[str]:
-    """Look at the image of a large job; what a person should know comes back as lines.
+    """Check the image of a large job; return what the person should know, as lines.
 
     Raises:
         RefusedError: a run in the image would fail.

@@ -1,4 +1,4 @@
-"""What `plan --explain` prints: what goes where, how long it takes and waits for, what it keeps, and what lost."""
+"""What `plan --explain` prints: placement, time, critical path, memory, and rejected plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_LEGS = 10
 
 
 def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: float, more: Sequence[Rejected]) -> Group:
-    """The tables, one after the other.
+    """Return the tables, one after the other.
 
     Args:
         usable: share of a device's memory that a plan may fill.
@@ -42,7 +42,7 @@ def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: flo
 
 
 def _constants(profile: CalibrationProfile | None) -> list[str]:
-    """Where the constants of the prediction came from."""
+    """Return where the constants of the prediction come from, as lines."""
     if profile is None:
         return ["constants: those of the package; `--profile RUN` takes what a run's own steps say"]
     generations = ", ".join(map(str, profile.generations))
@@ -83,7 +83,7 @@ def _time(plan: Plan) -> Table:
 
 
 def _compression(plan: Plan) -> list[Table | str]:
-    """How gradients are summed, where the planner chose it."""
+    """Return how gradients are summed, if the planner chose it."""
     spec = plan.compression[0]
     if spec.reason is None:
         return []
@@ -107,7 +107,7 @@ def _compression(plan: Plan) -> list[Table | str]:
 
 
 def _path(scene: CostedLayout) -> Table:
-    """What the pipeline waits for: only something on this path makes a step slower or faster."""
+    """Return the critical path: only its actions make a step slower or faster."""
     step = simulate_step(scene.cost, scene.layout)
     segments = critical_path(step.lines[step.last])
     table = Table(

@@ -12,7 +12,7 @@ from hpctrain.cli.views.console import Console
 
 @contextlib.contextmanager
 def phases() -> Iterator[Callable[[str, int, int], None]]:
-    """A function to call with (phase, done, total) as work goes on; phases may follow one another."""
+    """Yield a function to call with (phase, done, total) as the work proceeds, phase after phase."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield _Lines(console)
@@ -30,7 +30,7 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
 
 
 class _Lines:
-    """Plain lines, few of them: a log file is read by people too."""
+    """Progress as few plain lines, as for a log file."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""Before a job is queued: whether the model can fit at all and how long it will take, by what is known of the nodes."""
+"""Before a job is queued: whether the model can fit and how long the run takes, by the last figures of the nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
-from hpctrain.launch.training import PreparedRun, fewest_nodes
+from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes
 from hpctrain.planner import make_plan
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
@@ -18,7 +18,7 @@ NOT_CHECKED = "not checked before the job starts: memory and speed"
 
 @dataclass(frozen=True)
 class MeasuredNodes:
-    """Nodes as a run measured them."""
+    """Nodes with the figures that a run measured."""
 
     topology: Topology
     folder: Path | None
@@ -28,7 +28,7 @@ class MeasuredNodes:
 def check_provisional(
     prepared: PreparedRun, runs: Path, nodes: frozenset[str] | None, limit: TimeLimit | None = None
 ) -> list[str]:
-    """Plan for those of the job's nodes that were measured last; what came out, as lines for the person.
+    """Make a plan for the job's nodes as last measured; return what it shows, as lines.
 
     Args:
         nodes: nodes that the job may get; None: not known. A topology that was given is of the job's nodes anyway.
@@ -69,7 +69,7 @@ def _words(
 
 
 def last_known(runs: Path, nodes: frozenset[str], count: int) -> MeasuredNodes | None:
-    """The newest topology among the runs that holds at least `count` of these nodes, and of it only them."""
+    """Return the newest topology among the runs with at least `count` of these nodes, reduced to them."""
     for path in sorted(runs.glob("*/topology.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             topology = Topology.read(path)
@@ -82,5 +82,5 @@ def last_known(runs: Path, nodes: frozenset[str], count: int) -> MeasuredNodes |
 
 
 def _taken(topology: Topology) -> list[str]:
-    """Its nodes without those that its verdict excludes."""
+    """Return its nodes without those that its verdict excludes."""
     return [node.id for node in topology.nodes if node.id not in topology.verdict.exclude]

@@ -1,4 +1,4 @@
-"""The status of runs from their files and, where they were submitted, from Slurm: once, or again and again."""
+"""The status of runs from their files and, if they were submitted, from Slurm: once, or again and again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.clock import Clock, SystemClock
-from hpctrain.base.errors import CommandError, FileError, HpctrainError, UntrustedError
+from hpctrain.base.errors import CommandError, FileError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.options.other_clusters import on_other_clusters
+from hpctrain.cli.run_history import on_other_clusters
 from hpctrain.jobs.cancel import is_cancelled
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.run.run import run_of
-from hpctrain.report.job_status import with_controller_unreachable, with_job, with_job_elsewhere, with_slurm_unknown
+from hpctrain.report.job_status import with_job, with_remark
 from hpctrain.report.live_run import LiveRun
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.runs.locate import job_id, open_jobs
@@ -22,15 +22,16 @@ from hpctrain.slurm.job import JobInfo
 from hpctrain.slurm.watch import JobWatcher
 
 ASK_SLURM_S = 10.0
-"""Fewest seconds between two questions to Slurm of a command that watches; 30 while nothing changes."""
+"""Least seconds between two questions to Slurm; 30 while nothing changes."""
 UNKNOWN_S = 60.0
-"""A run of which there was no sign for so long, without a job that could bring it back, is taken to be over."""
+"""A run without a job counts as over after this time without a sign of life."""
 
+NO_ANSWER = "the Slurm controller does not answer ({})"
 _OVER = ("done", "failed", "cancelled")
 
 
 def run_status(folder: Path) -> RunStatus:
-    """The status of the run in `folder`; a controller that is away is said, and the files speak alone.
+    """Return the status of the run in `folder`; if the controller does not answer, it is that of the files.
 
     Raises:
         FileError: run.yaml is missing, or a file of the run is damaged.
@@ -42,51 +43,63 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def run_statuses(folders: Sequence[Path]) -> list[RunStatus | HpctrainError]:
-    """The status of each run, or why it has none: one question to the queue for all of them, and one to accounting
-    where the queue has forgotten a job whose end its files do not tell."""
+    """Return the status of each run, or why it has none.
+
+    The queue is asked once for all of them, and accounting once where the queue has forgotten a job whose end the files
+    do not tell.
+    """
     now = SystemClock().wall()
-    found = [_from_files(folder, now) for folder in folders]
-    asked: dict[int, list[str]] = {}
-    for index, status in enumerate(found):
+    statuses: dict[Path, RunStatus | HpctrainError] = {}
+    open_runs: dict[Path, tuple[RunStatus, list[str]]] = {}
+    for folder in folders:
         try:
-            jobs = _open_jobs(folders[index], status)
-        except UntrustedError as error:
-            found[index] = error
-        else:
-            asked |= {index: jobs} if jobs else {}
-    slurm = Slurm(SystemRunner())
-    why = slurm.why_unavailable() if asked else NO_COMMANDS
+            statuses[folder] = status = read_status(folder, now)
+            if jobs := _open_jobs(folder, status):
+                open_runs[folder] = status, jobs
+        except HpctrainError as error:
+            statuses[folder] = error
+    statuses |= _with_slurm(open_runs, Slurm(SystemRunner()), now) if open_runs else {}
+    return [statuses[folder] for folder in folders]
+
+
+def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm, now: float) -> dict[Path, RunStatus]:
+    """Return the status of runs by their files and by Slurm.
+
+    Args:
+        open_runs: status by the files, and jobs of which Slurm may know more.
+    """
+    why = slurm.why_unavailable()
     if why is not None:
         # Where there is no Slurm at all, a run folder is only looked at.
-        for index in asked if not why.startswith(NO_COMMANDS) else ():
-            found[index] = with_slurm_unknown(_status(found[index]), why)
-        return found
-    for folder, cluster in on_other_clusters([folders[index] for index in asked], slurm).items():
-        index = folders.index(folder)
-        found[index] = with_job_elsewhere(_status(found[index]), asked.pop(index)[0], cluster)
+        unknown = {} if why.startswith(NO_COMMANDS) else open_runs
+        return {folder: with_remark(status, f"Slurm was not asked: {why}") for folder, (status, _) in unknown.items()}
+    here, statuses = dict(open_runs), dict[Path, RunStatus]()
+    for folder, cluster in on_other_clusters(list(open_runs), slurm).items():
+        status, jobs = here.pop(folder)
+        statuses[folder] = with_remark(status, f"its job {jobs[0]} is on cluster {cluster}")
     try:
-        known = slurm.jobs([job for jobs in asked.values() for job in jobs])
+        known = slurm.jobs([job for _, jobs in here.values() for job in jobs])
     except CommandError as error:
-        for index in asked:
-            found[index] = with_controller_unreachable(_status(found[index]), str(error))
-        return found
-    cancelled = {index for index in asked if is_cancelled(folders[index])}
+        return statuses | {folder: with_remark(run[0], NO_ANSWER.format(error)) for folder, run in here.items()}
+    cancelled = {folder for folder in here if is_cancelled(folder)}
     forgotten = [
         jobs[0]
-        for index, jobs in asked.items()
-        if not known.keys() & set(jobs) and index not in cancelled and _status(found[index]).state not in _OVER
+        for folder, (status, jobs) in here.items()
+        if not known.keys() & set(jobs) and folder not in cancelled and status.state not in _OVER
     ]
     known = {**slurm.ended_jobs(forgotten), **known}
-    for index, jobs in asked.items():
-        found[index] = with_job(_status(found[index]), _telling(jobs, known), now, index in cancelled)
-    return found
+    return statuses | {
+        folder: with_job(status, _telling(jobs, known), now, folder in cancelled)
+        for folder, (status, jobs) in here.items()
+    }
 
 
 class WatchedRun:
-    """A run over a longer time. Its files are read at each look, Slurm is asked as rarely as every 10 to 30 seconds."""
+    """A run that is watched. Its files are read at each look; Slurm is asked every 10 to 30 seconds."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        """
+        """Open the run in `folder`.
+
         Raises:
             FileError: run.yaml is missing or wrong.
         """
@@ -101,24 +114,24 @@ class WatchedRun:
         self._jobs: list[str] = []
         self._remembered: dict[str, JobInfo | None] = {}
         self._trouble: str | None = None
-        self._said: str | None = None
+        self._last_state: str | None = None
         self._began = clock.now()
 
     def look(self) -> RunStatus:
-        """The status now."""
+        """Return the status now."""
         self.new = self.live.read()
         status = self.live.status(self._clock.wall())
         self._follow_job()
         if self._unavailable is not None and not self._unavailable.startswith(NO_COMMANDS) and status.state != "done":
-            return with_slurm_unknown(status, self._unavailable)
+            return with_remark(status, f"Slurm was not asked: {self._unavailable}")
         if not self._jobs or not self._asks or status.state == "done":
             return status
-        if status.state != self._said:
+        if status.state != self._last_state:
             self._watcher.poll_soon()
-            self._said = status.state
+            self._last_state = status.state
         self._ask()
         if self._trouble is not None:
-            return with_controller_unreachable(status, self._trouble)
+            return with_remark(status, NO_ANSWER.format(self._trouble))
         return with_job(status, self._info(), self._clock.wall(), is_cancelled(self.live.folder))
 
     def is_over(self, status: RunStatus) -> bool:
@@ -134,7 +147,7 @@ class WatchedRun:
         return status.state in _OVER and not self.live.held
 
     def _ask(self) -> None:
-        """Ask Slurm, if it is time; until it answers again, what is wrong stays known."""
+        """Ask Slurm if it is time. An error stays known until Slurm answers again."""
         due = self._clock.now() >= self._watcher.next_s
         try:
             self._watcher.poll(self._clock.now())
@@ -145,7 +158,7 @@ class WatchedRun:
                 self._trouble = self._watcher.away
 
     def _follow_job(self) -> None:
-        """The run may go on as another job at any time."""
+        """Watch new jobs of the run: it may go on as another job at any time."""
         jobs = _slurm_jobs(self.live.folder) if self.live.run.cluster.kind == "slurm" else []
         if jobs[:1] != self._jobs[:1]:
             self.live.read_run()
@@ -155,7 +168,7 @@ class WatchedRun:
         self._jobs = jobs
 
     def _info(self) -> JobInfo | None:
-        """What Slurm says of the run's job, its accounting included; None when it knows nothing of it."""
+        """Return what Slurm and its accounting say of the run's job; None if they know nothing of it."""
         known = {job: info for job, info in self._watcher.known.items() if not self._watcher.is_forgotten(job)}
         newest, telling = self._jobs[0], _telling(self._jobs, known)
         if telling is not None or not self._watcher.is_forgotten(newest):
@@ -165,22 +178,17 @@ class WatchedRun:
         return self._remembered[newest]
 
 
-def _from_files(folder: Path, now: float) -> RunStatus | HpctrainError:
-    try:
-        return read_status(folder, now)
-    except HpctrainError as error:
-        return error
+def _open_jobs(folder: Path, status: RunStatus) -> list[str]:
+    """Return the jobs of which Slurm may know more than the files; none of a run that is done.
 
-
-def _open_jobs(folder: Path, status: RunStatus | HpctrainError) -> list[str]:
-    """The jobs that Slurm may know more of; a run that is done needs nobody's word."""
-    if isinstance(status, HpctrainError) or status.state == "done":
-        return []
-    return _slurm_jobs(folder) if run_of(folder).cluster.kind == "slurm" else []
+    Raises:
+        UntrustedError: others could have written the list.
+    """
+    return _slurm_jobs(folder) if status.state != "done" and run_of(folder).cluster.kind == "slurm" else []
 
 
 def _slurm_jobs(folder: Path) -> list[str]:
-    """The run's newest job and those behind it; it alone where the list of those is damaged."""
+    """Return the run's newest job and its successors; only the newest if the list of successors is damaged."""
     try:
         return open_jobs(folder)
     except FileError:
@@ -189,11 +197,6 @@ def _slurm_jobs(folder: Path) -> list[str]:
 
 
 def _telling(jobs: Sequence[str], known: Mapping[str, JobInfo]) -> JobInfo | None:
-    """The job that says how the run is: the first that has not ended, as the next one takes over; else the newest."""
+    """Return the job that tells the state of the run: the first that has not ended, else the newest."""
     live = (known[job] for job in jobs if job in known and not known[job].state.is_ended)
     return next(live, known.get(jobs[0]))
-
-
-def _status(found: RunStatus | HpctrainError) -> RunStatus:
-    assert isinstance(found, RunStatus), "a run that cannot be read has no job that is asked for"
-    return found

@@ -12,7 +12,14 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
 from hpctrain.jobs.partition_checks import candidate_partitions, gpus_per_node_available
-from hpctrain.launch.probe.progress import Progress, no_progress, raise_probe_error, watch_probe
+from hpctrain.launch.probe.progress import (
+    DEFAULTS,
+    ProbeRequest,
+    Progress,
+    no_progress,
+    raise_probe_error,
+    watch_probe,
+)
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm, client_environment
 
@@ -34,22 +41,13 @@ class ProbeJob:
 
 
 def probe_job(
-    job: ProbeJob,
-    folder: Path,
-    runner: Runner,
-    clock: Clock,
-    device: str = "auto",
-    seed: int = 0,
-    progress: Progress | None = None,
-    mode: str = "full",
-    prior: Path | None = None,
-) -> Topology:
+    job: ProbeJob, folder: Path, runner: Runner, clock: Clock, request: ProbeRequest = DEFAULTS,
+    progress: Progress = no_progress,
+) -> Topology:  # fmt: skip
     """Probe nodes that Slurm allocates, or those of the allocation that this process is in; return the topology.
 
     Args:
         folder: an empty folder on a file system that the nodes share; the caller removes it.
-        mode: health, full or sampled.
-        prior: a topology that says which nodes share a switch, on a file system that the nodes share.
 
     Raises:
         CommandError: srun is not on the path.
@@ -58,13 +56,13 @@ def probe_job(
     log = folder / "srun.log"
     inside = "SLURM_JOB_ID" in os.environ
     env = dict(os.environ) if inside else client_environment(os.environ)
-    if job.gpus_per_node is None and device != "cpu":
+    if job.gpus_per_node is None and request.device != "cpu":
         job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
-    argv = srun_command(job, folder.resolve(), device, seed, inside, mode, prior)
+    argv = srun_command(job, folder.resolve(), request, inside)
     process = runner.start(argv, env=env, log=log)
     try:
         # If a node dies after the measurement, srun waits for it for ever; the result does not depend on it.
-        watch_probe(process, folder, clock, progress or no_progress, queued=True, result=folder / "topology.json")
+        watch_probe(process, folder, clock, progress, queued=True, result=folder / "topology.json")
         if not (folder / "topology.json").exists():
             raise_probe_error(process, log)
     finally:
@@ -78,21 +76,16 @@ def probe_job(
 def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:
     """Return the GPUs to request on each node: those of the allocation, else those of the partition's nodes."""
     if "SLURM_JOB_ID" in environ:
-        found = environ.get("SLURM_GPUS_ON_NODE", "")
-        return int(found) if found.isdigit() else None
+        count = environ.get("SLURM_GPUS_ON_NODE", "")
+        return int(count) if count.isdigit() else None
     try:
-        return (
-            gpus_per_node_available(candidate_partitions(job.partition, slurm.partitions()), slurm.nodes(), job.nodes)
-            or None
-        )
+        partitions = candidate_partitions(job.partition, slurm.partitions())
+        return gpus_per_node_available(partitions, slurm.nodes(), job.nodes) or None
     except CommandError:
         return None  # srun asks the same controller in a moment, and reports the error
 
 
-def srun_command(
-    job: ProbeJob, folder: Path, device: str, seed: int, inside: bool = False, mode: str = "full",
-    prior: Path | None = None,
-) -> list[str]:  # fmt: skip
+def srun_command(job: ProbeJob, folder: Path, request: ProbeRequest, inside: bool = False) -> list[str]:
     """Return srun's argv: one task a node with all its resources; Slurm's environment names its node.
 
     Args:
@@ -112,6 +105,4 @@ def srun_command(
     argv = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
     argv += [] if inside else ["--exclusive"]
     argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]
-    argv += [*program("hpctrain.node"), "probe", "--folder", str(folder)]
-    argv += ["--prior", str(prior.resolve())] if prior is not None else []
-    return [*argv, "--device", device, "--seed", str(seed), "--mode", mode]
+    return [*argv, *program("hpctrain.node"), "probe", "--folder", str(folder), *request.options]

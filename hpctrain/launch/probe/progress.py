@@ -1,8 +1,9 @@
-"""Watching a probe from outside: its progress, its end, and the last line of its first node's log."""
+"""What a probe measures, and watching it from outside: its progress, its end, the last line of its log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
@@ -19,6 +20,29 @@ FINAL_WAIT_S = 3.0
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, planned) when it changes; the phases are join, links and devices."""
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What a person asks of a probe."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, or none for the links alone."""
+    seed: int = 0
+    """It orders the rounds."""
+    mode: str = "full"
+    """health, full or sampled."""
+    prior: Path | None = None
+    """A topology that says which nodes share a switch, on a file system that the nodes share."""
+
+    @property
+    def options(self) -> list[str]:
+        """The request as options of `hpctrain.node probe`."""
+        prior = ["--prior", str(self.prior.resolve())] if self.prior is not None else []
+        return [*prior, "--device", self.device, "--seed", str(self.seed), "--mode", self.mode]
+
+
+DEFAULTS = ProbeRequest()
 
 
 def watch_probe(

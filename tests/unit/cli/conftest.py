@@ -13,7 +13,8 @@ from fake_slurm import FakeSlurm
 from hpctrain.cli.main import cli
 
 USES_SLURM = (
-    *(f"commands.{name}" for name in ("cancel", "exec", "list", "prune", "resubmit", "submit")),
+    *(f"commands.manage.{name}" for name in ("cancel", "exec", "prune")),
+    "commands.start.resubmit", "commands.start.submit", "commands.follow.list",
     "options.own_job", "views.run_status",
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.commands import exec as exec_verb
+from hpctrain.cli.commands.manage import exec as exec_verb
 from hpctrain.launch.step import choose_node, step_command
 from hpctrain.runs.folder import lock_run_folder
 

@@ -15,8 +15,8 @@ from run_folders import RUN, event, submitted_run
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.cli.options import own_job
 from hpctrain.jobs.cancel import CANCELLED_FILE
-from hpctrain.launch.allocation import is_in_allocation
-from hpctrain.launch.training import PreparedRun
+from hpctrain.launch.preflight.prepare import PreparedRun
+from hpctrain.launch.slurm_job.allocation import is_in_allocation
 from hpctrain.records.run.run import read_run
 from hpctrain.runs.locate import job_id, record_job
 
@@ -37,12 +37,12 @@ def job(fake, runs, monkeypatch):
 def run_file(monkeypatch, tmp_path):
     """A run file whose data is not looked at."""
 
-    def prepared(path, overrides, *rest, **more):
-        run = read_run(path, overrides)
+    def prepared(given, runner, queued):
+        run = given.run()
         return PreparedRun(run, run.spec(), [], None, None)
 
-    monkeypatch.setattr("hpctrain.cli.commands.submit.prepare", prepared)
-    monkeypatch.setattr("hpctrain.cli.commands.submit.check_provisional", lambda *args: [])
+    monkeypatch.setattr("hpctrain.cli.commands.start.submit.prepare", prepared)
+    monkeypatch.setattr("hpctrain.cli.commands.start.submit.check_provisional", lambda *args: [])
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(RUN))
     return str(path)

@@ -20,7 +20,8 @@ def submitted(monkeypatch):
     """Folders that were submitted."""
     found = []
     monkeypatch.setattr(
-        "hpctrain.cli.commands.resubmit.submit_job", lambda folder, run, exclude=(): found.append(folder.path) or "99"
+        "hpctrain.cli.commands.start.resubmit.submit_job",
+        lambda folder, run, exclude=(): found.append(folder.path) or "99",
     )
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.options.stale_topology import warn_if_stale
+from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.records.topology.topology import Topology
 
 LAPTOP = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
@@ -40,7 +40,7 @@ def test_plan_train_and_submit_warn(hpctrain, tmp_path: Path, monkeypatch: pytes
         "steps: 1\nmodel: {dims: {layers: 4, dim: 64, heads: 4, vocab: 256}}\n"
         "data: {train: [/data], seq_len: 64}\nbatch: {global: 64}\n"
     )
-    monkeypatch.setattr("hpctrain.launch.training.resolve_run", lambda run, *_: (run, run.spec()))
+    monkeypatch.setattr("hpctrain.launch.preflight.prepare.resolve_run", lambda run, *_: (run, run.spec()))
     given = [str(tmp_path / "run.yaml"), "-t", str(tmp_path / "t.json")]
     local = ["--set", "cluster.nodes=4", "--set", "cluster.kind=local", "--dry-run"]
 

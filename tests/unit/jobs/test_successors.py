@@ -12,7 +12,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.base.errors import CommandError, StorageError
 from hpctrain.jobs.cancel import cancel_job, is_cancelled
 from hpctrain.jobs.successors import cancel_successors, ensure_queued, queue_successors, submit_next, waiting_successors
-from hpctrain.launch.queue import wait_for_job
+from hpctrain.launch.slurm_job.queue import wait_for_job
 from hpctrain.records.history.bad_node import BAD_NODES_FILE
 from hpctrain.records.history.successor import Successor, job_chain, queued_behind, read_successors
 from hpctrain.records.run.run import Run

@@ -9,7 +9,7 @@ from run_folders import submitted_run
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.checkpoint.published import describe_file, publish
-from hpctrain.launch.changed_settings import changes_text, run_with_changes, write_changed_settings
+from hpctrain.launch.preflight.changed_settings import changes_text, run_with_changes, write_changed_settings
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import StepsChange

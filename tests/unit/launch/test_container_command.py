@@ -12,7 +12,8 @@ from hpctrain.base.module_argv import program
 from hpctrain.container.run.binds import LIBRARY
 from hpctrain.container.run.runtime import Host
 from hpctrain.launch.container_command import check_container, container_command
-from hpctrain.launch.submission import direct_command, preview
+from hpctrain.launch.slurm_job.job_script import direct_command
+from hpctrain.launch.submission import preview
 from hpctrain.node.enter import IMAGE_TOOLS_FOLDER, command_in_container
 from hpctrain.records.run.run import Container, Run
 from hpctrain.runs.folder import render_run

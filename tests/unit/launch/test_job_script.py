@@ -15,8 +15,8 @@ from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import PACKAGE
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.job_script import directives, render_job
-from hpctrain.launch.submission import direct_command, preview
+from hpctrain.launch.slurm_job.job_script import direct_command, directives, render_job
+from hpctrain.launch.submission import preview
 from hpctrain.node import run as node_run
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import create_run_folder

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import FileError, InputError, RefusedError
-from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.local import local_environment, local_nodes
+from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.run import Run, read_run

@@ -11,8 +11,8 @@ import pytest
 from hpctrain.base.errors import CommandTimeoutError, HpctrainError, InputError
 from hpctrain.base.process import CommandResult, Process
 from hpctrain.corpus.read.special_tokens import SpecialTokens
-from hpctrain.launch import model_sizes
-from hpctrain.launch.model_sizes import with_model_sizes
+from hpctrain.launch.preflight import model_sizes
+from hpctrain.launch.preflight.model_sizes import with_model_sizes
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
 from hpctrain.records.run.run import Run
 

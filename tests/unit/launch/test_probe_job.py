@@ -13,7 +13,7 @@ from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Process
 from hpctrain.launch.probe import job as module
 from hpctrain.launch.probe.job import ProbeJob, probe_job, srun_command
-from hpctrain.launch.probe.progress import STALL_S
+from hpctrain.launch.probe.progress import STALL_S, ProbeRequest
 from hpctrain.node.node_address import add_node_arguments, node_address
 
 
@@ -68,7 +68,7 @@ def test_a_node_that_dies_after_the_result_keeps_nobody_waiting(tmp_path: Path) 
 def asked(job: ProbeJob, tmp_path: Path, device: str = "auto") -> tuple[str, ...]:
     (tmp_path / "topology.json").write_text(package_data_path("topology", "laptop-4-nodes.json").read_text())
     fake = Starting()
-    probe_job(job, tmp_path, fake, FakeClock(), device)
+    probe_job(job, tmp_path, fake, FakeClock(), ProbeRequest(device))
     return fake.argvs[-1]
 
 
@@ -88,13 +88,13 @@ def test_inside_an_allocation_the_step_is_a_task_on_each_of_its_nodes(
     words = asked(ProbeJob(2), tmp_path)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(words)
     assert "--exclusive" not in words
-    assert "--exclusive" in srun_command(ProbeJob(2), tmp_path, "cpu", 0)
+    assert "--exclusive" in srun_command(ProbeJob(2), tmp_path, ProbeRequest("cpu"))
 
 
 def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from hpctrain.cli.commands import probe as command
+    from hpctrain.cli.commands.planning import probe as command
     from hpctrain.records.topology.topology import Topology
 
     seen: list[ProbeJob] = []
@@ -107,7 +107,7 @@ def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     output = str(tmp_path / "t.json")
     words = ["-N", "2", "--qos", "debug", "--time", "5", "--gpus-per-node", "1", "-o", output]
     CliRunner().invoke(command.command, words)
-    argv = module.srun_command(seen[0], tmp_path, "auto", 0)
+    argv = module.srun_command(seen[0], tmp_path, ProbeRequest())
     assert {"--qos=debug", "--time=5", "--gpus-per-node=1"} <= set(argv)
 
 

@@ -15,9 +15,9 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.jobs.cancel import cancel_job, is_cancelled
 from hpctrain.jobs.job_nodes import nodes_of_allocation, nodes_of_job
 from hpctrain.jobs.partition_checks import with_gpu_request
-from hpctrain.launch.job_script import directives
-from hpctrain.launch.queue import check_queue, wait_for_job
-from hpctrain.launch.site import with_sbatch_variables
+from hpctrain.launch.preflight.site import with_sbatch_variables
+from hpctrain.launch.slurm_job.job_script import directives
+from hpctrain.launch.slurm_job.queue import check_queue, wait_for_job
 from hpctrain.records.run.run import Run
 from hpctrain.runs.file_system import check_shared, file_system_of
 from hpctrain.slurm.commands import Slurm

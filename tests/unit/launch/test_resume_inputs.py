@@ -9,7 +9,7 @@ from fake_clock import FakeClock
 
 from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch import training
+from hpctrain.launch.local_run import training
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.runs.folder import create_run_folder

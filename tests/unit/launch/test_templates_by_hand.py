@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.package_data import package_data_path
-from hpctrain.launch.job_script import directives
+from hpctrain.launch.slurm_job.job_script import directives
 from hpctrain.records.run.run import Run
 
 RUN = {

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands import probe as probe_command
+from hpctrain.cli.commands.planning import probe as probe_command
 from hpctrain.records.topology.topology import Topology, Verdict
 
 

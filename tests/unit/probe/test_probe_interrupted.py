@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands import probe as probe_command
+from hpctrain.cli.commands.planning import probe as probe_command
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import JoinedNode, PairResult, ProbeOutcome
@@ -23,7 +23,7 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch, end: BaseExce
     told: list[tuple] = []
 
     def interrupted(count: int, folder: Path, *rest: object) -> Topology:
-        told.append((count, rest[-1]))
+        told.append((count, rest[-2].mode))
         Topology.read(package_data_path("topology", "laptop-4-nodes.json")).write(folder / PARTIAL_FILE)
         raise end
 

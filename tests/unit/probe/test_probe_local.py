@@ -11,6 +11,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.probe.local import probe_local
+from hpctrain.launch.probe.progress import ProbeRequest
 from hpctrain.records.topology.topology import Topology
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_a_node_that_dies_or_hangs_costs_one_slot_and_the_file_says_so(
             os.kill(runner.pids["local2"], how)
 
     # Seven nodes have 21 rounds of one pair before the full ones: time enough to strike in the middle.
-    topology = probe_local(7, tmp_path, runner, clock, device="none", progress=strike)
+    topology = probe_local(7, tmp_path, runner, clock, ProbeRequest("none"), progress=strike)
 
     assert topology.verdict.status == "warn"
     assert topology.verdict.exclude == ["local2"]
@@ -97,5 +98,5 @@ def test_without_its_first_node_there_is_no_topology(tmp_path: Path) -> None:
         os.kill(runner.pids["local0"], signal.SIGKILL)
 
     with pytest.raises(HpctrainError, match="it ended with code -9"):
-        probe_local(5, tmp_path, runner, SystemClock(), device="none", progress=strike)
+        probe_local(5, tmp_path, runner, SystemClock(), ProbeRequest("none"), progress=strike)
     assert no_process_left(runner)

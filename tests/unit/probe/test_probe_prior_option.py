@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands import probe as probe_command
+from hpctrain.cli.commands.planning import probe as probe_command
 from hpctrain.launch.probe.job import ProbeJob, srun_command
+from hpctrain.launch.probe.progress import ProbeRequest
 from hpctrain.probe.pair_selection.prior import switches_of
 from hpctrain.records.topology.topology import Fabric, NodeCluster, Topology
 
@@ -62,8 +63,8 @@ def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Pat
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output
-    assert asked[0][-2:] == ("sampled", Path(prior.name))
-    argv = srun_command(ProbeJob(4), tmp_path, "cpu", 0, mode="sampled", prior=Path(prior.name))
+    assert (asked[0][-2].mode, asked[0][-2].prior) == ("sampled", Path(prior.name))
+    argv = srun_command(ProbeJob(4), tmp_path, ProbeRequest("cpu", 0, "sampled", Path(prior.name)))
     assert argv[argv.index("--prior") + 1] == str(prior)
 
 

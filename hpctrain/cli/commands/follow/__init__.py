@@ -1,0 +1,1 @@
+"""Commands that show how runs are doing."""

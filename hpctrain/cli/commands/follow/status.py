@@ -1,0 +1,37 @@
+"""`hpctrain status RUN`: how a run is doing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.cli.answers import say
+from hpctrain.cli.options.run_and_paths import RUN
+from hpctrain.cli.views.run_status import run_status
+from hpctrain.report.terminal import status_lines
+from hpctrain.runs.locate import job_id
+
+
+@click.command("status")
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+def command(folder: Path, as_json: bool) -> None:
+    """Say how a run is doing.
+
+    RUN is a run folder, a run's name or a job's id: names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
+    among the runs that you started anywhere; the newest folder of that name counts.
+
+    Slurm's queue is asked first, then its accounting where there is any, then the run folder decides.
+
+    State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code
+    says only whether the question could be answered.
+    """
+    status = run_status(folder)
+    if as_json:
+        more = {"folder": str(folder), "job_id": job_id(folder)}
+        click.echo(json.dumps({**status.to_json(), **{k: v for k, v in more.items() if v}}, allow_nan=False))
+        return
+    say(status_lines(status, SystemClock().wall()))

@@ -1,0 +1,1 @@
+"""Commands that act on runs: cancel one, run a command beside it, remove old ones."""

@@ -1,0 +1,1 @@
+"""Commands that measure nodes and make plans."""

@@ -1,0 +1,1 @@
+"""Commands that start a run or go on with one."""

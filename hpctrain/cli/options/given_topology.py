@@ -1,0 +1,56 @@
+"""A topology that a person gives: some of its nodes, and warnings where it may no longer be true."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import RefusedError
+from hpctrain.cli.options.named_numbers import node_names
+from hpctrain.jobs.job_nodes import nodes_of_allocation
+from hpctrain.launch.preflight.gpu_driver import local_driver_version
+from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS, staleness
+from hpctrain.records.format.node_set import compress_node_set
+from hpctrain.records.topology.topology import Topology
+
+
+def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
+    """Return the topology of some of its nodes.
+
+    Args:
+        nodes: `--nodes` as a person wrote it: local[0-2].
+        source: the topology's file, for errors.
+
+    Raises:
+        InputError: it is no node set.
+        RefusedError: the file has no figures of some of them.
+    """
+    wanted = node_names("--nodes", nodes)
+    known = [node.id for node in topology.nodes]
+    missing = [node for node in wanted if node not in known]
+    if missing or not wanted:
+        raise RefusedError(
+            f"{source}: nodes: found {compress_node_set(known)}, it has no figures of {compress_node_set(missing)}; "
+            "probe these nodes, or name others with --nodes"
+        )
+    return topology.only(wanted)
+
+
+def warn_if_stale(
+    topology: Topology | None, nodes: Collection[str] | None = None, max_age_days: float = MAX_AGE_DAYS
+) -> None:
+    """Warn on stderr of what has changed since the topology was measured; a topology of None is never stale.
+
+    Args:
+        nodes: nodes that the run gets; None: those of this process's allocation, if it is in one.
+    """
+    if topology is None:
+        return
+    drivers = local_driver_version(os.environ.get("SLURMD_NODENAME"))
+    names = (nodes_of_allocation(os.environ) or None) if nodes is None else nodes
+    for words in staleness(topology, names, drivers, SystemClock().wall(), max_age_days):
+        click.echo(f"warning: {words}", err=True)

@@ -1,0 +1,1 @@
+"""Evaluation and export of a checkpoint, each by a worker process."""

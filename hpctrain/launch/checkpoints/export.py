@@ -1,0 +1,164 @@
+"""A run's checkpoint as a Hugging Face folder: a worker writes the tensors, this module everything else."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.atomic import storage_errors, sync, write_json, write_text
+from hpctrain.base.disk_space import check_disk_space
+from hpctrain.base.errors import InputError
+from hpctrain.base.package_data import render_template
+from hpctrain.base.process import Runner
+from hpctrain.corpus.prepare.shards import swap
+from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.hf.config import CONFIG_NAME
+from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
+from hpctrain.hf.shards import BYTES, assign_to_shards, index_of
+from hpctrain.hf.tensors import tensors_of
+from hpctrain.hf.tokenizer import hf_tokenizer
+from hpctrain.launch.checkpoints.evaluate import checkpoint_of
+from hpctrain.launch.worker_request import ask_worker
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.trust import check_trusted
+
+_MODEL_CARD = Path(__file__).with_name("model_card.md.j2")
+_SURPLUS_BYTES = 1 << 20
+"""Bytes allowed for all files without tensors; a tokenizer is not counted."""
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A folder that was exported."""
+
+    step: int
+    """Step of the checkpoint."""
+    architecture: str
+    files: list[str]
+    size_bytes: int
+    parameters: int
+
+
+def export(
+    folder: Path, output: Path, step: int | None, dtype: str, shard_bytes: int, force: bool, runner: Runner
+) -> ExportResult:
+    """Export a checkpoint. The folder is written beside its place and then renamed: it is complete or absent.
+
+    Args:
+        folder: the run's folder.
+        step: step of the checkpoint; default: the newest that is whole.
+        dtype: float32, bfloat16 or float16.
+        shard_bytes: size of the largest file.
+        force: replace an existing model folder.
+
+    Raises:
+        InputError: there is no such checkpoint, the model is a person's own, or the output is in use.
+        CheckpointError: the checkpoint is not what was written.
+        StorageError: there is no space, or the folder cannot be written.
+        HpctrainError: the worker failed.
+    """
+    check_trusted(folder)
+    run = run_of(folder)
+    spec = run.spec()
+    if isinstance(spec, ImportedSpec):
+        raise InputError(f"{folder}: model.import: transformers has no class for a model of your own")
+    output = output.resolve()
+    _check_output(output, force)
+    checkpoint = checkpoint_of(folder, step, spec.sha256())
+    files = assign_to_shards(tensors_of(spec), BYTES[dtype], shard_bytes)
+    done = int(checkpoint.name.rpartition("-")[2])
+    with _made_whole(output) as made:
+        size = sum(tensor.count for group in files.values() for tensor in group) * BYTES[dtype]
+        check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", len(files))
+        question = {
+            "folder": str(folder.resolve()),
+            "checkpoint": str(checkpoint.resolve()),
+            "output": str(made),
+            "dtype": dtype,
+            "shard_bytes": shard_bytes,
+        }
+        config = _write_beside(made, run, spec, dtype, done)
+        ask_worker("export", question, runner, "exports")
+        if len(files) > 1:
+            write_json(made / "model.safetensors.index.json", index_of(files, BYTES[dtype]))
+        names = sorted(path.name for path in made.iterdir())
+        size = sum((made / name).stat().st_size for name in names)
+    return ExportResult(done, config["architectures"][0], names, size, spec.parameters())
+
+
+def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
+    """Write config.json, the tokenizer's files, generation_config.json and the model card; return the first."""
+    home = run.data.train_folders[0]
+    special = special_tokens([home], run.effective_objective(), run.data.seq_len)
+    ids = TokenIds(special.end_of_text, special.start)
+    if run.model.hf_model is not None:
+        config = continued_config(run.model.hf_model.config, spec, run.data.seq_len)
+    else:
+        config = config_of(spec, run.data.seq_len, ids)
+    config["torch_dtype"] = dtype
+    if spec.family != "encoder":
+        # The model learned to end with the data's token, whatever the original folder named.
+        config["eos_token_id"] = special.end_of_text
+    write_json(made / CONFIG_NAME, config)
+    longest = config.get("n_positions") or config.get("max_position_embeddings") or run.data.seq_len
+    tokenizer = hf_tokenizer(Path(home), special, longest)
+    write_text(made / "tokenizer.json", tokenizer.tokenizer)
+    write_json(made / "tokenizer_config.json", dict(tokenizer.config))
+    if spec.family != "encoder":
+        write_json(made / "generation_config.json", _generation(config))
+    values = {"run": run, "step": step, "architecture": config["architectures"][0], "parameters": spec.parameters()}
+    write_text(made / "README.md", render_template(_MODEL_CARD, **values))
+    return config
+
+
+def _generation(config: dict[str, Any]) -> dict[str, Any]:
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    return {key: config[key] for key in keys if config.get(key) is not None}
+
+
+def _check_output(output: Path, force: bool) -> None:
+    """Check that the output would replace nothing that may not be lost.
+
+    Raises:
+        InputError: something lies there that would be lost.
+    """
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise InputError(f"-o {output}: found a file; name a folder that is not there yet")
+    try:
+        held = sorted(path.name for path in output.iterdir())
+    except OSError as error:
+        raise InputError(f"-o {output}: cannot look into it: {error.strerror}") from None
+    if not held:
+        return
+    if not force:
+        raise InputError(f"-o {output}: holds {held[0]}; name a new folder, or replace the model in it with --force")
+    if CONFIG_NAME not in held or any((output / name).is_dir() for name in held):
+        raise InputError(
+            f"-o {output}: --force replaces a folder with a model ({CONFIG_NAME} and files beside it), and this holds "
+            f"other things; name a new folder"
+        )
+
+
+@contextlib.contextmanager
+def _made_whole(output: Path) -> Iterator[Path]:
+    """Yield a folder beside `output` that replaces it when the block ends, and is removed if the block fails."""
+    made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
+    with storage_errors(made):
+        made.mkdir(parents=True)
+    try:
+        yield made
+        with storage_errors(output):
+            sync(made)
+            swap(made, output)
+            sync(output.parent)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

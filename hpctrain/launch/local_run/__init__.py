@@ -1,0 +1,1 @@
+"""A run as processes of this machine, one for each virtual node: started, watched, resumed."""

@@ -1,0 +1,1 @@
+"""Checks of what a person gave, before anything starts."""

@@ -1,0 +1,149 @@
+"""Everything that a person gave for a run, read and checked before anything starts, and its run folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import Runner
+from hpctrain.corpus.read.index import check_tokenizer
+from hpctrain.corpus.read.mixture import open_training
+from hpctrain.corpus.read.tokens import open_named, open_validation
+from hpctrain.launch.container_command import check_container
+from hpctrain.launch.local import local_nodes
+from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology
+from hpctrain.launch.preflight.model_sizes import special_tokens_for, with_model_sizes
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.objective import lengths
+from hpctrain.records.run.run import Run, read_run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.code_copy import copy_code
+from hpctrain.runs.folder import (
+    RunFolder,
+    create_run_folder,
+    remove_on_error,
+)
+from hpctrain.runs.secrets import check_secrets
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is checked and could start."""
+
+    run: Run
+    """The run, with the vocabulary of its data."""
+    spec: Spec
+    nodes: list[str]
+    """Names of the nodes; empty if they are not known yet, as for a job that is to be queued."""
+    topology: Topology | None
+    plan: Plan | None
+
+
+def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
+    """Return the run with its model written out, including the vocabulary of its data, and its spec.
+
+    Args:
+        code: folder with the person's packages; default: the run file's.
+
+    Raises:
+        InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
+            data's; data.tokenizer is not that of the data; the person's own model cannot be used; the run file holds a
+            secret, or names one that is missing.
+        FileError: a token shard was cut short.
+    """
+    check_secrets(run, os.environ)
+    run, spec = with_model_sizes(run, runner, code)
+    objective, data = run.effective_objective(), run.data
+    needed = special_tokens_for(run, objective)
+    if spec.vocabulary < needed.vocabulary:
+        own = f", the objective {objective.mode} its own" if needed.vocabulary > needed.data_vocabulary else ""
+        field, remedy = "model.dims.vocab", f"leave it out, or make it {needed.vocabulary}"
+        if run.model.hf is not None:
+            field, remedy = "model.hf: config.json: vocab_size", "prepare the data with the model's own tokenizer"
+        raise InputError(
+            f"{field}: found {spec.vocabulary}; the data has tokens up to {needed.data_vocabulary}{own}: {remedy}"
+        )
+    if data.tokenizer is not None:
+        check_tokenizer(data.train_folders, data.tokenizer)
+    length = lengths(objective, data.seq_len).raw
+    open_training(data.train_folders, data.weights, length)
+    named = data.valid if isinstance(data.valid, dict) else {}
+    open_validation(data.train_folders, [] if named else data.valid_folders, length)
+    open_named(data.train_folders, named, length)
+    return run, spec
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What a person gives for a new run."""
+
+    run_file: Path
+    overrides: tuple[str, ...] = ()
+    topology_file: Path | None = None
+    plan_file: Path | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values for keys that neither the run file nor an override gives."""
+
+    def run(self) -> Run:
+        """Return the run file's run.
+
+        Raises:
+            FileError: the run file, an override or a default is wrong.
+        """
+        return read_run(self.run_file, self.overrides, self.defaults)
+
+
+def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: bool = False) -> PreparedRun:
+    """Read and check everything that a person gave; nothing is written.
+
+    Args:
+        count: number of virtual nodes; default: the run file's cluster.nodes.
+        queued: the nodes are known only when the job starts; what depends on them is checked there.
+
+    Raises:
+        FileError, InputError: a file is wrong or missing.
+        RefusedError: topology or plan are for other nodes.
+    """
+    run, spec = resolve_run(given.run(), runner)
+    check_container(run.container, not queued, shutil.which)
+    topology = Topology.read(given.topology_file) if given.topology_file else None
+    plan = Plan.read(given.plan_file) if given.plan_file else None
+    nodes = [] if queued else local_nodes(count or fewest_nodes(run))
+    if topology is not None and not queued:
+        check_topology(topology, nodes, str(given.topology_file))
+    if plan is not None:
+        check_plan(plan, run, spec, plan.nodes if queued else nodes, str(given.plan_file))
+        if topology is not None:
+            check_devices(plan, topology, str(given.plan_file))
+    return PreparedRun(run, spec, nodes, topology, plan)
+
+
+def fewest_nodes(run: Run) -> int:
+    """Return the fewest nodes that a run needs: 3 of '3-4'."""
+    return run.cluster.node_range[0]
+
+
+def runs_folder() -> Path:
+    """Return the folder for new run folders: $HPCTRAIN_RUNS, else ./runs."""
+    return Path(os.environ.get("HPCTRAIN_RUNS") or "runs")
+
+
+def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> RunFolder:
+    """Create the run folder with everything that the run needs: resolved files and a copy of the person's code.
+
+    Raises:
+        InputError: `code` is no folder, or too large to be code.
+        StorageError: the run folder cannot be written; nothing of it is left.
+    """
+    folder = create_run_folder(base, prepared.run, prepared.topology, prepared.plan, clock.wall())
+    if prepared.run.code is not None:
+        with remove_on_error(folder):
+            copy_code(Path(prepared.run.code), folder.path, runner)
+    return folder

@@ -1,0 +1,80 @@
+"""A run inside an existing allocation (salloc): the same job script, executed here instead of submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.clock import Clock, utc_text
+from hpctrain.base.process import Runner
+from hpctrain.jobs.cancel import CANCELLED_FILE
+from hpctrain.launch.slurm_job.job_script import direct_command, render_job
+from hpctrain.launch.stop_signals import stop_signals
+from hpctrain.records.run.run import Run
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import JOB_FILE
+
+ALLOCATION = "allocation"
+"""File in a run folder while the run uses a person's allocation: a cancel ends the run, never the allocation."""
+STOP_WAIT_S = 90.0
+"""Seconds that a cancelled run gets to save and leave."""
+POLL_S = 0.5
+
+
+def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, say: Callable[[str], None]) -> int:
+    """Run job.sh in this allocation, wait for it and return its exit code.
+
+    The first Ctrl-C asks the script to save and leave, the second one ends it. Signals are forwarded, as script and
+    srun have a session of their own and would go on alone.
+
+    Args:
+        say: called with a line that says what a signal does.
+
+    Raises:
+        StorageError: the run folder cannot be written.
+        CommandError: bash cannot be started.
+    """
+    script = folder.path / "job.sh"
+    write_text(script, render_job(run, folder.path, direct_command(run, folder.path), submitted=False), mode=0o755)
+    marks = [folder.path / name for name in (JOB_FILE, ALLOCATION)]
+    try:
+        for mark in marks:
+            write_text(mark, f"{job_id}\n")
+        process = runner.start(["bash", str(script)])
+
+        def stop(text: str) -> None:
+            say(text)
+            process.terminate()
+
+        with stop_signals(
+            lambda: stop("saving a checkpoint and leaving; once more ends it at once"),
+            lambda: stop("ending the run at once"),
+        ):
+            code = process.wait()
+    finally:
+        # From here on the job no longer says anything about the run: it is only the person's allocation.
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+    return code if code in (0, 2, 4) else 1
+
+
+def is_in_allocation(folder: Path) -> bool:
+    """Whether the run uses an allocation that existed before it."""
+    return (folder / ALLOCATION).exists()
+
+
+def stop_in_allocation(folder: Path, clock: Clock) -> str:
+    """Make the run save and leave its allocation, which stays; return what was done, as a sentence.
+
+    Raises:
+        StorageError: the run folder cannot be written.
+    """
+    # The script watches for this file. No signal is sent, as it would reach the allocation's other steps.
+    write_text(folder / CANCELLED_FILE, utc_text(clock.wall()) + "\n")
+    deadline = clock.now() + STOP_WAIT_S
+    while is_in_allocation(folder):
+        if clock.now() > deadline:
+            return f"asked the run to save and leave; it has not within {STOP_WAIT_S:g} s: see `hpctrain logs`"
+        clock.sleep(POLL_S)
+    return "the run has left its allocation, which goes on"

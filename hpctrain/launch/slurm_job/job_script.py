@@ -1,0 +1,195 @@
+"""The batch script of a run: directives from the run file, the rest from slurm/run.sbatch.j2. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from hpctrain import __version__
+from hpctrain.base.control_characters import first_control_character
+from hpctrain.base.errors import InputError
+from hpctrain.base.module_argv import program
+from hpctrain.base.package_data import package_data_path, render_template
+from hpctrain.jobs.dependencies import dependency_option
+from hpctrain.launch.container_command import python_command, step_options, task_command
+from hpctrain.records.run.cluster import Mail
+from hpctrain.records.run.run import Run
+from hpctrain.runs.folder import check_path
+from hpctrain.slurm.features import constraint_of_groups
+from hpctrain.slurm.options import parse_sbatch_option
+
+DIRECTIVES_SET_HERE = (
+    "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
+    "array", "job-name", "cluster", "clusters", "wrap", "test-only", "parsable", "wait",
+)  # fmt: skip
+"""Options that hpctrain sets itself; a run file that set them too would break recovery."""
+
+DIRECTIVES_OF_RUN_FILE = {
+    "partition": "write cluster.partition",
+    "account": "write cluster.account",
+    "qos": "write cluster.qos",
+    "time": "write cluster.time",
+    "gpus-per-node": "write cluster.devices_per_node, and cluster.gpu_type for GPUs of one type",
+    "constraint": "write cluster.constraint",
+    "reservation": "write cluster.reservation",
+    "dependency": "write cluster.after",
+    "mail-type": "write cluster.mail",
+    "mail-user": "write cluster.mail",
+    "export": "it would keep the job's own variables from its tasks; set yours in cluster.setup: export NAME=value",
+}
+"""Options that have a key in the run file, where they are checked. As a plain option they would not be."""
+
+
+def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
+    """Return the text of job.sh.
+
+    Args:
+        run: the run, with `cluster.after` as the ids of jobs.
+        folder: the run folder, absolute and shared by all nodes.
+        command: what each node's task executes (a shell command, quoted already).
+        submitted: the job is this run's own; otherwise the script runs in a person's allocation.
+        by_hand: the job is this run's own, but a person submitted it: the directives are in the person's script.
+
+    Raises:
+        InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
+    """
+    check_path(folder)
+    # Only Slurm has the script of a job that a person submitted, so the same job is requeued.
+    again = None if not submitted else "same_job" if by_hand else run.recovery.requeue
+    return render_template(
+        package_data_path("slurm", "run.sbatch.j2"),
+        name=run.name,
+        version=__version__,
+        how="runs in the job" if by_hand else "was submitted" if submitted else "runs in the allocation",
+        directives=[] if by_hand else directives(run, folder),
+        setup=_checked(run.cluster.setup, "cluster.setup"),
+        folder=shlex.quote(str(folder)),
+        log_folder=_path(folder),
+        node=shlex.join(program("hpctrain.node")),
+        srun_options=_srun_options(run) + step_options(run, folder),
+        offline=not run.cluster.internet,
+        command=command,
+        submitted=submitted,
+        again=again,
+        closing=_closing(run, folder, again),
+    )
+
+
+def node_command(folder: Path) -> list[str]:
+    """Return module and arguments of each node's task; the node's name comes from Slurm's environment."""
+    return ["hpctrain.node", "run", "--folder", str(folder)]
+
+
+def direct_command(run: Run, folder: Path) -> str:
+    """Return what each node's task runs if the job was not submitted through submitit."""
+    module, *words = node_command(folder)
+    return task_command(run, folder, [*python_command(run, module), *words])
+
+
+def directives(run: Run, folder: Path) -> list[str]:
+    """Return the #SBATCH lines, sorted, with the person's own last: of two equal options sbatch takes the last."""
+    cluster = run.cluster
+    own = [
+        f"--job-name={run.name}",
+        f"--nodes={cluster.nodes}",
+        # No number of tasks: with one, Slurm gives the fewest nodes of a range although more are idle.
+        "--exclusive",
+        "--mem=0",
+        # The job's successors wait for its end: after a requeue, they would wait for its second end.
+        "--no-requeue" if run.recovery.successors else "--requeue",
+        "--open-mode=append",
+        f"--output={_path(folder)}/logs/%j.job.log",
+        f"--signal=USR2@{cluster.save_notice_s}",
+    ]
+    for option, value in (
+        ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
+        ("gpus-per-node", _typed_gpus(run)), ("constraint", _constraint(run)), ("reservation", cluster.reservation),
+        ("dependency", dependency_option(cluster.after, cluster.after_end)),
+        # Some sites cancel a job whose dependency failed; the run before it may go on as another job.
+        ("kill-on-invalid-dep", "no" if cluster.after else None), *_mail(cluster.mail),
+    ):  # fmt: skip
+        if value is not None:
+            own.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")
+    check_options(cluster.sbatch)
+    return sorted(own) + cluster.sbatch
+
+
+def check_options(options: list[str]) -> None:
+    """Check that cluster.sbatch sets no option that hpctrain sets, or that has a key of its own.
+
+    Raises:
+        InputError: cluster.sbatch holds such an option, or an item that is not one whole option.
+    """
+    for option in _checked(options, "cluster.sbatch"):
+        try:
+            name, _ = parse_sbatch_option(option)
+        except ValueError as error:
+            raise InputError(f"cluster.sbatch: found {option!r}; {error}") from None
+        if name in DIRECTIVES_SET_HERE:
+            raise InputError(f"cluster.sbatch: --{name} is set by hpctrain; leave it out")
+        if name in DIRECTIVES_OF_RUN_FILE:
+            raise InputError(f"cluster.sbatch: found --{name}; {DIRECTIVES_OF_RUN_FILE[name]}")
+
+
+def _checked(lines: list[str], field: str) -> list[str]:
+    for line in lines:
+        character = first_control_character(line.replace("\t", " "))
+        if character in (r"\n", r"\r"):
+            raise InputError(f"{field}: {line!r} holds a line break; give one line an item")
+        if character is not None:
+            raise InputError(f"{field}: {line!r} holds the control character {character}; take it out")
+    return lines
+
+
+def _path(folder: Path) -> str:
+    """Return a path as sbatch reads it: quoted, and with its pattern character doubled."""
+    return shlex.quote(str(folder).replace("%", "%%"))
+
+
+def _typed_gpus(run: Run) -> str | None:
+    count = gpus_per_node(run)
+    if count is None:
+        return None
+    return f"{run.cluster.gpu_type}:{count}" if run.cluster.gpu_type else str(count)
+
+
+def _mail(mail: Mail | None) -> list[tuple[str, str | None]]:
+    return [("mail-type", ",".join(mail.on)), ("mail-user", mail.user)] if mail is not None else []
+
+
+def _constraint(run: Run) -> str | None:
+    if run.cluster.groups:
+        return constraint_of_groups([(group.constraint, group.nodes) for group in run.cluster.groups])
+    return run.cluster.constraint
+
+
+def gpus_per_node(run: Run) -> int | None:
+    """Return the GPUs that the job requests on each node; None if it requests none."""
+    return run.cluster.devices_per_node if run.cluster.device != "cpu" else None
+
+
+def _closing(run: Run, folder: Path, again: str | None) -> str:
+    """Return the command that starts each task, wrapped around the shell lines in $task so that a task may end the job.
+
+    It is empty where no task may: in a person's allocation, and with pyxis, which starts the whole task in the image,
+    where Slurm's commands may be missing.
+    """
+    if again is None or (run.container is not None and run.container.runtime == "pyxis"):
+        return ""
+    python, start, _ = program("hpctrain.node")
+    return f'bash -c "$task" {shlex.join([python, start, str(folder), again])} '
+
+
+def _srun_options(run: Run) -> str:
+    """Return srun's options for a step's CPUs and GPUs.
+
+    The step gets its GPUs as a whole: tasks that see only some of them cannot use the links between them. If the run
+    file has no number, the step has to name the GPUs that came with the nodes, or it gets none.
+    """
+    # Since Slurm 22.05, srun does not take over the job's --cpus-per-task, and tasks would run on one CPU.
+    cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
+    if run.cluster.device == "cpu":
+        return cpus
+    if gpus_per_node(run):
+        return f"{cpus}--gpu-bind=none "
+    return cpus + "${SLURM_GPUS_ON_NODE:+--gpus-per-node=$SLURM_GPUS_ON_NODE --gpu-bind=none} "

@@ -1,0 +1,192 @@
+"""Checks before a job is queued, and waiting for it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import CommandError, InputError, RefusedError
+from hpctrain.jobs.dependencies import JobDependencies, find_dependencies
+from hpctrain.jobs.job_nodes import nodes_of_job
+from hpctrain.jobs.partition_checks import (
+    can_be_preempted,
+    check_time_limit,
+    node_groups,
+    preemption_warnings,
+    time_limit,
+    with_gpu_request,
+)
+from hpctrain.jobs.wall_time import TimeLimit
+from hpctrain.launch.slurm_job.job_script import check_options, gpus_per_node
+from hpctrain.records.run.run import Run
+from hpctrain.runs.file_system import check_shared
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import open_jobs
+from hpctrain.slurm.cluster import ClusterState
+from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.job import JobInfo, pending_job_text
+from hpctrain.slurm.limits import JobRequest, check_request
+from hpctrain.slurm.partition_choice import PartitionChoice, choose_partition
+from hpctrain.slurm.time import parse_time_limit
+from hpctrain.slurm.watch import JobWatcher
+
+CONTROLLER_AWAY_LIMIT_S = 600.0
+"""Seconds for which `--wait` tolerates a controller that does not answer."""
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that passed the checks and may be queued."""
+
+    run: Run
+    """The run with its partition, if the run file names none, and with the folders of the runs that it waits for."""
+    asked: Run
+    """The same run with what its job requests: all GPUs of its nodes, the ids of the jobs that it waits for."""
+    lines: list[str]
+    """What a person should know, as lines."""
+    nodes: frozenset[str] | None
+    """Names of the nodes that the job may get; None: unknown."""
+    limit: TimeLimit | None
+    """The job's time limit, its own or the partition's; None: unknown."""
+    before: JobDependencies
+    """The runs and jobs that it waits for."""
+    others: tuple[str, ...] = ()
+    """Other partitions that would take the job, the best first, if the run file names none."""
+
+
+def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> CheckedRun:
+    """Check the request against the cluster as it is now, and choose what the run file leaves open.
+
+    Args:
+        runs: where run folders go.
+        environ, cwd: where the names of runs in cluster.after are looked up.
+
+    Raises:
+        InputError: there is no Slurm here, a value cannot be read, an option is not allowed, the time limit leaves no
+            time to train, or run folders would lie in this machine's memory.
+        RefusedError: the request exceeds what any partition gives, or the one it names; the message has every reason.
+            Or a run that it depends on did not succeed.
+        CommandError: the controller does not answer, and the run is to wait for another one.
+    """
+    why = slurm.why_unavailable()
+    if why is not None:
+        raise InputError(f"{why}; log in to the cluster, or use `hpctrain train --local N`")
+    check_options(run.cluster.sbatch)
+    check_time_limit(run)
+    try:
+        state = slurm.state()
+    except CommandError as error:
+        away = f"not checked before submitting: partitions, their limits and GPUs ({error})"
+        limit = TimeLimit(_request(run).time_s, True) if run.cluster.time is not None else None
+        before = find_dependencies(run, slurm, environ, cwd)
+        lines = [*check_shared(runs, ()), away, *before.lines]
+        return CheckedRun(_after(run, before.names), _after(run, before.jobs), lines, None, limit, before)
+    notes = check_shared(runs, [node.name for node in state.nodes])
+    others: tuple[str, ...] = ()
+    if run.cluster.partition is None:
+        run, others, lines = with_partition(run, state)
+        notes += lines
+    problems = check_request(_request(run), state.partitions, state.nodes)
+    if problems:
+        raise RefusedError("\n".join(problems))
+    check_time_limit(run, state.partitions)
+    asked, gpus = with_gpu_request(run, state)
+    limit = TimeLimit(time_limit(run, state.partitions), run.cluster.time is not None)
+    before = find_dependencies(run, slurm, environ, cwd)
+    lines = [*notes, *preemption_warnings(run, state), *gpus, *before.lines]
+    nodes = nodes_of_job(run, state)
+    return CheckedRun(_after(run, before.names), _after(asked, before.jobs), lines, nodes, limit, before, others)
+
+
+def _after(run: Run, after: list[str]) -> Run:
+    return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": after})})
+
+
+def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
+    """Return the run with the partition that fits best, the other ones that take it, and why, as lines.
+
+    Raises:
+        RefusedError: no partition takes it; the message has every partition's reasons.
+    """
+    kind, request = state.config["preempt_type"], _request(run)
+    if run.cluster.device == "cuda" and request.gpus_per_node is None:
+        request = replace(request, gpus_per_node=1)
+    preemptible = [item.name for item in state.partitions if can_be_preempted(kind, item, state.partitions)]
+    choice = choose_partition(request, state.partitions, state.nodes, preemptible, run.cluster.device != "cpu")
+    if not choice.ranked:
+        raise RefusedError(
+            "\n".join(["cluster.partition: not given, and no partition takes the job:", *choice.refused])
+        )
+    chosen = run.cluster.model_copy(update={"partition": choice.ranked[0].partition.name})
+    others = tuple(fit.partition.name for fit in choice.ranked[1:])
+    return run.model_copy(update={"cluster": chosen}), others, _choice_lines(choice)
+
+
+def _choice_lines(choice: PartitionChoice) -> list[str]:
+    best, *others = choice.ranked
+    lines = [f"partition {best.partition.name} chosen: {best.words}"]
+    if others:
+        lines.append(f"next best: {others[0].partition.name}: {others[0].words}; cluster.partition overrides this")
+    return lines
+
+
+def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
+    """Wait until the run's last job has ended; return 0 if the run is done, else 1. `say` gets changes of state.
+
+    Raises:
+        CommandError: the controller did not answer for ten minutes.
+    """
+    watcher, shown, seen = JobWatcher(slurm, [job_id]), "", [job_id]
+    while True:
+        watcher.poll(clock.now())
+        if watcher.all_ended:
+            following = [job for job in open_jobs(folder) if job not in seen]
+            if not following or _is_done(folder):
+                return 0 if _is_done(folder) else 1
+            job_id = following[0]
+            seen.append(job_id)
+            watcher.add(job_id)
+            continue
+        if watcher.away is not None and watcher.away_since_s is not None:
+            if clock.now() - watcher.away_since_s > CONTROLLER_AWAY_LIMIT_S:
+                raise CommandError(f"{watcher.away}; the job itself may well go on: `hpctrain status {folder.name}`")
+            text = f"the Slurm controller does not answer ({watcher.away}); waiting"
+        else:
+            text = (
+                _state_text(watcher.known[job_id]) if job_id in watcher.known else f"job {job_id} goes on with the run"
+            )
+        if text != shown:
+            say(text)
+            shown = text
+        clock.sleep(max(0.2, watcher.next_s - clock.now()))
+
+
+def _state_text(job: JobInfo) -> str:
+    if job.state.is_waiting:
+        return f"job {job.job_id} waits: {pending_job_text(job)}"
+    return f"job {job.job_id} is {job.state.value.lower()}"
+
+
+def _is_done(folder: Path) -> bool:
+    attempts = RunFolder(folder).attempts()
+    return bool(attempts) and attempts[-1].get("code") == 0
+
+
+def _request(run: Run) -> JobRequest:
+    cluster = run.cluster
+    fewest, most = cluster.node_range
+    return JobRequest(
+        partition=cluster.partition,
+        nodes_min=fewest,
+        nodes_max=most,
+        time_s=parse_time_limit(cluster.time) if cluster.time else None,
+        # A GPU type without a number requests at least one GPU.
+        gpus_per_node=gpus_per_node(run) or (1 if cluster.gpu_type and cluster.device != "cpu" else None),
+        account=cluster.account,
+        qos=cluster.qos,
+        gpu_type=cluster.gpu_type,
+        reservation=cluster.reservation,
+        kinds=node_groups(run) if cluster.groups or cluster.constraint else (),
+    )

@@ -1,0 +1,27 @@
+"""Two ways to stop a run with the keyboard: the first Ctrl-C lets it save, the second one ends it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stop_signals(on_first: Callable[[], None], on_further: Callable[[], None]) -> Iterator[None]:
+    """Call `on_first` at the first stop signal within the block, and `on_further` at each later one."""
+    is_first = True
+
+    def stop(*_: object) -> None:
+        nonlocal is_first
+        react, is_first = (on_first if is_first else on_further), False
+        react()
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
