@@ -88,23 +88,23 @@ def clear(machine: Machine, folder: Path) -> Leftovers:
     Raises:
         CommandError: something cannot be removed.
     """
-    found = leftovers(machine, folder)
+    existing = leftovers(machine, folder)
     # The daemons of the host first, so that no controller starts anything again.
-    for state in found.searched:
+    for state in existing.searched:
         machine.kill(lambda state=state: daemon_pids(machine, state))  # type: ignore[misc]
-    for namespace in found.namespaces:
+    for namespace in existing.namespaces:
         machine.kill(lambda namespace=namespace: namespace_pids(machine, namespace))  # type: ignore[misc]
-    if found.interface:
+    if existing.interface:
         machine.run(("ip", "link", "del", CONTROL))
-    for namespace in found.namespaces:
+    for namespace in existing.namespaces:
         machine.run(("ip", "netns", "del", namespace))
-    if found.hosts:
+    if existing.hosts:
         write_hosts(machine.hosts, without_lab(machine.hosts.read_text()))
-    _remove_groups(machine, found.groups)
-    for state in found.folders:
+    _remove_groups(machine, existing.groups)
+    for state in existing.folders:
         with storage_errors(state):
             shutil.rmtree(state)
-    return found
+    return existing
 
 
 def _remove_groups(machine: Machine, groups: tuple[Path, ...]) -> None:

@@ -23,14 +23,14 @@ def with_lab(text: str, layout: LabLayout) -> str:
     Raises:
         InputError: a node's name belongs to another host.
     """
-    kept = without_lab(text)
-    taken = {name for line in kept.splitlines() for name in line.partition("#")[0].split()[1:]}
+    others = without_lab(text)
+    taken = {name for line in others.splitlines() for name in line.partition("#")[0].split()[1:]}
     clash = [name for name in layout.names if name in taken]
     if clash:
         raise InputError(f"nodes: found '{clash[0]}', which /etc/hosts gives to another host; choose another name")
-    if kept and not kept.endswith("\n"):
-        kept += "\n"
-    return kept + "".join(f"{layout.address(name)} {name} {MARK}\n" for name in layout.names)
+    if others and not others.endswith("\n"):
+        others += "\n"
+    return others + "".join(f"{layout.address(name)} {name} {MARK}\n" for name in layout.names)
 
 
 def write_hosts(path: Path, text: str) -> None:

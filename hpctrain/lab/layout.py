@@ -146,16 +146,16 @@ class LabLayout:
         Raises:
             InputError: the lab has no such node.
         """
-        found: list[str] = []
+        names: list[str] = []
         for text in texts:
             try:
-                found += self.names if text == "all" else expand_node_set(text)
+                names += self.names if text == "all" else expand_node_set(text)
             except ValueError:
                 raise InputError(f"{text}: no name of a node; {self._hint(text)}") from None
-        for name in found:
+        for name in names:
             if name not in self.names:
                 raise InputError(f"{name}: no such node in the lab; {self._hint(name)}")
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(names))
 
     def _hint(self, text: str) -> str:
         close = difflib.get_close_matches(text, self.names, n=1)

@@ -101,11 +101,11 @@ class Machine:
         killed: set[int] = set()
 
         def none_left() -> bool:
-            left = pids()
-            killed.update(left)
-            for pid in left:
+            living = pids()
+            killed.update(living)
+            for pid in living:
                 self.processes.signal(pid, signal.SIGKILL)
-            return not left
+            return not living
 
         if not self.wait(none_left, timeout_s, pause_s=0.02):
             raise CommandError(f"processes {', '.join(map(str, pids()))} do not end in spite of SIGKILL; see `ps -l`")

@@ -33,8 +33,8 @@ def find_logs(
     if rank is not None:
         files = _of_rank(folder, rank)
     else:
-        found = sorted(logs.rglob("*.log"))
-        files = [LogFile(path, _source(path, logs), is_script=path.name.endswith(".job.log")) for path in found]
+        paths = sorted(logs.rglob("*.log"))
+        files = [LogFile(path, _source(path, logs), is_script=path.name.endswith(".job.log")) for path in paths]
     if attempt is not None:
         jobs = _jobs(folder, attempt)
         files = [file for file in files if _of_attempt(file.path.relative_to(logs), attempt, jobs)]

@@ -74,10 +74,10 @@ class LogReader:
             whole = block[:used] if used else block
             lines = whole.removesuffix(b"\n").split(b"\n")
             stamped = [parse_timestamp(line) for line in lines]
-            times = self._times([found[0] if found is not None else None for found in stamped])
+            times = self._times([stamp[0] if stamp is not None else None for stamp in stamped])
             self._offset += len(whole)
-            for line, found, time_s in zip(lines, stamped, times, strict=True):
-                text = found[1] if found is not None else line
+            for line, stamp, time_s in zip(lines, stamped, times, strict=True):
+                text = stamp[1] if stamp is not None else line
                 if self.file.holds(time_s):
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
 
@@ -184,7 +184,7 @@ def _blocks_before(path: Path, end: int, most_bytes: int | None = None) -> Itera
 
 
 def _stamps(block: bytes) -> list[float]:
-    return [found[0] for line in block.split(b"\n") if (found := parse_timestamp(line)) is not None]
+    return [stamp[0] for line in block.split(b"\n") if (stamp := parse_timestamp(line)) is not None]
 
 
 def _block(path: Path, offset: int) -> bytes:

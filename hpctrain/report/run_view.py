@@ -130,8 +130,8 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
         plan = _or_damaged(partial(Plan.read, owned=True), path, damaged)
         if plan is not None:
             generations = used.get(path.name, [])
-            own = [row for row in rows if row.generation in generations]
-            uses.append(PlanUse(path.name, plan, generations, own))
+            steps = [row for row in rows if row.generation in generations]
+            uses.append(PlanUse(path.name, plan, generations, steps))
     return uses
 
 
@@ -156,8 +156,8 @@ def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
 
 def _plan_files(folder: Path) -> list[Path]:
     """plan.json, then plan-<generation>.json in order."""
-    found = [(int(match[1] or -1), path) for path in folder.iterdir() if (match := _PLAN.match(path.name))]
-    return [path for _, path in sorted(found)]
+    numbered = [(int(match[1] or -1), path) for path in folder.iterdir() if (match := _PLAN.match(path.name))]
+    return [path for _, path in sorted(numbered)]
 
 
 def _or_damaged(read: Callable[[Path], Value], path: Path, damaged: list[str]) -> Value | None:

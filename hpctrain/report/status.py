@@ -78,14 +78,14 @@ class RunStatus:
     @property
     def further_words(self) -> list[str]:
         """How the last attempt ended, if `reason` does not say it: Slurm's part in it is only in the ledger."""
-        told = self.last_end is None or self.last_end.partition("): ")[2] in self.reason
-        return [] if told or self.last_end is None else [self.last_end]
+        is_known = self.last_end is None or self.last_end.partition("): ")[2] in self.reason
+        return [] if is_known or self.last_end is None else [self.last_end]
 
     @property
     def valid_losses(self) -> dict[str, float]:
         """The newest validation losses by display name."""
-        own = {} if self.valid_loss is None else {HELD_OUT: self.valid_loss}
-        return own | {f"{HELD_OUT} {name}": found["loss"] for name, found in (self.valid_sets or {}).items()}
+        held_out = {} if self.valid_loss is None else {HELD_OUT: self.valid_loss}
+        return held_out | {f"{HELD_OUT} {name}": losses["loss"] for name, losses in (self.valid_sets or {}).items()}
 
     def to_json(self) -> dict[str, Any]:
         """The status as JSON values; unknown ones are absent."""
@@ -177,7 +177,7 @@ def decide_status(
 def _sets(row: MetricRow | None) -> dict[str, dict[str, float]] | None:
     if row is None or row.valid_sets is None:
         return None
-    return {name: found.model_dump(exclude_none=True) for name, found in row.valid_sets.items()}
+    return {name: losses.model_dump(exclude_none=True) for name, losses in row.valid_sets.items()}
 
 
 def _step(events: Sequence[Event], row: MetricRow | None) -> int:
@@ -252,8 +252,8 @@ def _end(events: list[Event]) -> Event | None:
 
 def _written_at_the_end(events: list[Event], index: int) -> bool:
     """Whether a `failed` without generation, as the job script writes it, comes after every start of a generation."""
-    rest = events[index + 1 :]
-    return events[index].generation < 0 and not any(event.kind == "generation_started" for event in rest)
+    later = events[index + 1 :]
+    return events[index].generation < 0 and not any(event.kind == "generation_started" for event in later)
 
 
 def _decide_extended(run: Run, held: bool) -> tuple[State, str]:

@@ -36,12 +36,12 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
         step_time_s: present pace, for the remaining time; default: this step's.
     """
     width = len(str(steps))
-    left = (steps - row.step) * (step_time_s if step_time_s is not None else row.step_time_s)
+    remaining_s = (steps - row.step) * (step_time_s if step_time_s is not None else row.step_time_s)
     parts = [
         f"step {row.step:>{width}}/{steps}",
         f"loss {row.loss:.4f}",
         f"{format_count(row.tokens_per_s)} tokens/s",
-        f"{format_seconds(left)} left" if row.step < steps else "last step",
+        f"{format_seconds(remaining_s)} left" if row.step < steps else "last step",
         f"generation {row.generation}",
     ]
     parts[2:2] = loss_words(losses_by_set(row))
@@ -121,5 +121,5 @@ def queue_lines(status: RunStatus, now: float) -> list[str]:
         return ["  it stays in the queue until somebody does that"]
     if status.expected_start_s is None or "BeginTime" in status.reason:
         return []  # a pause: the reason says how long it is
-    left = format_seconds(max(0.0, status.expected_start_s - now))
-    return [f"  Slurm expects to start it in {left} ({utc_text(status.expected_start_s)})"]
+    wait = format_seconds(max(0.0, status.expected_start_s - now))
+    return [f"  Slurm expects to start it in {wait} ({utc_text(status.expected_start_s)})"]

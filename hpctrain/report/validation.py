@@ -11,8 +11,8 @@ HELD_OUT = "valid"
 
 def losses_by_set(row: MetricRow) -> dict[str, float]:
     """The validation losses of a step by display name; empty if it did not validate."""
-    own = {} if row.valid_loss is None else {HELD_OUT: row.valid_loss}
-    return own | {f"{HELD_OUT} {name}": found.loss for name, found in (row.valid_sets or {}).items()}
+    held_out = {} if row.valid_loss is None else {HELD_OUT: row.valid_loss}
+    return held_out | {f"{HELD_OUT} {name}": losses.loss for name, losses in (row.valid_sets or {}).items()}
 
 
 def loss_words(losses: Mapping[str, float]) -> list[str]:

@@ -28,7 +28,7 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
     Raises:
         InputError: one is not of that form, its number is not above 0, or a name is given twice.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
         try:
@@ -37,10 +37,10 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
             value = math.nan
         if not name or not 0 < value < math.inf:
             raise InputError(f"{option}: found {text!r}; write it like name=0.5, with a number above 0")
-        if name in found:
+        if name in numbers:
             raise InputError(f"{option}: found {name} twice; give it once")
-        found[name] = value
-    return found
+        numbers[name] = value
+    return numbers
 
 
 def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:

@@ -24,10 +24,10 @@ def parse_seeds(text: str) -> list[int]:
     Raises:
         InputError: no such set, or too many seeds.
     """
-    found = [_RANGE.fullmatch(item.strip()) for item in text.split(",")]
+    matches = [_RANGE.fullmatch(item.strip()) for item in text.split(",")]
     # As ranges, which cost nothing however long they are.
-    ranges = [range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in found if m]
-    if len(ranges) < len(found) or not all(ranges):
+    ranges = [range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in matches if m]
+    if len(ranges) < len(matches) or not all(ranges):
         raise InputError(f"--seeds: found {text!r}; allowed: numbers and ranges, as 0-4 or 1,2,5 or 0-20/5")
     if sum(len(item) for item in ranges) > MOST:
         raise InputError(f"--seeds: found {text!r}; allowed: up to {MOST} seeds, each is a job of its own")

@@ -32,9 +32,9 @@ def examine_container(container: Container, environ: Mapping[str, str]) -> list[
     check_binds(container.binds)
     binds = [*program_binds(), *map(parse_bind, container.binds)]
     runtime = find_runtime(container.runtime, shutil.which)
-    way = ImageStart(container, runtime, this_host(), binds, environ, shutil.which)
+    start = ImageStart(container, runtime, this_host(), binds, environ, shutil.which)
     driver = local_driver_version("here", VERSION_FILE).get("here")
-    seen = examine(way, file_system_of(Path(container.image)), SystemRunner(), SystemClock())
+    seen = examine(start, file_system_of(Path(container.image)), SystemRunner(), SystemClock())
     return check_image(host_environment(environ, driver), seen)
 
 

@@ -46,16 +46,16 @@ def _constants(profile: CalibrationProfile | None) -> list[str]:
     if profile is None:
         return ["constants: those of the package; `--profile RUN` takes what a run's own steps say"]
     generations = ", ".join(map(str, profile.generations))
-    said = [f"constants: those of the package, corrected by {profile.steps} steps of {profile.source}"]
-    said[0] += f" (generation {generations}):"
+    lines = [f"constants: those of the package, corrected by {profile.steps} steps of {profile.source}"]
+    lines[0] += f" (generation {generations}):"
     factors = {f"compute of {name}": value for name, value in profile.compute.items()} | {
         "dispatch of tensor parallelism": profile.tensor_parallel,
         "messages and sums": profile.communication,
         "update": profile.update,
     }
-    said += [f"  {name}: × {value:.2f}" for name, value in factors.items() if value is not None]
-    said += [f"  a {name} worker beside its tensors: {format_bytes(v)}" for name, v in profile.process_bytes.items()]
-    return said + [f"  {name}: {text}" for name, text in profile.remarks.items()]
+    lines += [f"  {name}: × {value:.2f}" for name, value in factors.items() if value is not None]
+    lines += [f"  a {name} worker beside its tensors: {format_bytes(v)}" for name, v in profile.process_bytes.items()]
+    return lines + [f"  {name}: {text}" for name, text in profile.remarks.items()]
 
 
 def _where(plan: Plan) -> Table:
@@ -94,14 +94,14 @@ def _compression(plan: Plan) -> list[Table | str]:
         "sums", "sent a device", "messages", "processor", "beside backward", "mean step", "verdict",
         title="Ways to sum gradients, the most exact first",
     )  # fmt: skip
-    for way in spec.compared:
+    for entry in spec.compared:
         table.add_row(
-            way.codec.mode,
+            entry.codec.mode,
             *("" if value is None else form(value) for value, form in (
-                (way.sent_bytes, format_bytes), (way.wire_s, format_seconds), (way.processor_s, format_seconds),
-                (way.hidden_s, format_seconds), (way.step_s, format_seconds),
+                (entry.sent_bytes, format_bytes), (entry.wire_s, format_seconds), (entry.processor_s, format_seconds),
+                (entry.hidden_s, format_seconds), (entry.step_s, format_seconds),
             )),
-            way.verdict,
+            entry.verdict,
         )  # fmt: skip
     return [table, words]
 

@@ -68,13 +68,13 @@ def evaluate(
             "split": split,
             "samples": samples,
         }
-        found = list(ask_worker("eval", question, runner, "evaluates")["sets"])
+        sets = list(ask_worker("eval", question, runner, "evaluates")["sets"])
     judged = [
         CheckpointEvaluation(
             name, item["loss"], perplexity(item["loss"]),
             item["samples"], item["samples"] * run.data.seq_len, item["targets"],
         )
-        for name, item in zip(data, found, strict=True)
+        for name, item in zip(data, sets, strict=True)
     ]  # fmt: skip
     return int(checkpoint.name.rpartition("-")[2]), judged
 
@@ -88,11 +88,11 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
     """
     checkpoints = folder / "checkpoints"
     if step is None:
-        found, skipped = newest(checkpoints, model_sha256)
-        if found is None:
+        checkpoint, skipped = newest(checkpoints, model_sha256)
+        if checkpoint is None:
             why = f" ({skipped[0].path.name}: {skipped[0].reason})" if skipped else ""
             raise InputError(f"{folder}: has no checkpoint yet{why}; it gets one every checkpoint.every steps")
-        return found.path
+        return checkpoint.path
     path = checkpoints / folder_name(step)
     there = listed(checkpoints)
     if path not in there:
@@ -121,10 +121,10 @@ def _corpus(path: Path, made: Path, home: str, index: CorpusIndex) -> Path:
             raise InputError(f"DATA: {path}: no such file or folder; name corpus folders, or text")
         prepare([path], made, PrepareOptions(tokenizer=tokenizer, valid_fraction=0.0))
         return made
-    found = read_index(path, "DATA")
-    if not same_tokens(found, index):
+    corpus = read_index(path, "DATA")
+    if not same_tokens(corpus, index):
         raise InputError(
-            f"DATA: {path}: its tokenizer ({describe_tokenizer(found)}) is not that of the run "
+            f"DATA: {path}: its tokenizer ({describe_tokenizer(corpus)}) is not that of the run "
             f"({describe_tokenizer(index)}); name the text itself, or prepare it again with --tokenizer {tokenizer}"
         )
     return path

@@ -69,8 +69,8 @@ class LocalJob:
         tick()
         ended = self._ended()
         events = self._events()
-        said = read_outcome(ended.exit_code, events, ended.exit_code == 0).exit_class
-        kind: ExitClass = "resumable" if ended.stopped else said
+        outcome = read_outcome(ended.exit_code, events, ended.exit_code == 0).exit_class
+        kind: ExitClass = "resumable" if ended.stopped else outcome
         if self._killed and ended.stopped:
             self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind, events)
@@ -87,9 +87,9 @@ class LocalJob:
             return LocalJobResult(1, f"ended at once on request; {resume_text(self.folder.path)}", stopped=True)
         if "failed" in words:
             # A node that was killed (negative code) is not the reason why the others ended.
-            own = [code for code in codes if code is not None and code > 0]
+            failures = [code for code in codes if code is not None and code > 0]
             why = read_outcome(1, self._events(), False).reason
-            return LocalJobResult(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
+            return LocalJobResult(failures[0] if failures and failures[0] in (2, 4) else 1, why or words["failed"])
         if EXIT_RESUMABLE in codes:
             return LocalJobResult(1, f"stopped on request; {resume_text(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)

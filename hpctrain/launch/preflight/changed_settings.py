@@ -88,8 +88,8 @@ def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
     if run == before:
         yield
         return
-    kept = _backup_name(folder.path)
-    write_text(kept, text)
+    backup = _backup_name(folder.path)
+    write_text(backup, text)
     moved: list[tuple[Path, Path]] = []
     try:
         write_text(path, render_run(run))
@@ -100,7 +100,7 @@ def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
         for plan, aside in moved:
             aside.rename(plan)
         write_text(path, text)
-        kept.unlink()
+        backup.unlink()
         raise
 
 

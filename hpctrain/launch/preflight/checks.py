@@ -85,12 +85,12 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
         mistakes.append(FieldError("replicas", text))
     if plan.layers != spec.layers:
         mistakes.append(FieldError("stages", f"they hold {plan.layers} blocks, the model has {spec.layers}"))
-    for field, found, reason in (
+    for field, value, reason in (
         ("tp", plan.tp, spec.tensor_parallel_error(plan.tp)),
         ("stages", len(plan.stages), spec.pipeline_error(len(plan.stages))),
     ):
         if reason is not None:
-            mistakes.append(FieldError(field, f"found {found}; {reason}"))
+            mistakes.append(FieldError(field, f"found {value}; {reason}"))
     if mistakes:
         raise FileError(source, mistakes)
     check_collective_order(plan)

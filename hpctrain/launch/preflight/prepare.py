@@ -63,12 +63,12 @@ def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run
     objective, data = run.effective_objective(), run.data
     needed = special_tokens_for(run, objective)
     if spec.vocabulary < needed.vocabulary:
-        own = f", the objective {objective.mode} its own" if needed.vocabulary > needed.data_vocabulary else ""
+        added = f", the objective {objective.mode} its own" if needed.vocabulary > needed.data_vocabulary else ""
         field, remedy = "model.dims.vocab", f"leave it out, or make it {needed.vocabulary}"
         if run.model.hf is not None:
             field, remedy = "model.hf: config.json: vocab_size", "prepare the data with the model's own tokenizer"
         raise InputError(
-            f"{field}: found {spec.vocabulary}; the data has tokens up to {needed.data_vocabulary}{own}: {remedy}"
+            f"{field}: found {spec.vocabulary}; the data has tokens up to {needed.data_vocabulary}{added}: {remedy}"
         )
     if data.tokenizer is not None:
         check_tokenizer(data.train_folders, data.tokenizer)

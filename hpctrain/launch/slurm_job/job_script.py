@@ -89,7 +89,7 @@ def direct_command(run: Run, folder: Path) -> str:
 def directives(run: Run, folder: Path) -> list[str]:
     """Return the #SBATCH lines, sorted, with the person's own last: of two equal options sbatch takes the last."""
     cluster = run.cluster
-    own = [
+    options = [
         f"--job-name={run.name}",
         f"--nodes={cluster.nodes}",
         # No number of tasks: with one, Slurm gives the fewest nodes of a range although more are idle.
@@ -109,9 +109,9 @@ def directives(run: Run, folder: Path) -> list[str]:
         ("kill-on-invalid-dep", "no" if cluster.after else None), *_mail(cluster.mail),
     ):  # fmt: skip
         if value is not None:
-            own.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")
+            options.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")
     check_options(cluster.sbatch)
-    return sorted(own) + cluster.sbatch
+    return sorted(options) + cluster.sbatch
 
 
 def check_options(options: list[str]) -> None:

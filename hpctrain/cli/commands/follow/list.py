@@ -31,10 +31,10 @@ def command(here: bool, as_json: bool) -> None:
     run's newest job, null for a run of local processes.
     """
     here_now = scan_runs(os.environ, Path.cwd())
-    found = set(here_now.trusted)
+    local = set(here_now.trusted)
     past = past_folders(os.environ)
-    folders = sorted_by_age(found if here else {*found, *past})
-    there = [folder for folder in folders if folder in found or _is_there(folder)]
+    folders = sorted_by_age(local if here else {*local, *past})
+    there = [folder for folder in folders if folder in local or _is_there(folder)]
     statuses = dict(zip(there, run_statuses(there), strict=True))
     rows = [_row(folder, _newest_job(folder, past.get(folder, ())), statuses.get(folder)) for folder in folders]
     if here_now.untrusted:

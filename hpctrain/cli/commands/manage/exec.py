@@ -36,9 +36,9 @@ class PassThroughCommand(click.Command):
     """A command that leaves all words after the first `--` alone, even options and another `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own, behind = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+        ours, behind = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
         ctx.meta[COMMAND] = behind
-        return super().parse_args(ctx, own)
+        return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "-- CMD..."]

@@ -43,26 +43,26 @@ def command(runs: tuple[str, ...], older_than: str | None, keep_checkpoints: int
     whose files changed in the last 15 minutes.
     """
     age_s = _seconds(older_than) if older_than is not None else None
-    found = [find_run(run, os.environ, Path.cwd()) for run in runs] if runs else all_runs(os.environ, Path.cwd())
-    folders = list(dict.fromkeys(folder.resolve() for folder in found))
+    named = [find_run(run, os.environ, Path.cwd()) for run in runs] if runs else all_runs(os.environ, Path.cwd())
+    folders = list(dict.fromkeys(folder.resolve() for folder in named))
     slurm, now = Slurm(SystemRunner()), SystemClock().wall
-    jobs, items, kept = jobs_of(folders, slurm), list[Removal](), list[str]()
+    jobs, items, spared = jobs_of(folders, slurm), list[Removal](), list[str]()
     for folder in folders:
         words = why_in_use(folder, jobs, now())
         if words is not None:
-            kept.append(f"{folder}: {words}")
+            spared.append(f"{folder}: {words}")
         else:
             items += removable(folder, now(), age_s, keep_checkpoints)
     if not as_json:
-        _list(items, kept)
+        _list(items, spared)
     if yes:
-        left = remove_all(items, lambda folder: jobs_of([folder], slurm), now)
-        kept += left
-        for line in left:
+        refused = remove_all(items, lambda folder: jobs_of([folder], slurm), now)
+        spared += refused
+        for line in refused:
             click.echo(f"left alone after all: {line}", err=True)
         items = [item for item in items if not item.path.exists()]
     if as_json:
-        click.echo(json.dumps(_machine_form(items, kept, yes)))
+        click.echo(json.dumps(_machine_form(items, spared, yes)))
     elif items:
         total = format_bytes(sum(item.size_bytes for item in items))
         click.echo(f"{total} removed" if yes else f"{total} would be free; nothing was removed, --yes does it")
@@ -75,8 +75,8 @@ def _seconds(text: str) -> float:
     return float(match[1]) * UNITS_S[match[2]]
 
 
-def _list(items: list[Removal], kept: list[str]) -> None:
-    for line in kept:
+def _list(items: list[Removal], spared: list[str]) -> None:
+    for line in spared:
         click.echo(f"left alone: {line}")
     if not items:
         click.echo("nothing to prune")
@@ -85,8 +85,8 @@ def _list(items: list[Removal], kept: list[str]) -> None:
         click.echo(f"{format_bytes(item.size_bytes):>10}  {item.kind:<10}  {item.path}  ({item.why})")
 
 
-def _machine_form(items: list[Removal], kept: list[str], yes: bool) -> dict[str, object]:
+def _machine_form(items: list[Removal], spared: list[str], yes: bool) -> dict[str, object]:
     rows = [
         {"kind": item.kind, "path": str(item.path), "size_bytes": item.size_bytes, "why": item.why} for item in items
     ]
-    return {"removed": yes, "size_bytes": sum(item.size_bytes for item in items), "items": rows, "kept": kept}
+    return {"removed": yes, "size_bytes": sum(item.size_bytes for item in items), "items": rows, "kept": spared}

@@ -71,15 +71,15 @@ def show(file: Path, matrix: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
     """Show what changed from BEFORE to AFTER: nodes, health, drivers, devices, links."""
-    found = differences(Topology.read(before), Topology.read(after), tolerance)
+    changes = differences(Topology.read(before), Topology.read(after), tolerance)
     if as_json:
         rows = [
             {"group": d.group, "what": d.what, "unit": d.unit, "before": d.before, "after": d.after, "better": d.better}
-            for d in found
+            for d in changes
         ]
-        click.echo(json.dumps({"differences": rows, "summary": summary(found)}, indent=1))
+        click.echo(json.dumps({"differences": rows, "summary": summary(changes)}, indent=1))
         return
-    Console(highlight=False, markup=False).print(render_differences(found, tolerance))
+    Console(highlight=False, markup=False).print(render_differences(changes, tolerance))
 
 
 @command.command()

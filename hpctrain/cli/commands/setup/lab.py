@@ -93,8 +93,8 @@ def down() -> None:
     machine = this_machine()
     requirements.require_root(machine, "down")
     with lab_lock():
-        found = clear(machine, state_folder(os.environ))
-    click.echo(f"taken down: {found.summary()}" if found else "nothing to take down", err=True)
+        removed = clear(machine, state_folder(os.environ))
+    click.echo(f"taken down: {removed.summary()}" if removed else "nothing to take down", err=True)
 
 
 @command.command()
@@ -102,11 +102,11 @@ def down() -> None:
 def status(as_json: bool) -> None:
     """Show nodes, links and jobs, as the kernel and Slurm see them now."""
     machine, layout = _lab("status")
-    found = read_lab_status(machine, layout)
+    lab = read_lab_status(machine, layout)
     if as_json:
-        click.echo(json.dumps(found.to_json(), allow_nan=False))
+        click.echo(json.dumps(lab.to_json(), allow_nan=False))
         return
-    _show(found)
+    _show(lab)
     _export(layout)
 
 
@@ -160,7 +160,7 @@ def shape(node: tuple[str, ...], rate: str | None, direction: str) -> None:
     """Change the rate of NODE's link; `lab heal` restores the spec's."""
     machine, layout = _lab("shape")
     names = layout.find(node)
-    chosen = [each for each in DIRECTIONS if direction in (each, "both")]
+    chosen = [one for one in DIRECTIONS if direction in (one, "both")]
     with lab_lock():
         shape_links(machine, layout, names, rate, chosen)
     for name in names:
@@ -193,12 +193,12 @@ def _version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
     return slurm_version(machine, slurm)
 
 
-def _show(found: LabStatus) -> None:
-    table_console().print(_table(found))
-    for job in found.jobs:
+def _show(lab: LabStatus) -> None:
+    table_console().print(_table(lab))
+    for job in lab.jobs:
         where = f" on {job['nodes']}" if job["nodes"] else f" ({job['reason']})"
         click.echo(f"job {job['id']} {job['name']}: {job['state'].lower()} in {job['partition']}{where}")
-    if not found.controller:
+    if not lab.controller:
         click.echo("the controller does not run; `hpctrain lab up --replace` builds the lab anew")
 
 
@@ -207,10 +207,10 @@ def _export(layout: LabLayout) -> None:
         click.echo(line)
 
 
-def _table(found: LabStatus) -> Table:
+def _table(lab: LabStatus) -> Table:
     """Return a table with a row for each node, without optional columns in which all rows agree."""
     columns = ("node", "address", "switch", "state", "processes", "out", "in", "cut from", "cpu share")
-    rows = [_row(node) for node in found.nodes]
+    rows = [_row(node) for node in lab.nodes]
     always = {"node", "address", "state", "processes", "out", "in"}
     shown = [at for at, name in enumerate(columns) if name in always or len({row[at] for row in rows}) > 1]
     table = Table(*(columns[at] for at in shown), box=SIMPLE, pad_edge=False)

@@ -213,10 +213,10 @@ def _without_excluded(
     if not bad:
         return []
     exclude = nodes_to_exclude_if_known(folder.path, job, slurm, now)
-    kept = sorted(set(bad) - set(exclude))
+    remaining = sorted(set(bad) - set(exclude))
     say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
     more = "the job may get it, and the plan leaves it out"
-    say([f"the topology excludes {', '.join(kept)}: {more}"] if kept else [], asked.as_json)
+    say([f"the topology excludes {', '.join(remaining)}: {more}"] if remaining else [], asked.as_json)
     return exclude
 
 

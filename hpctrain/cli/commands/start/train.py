@@ -106,9 +106,9 @@ def _watch(job: LocalJob, as_json: bool) -> None:
 
 
 def _would_resume(going: ResumedRun) -> str:
-    kept = resume_text(going.path)
+    saved = resume_text(going.path)
     lines = [
-        f"would go on with {going.path.name} to step {going.run.steps}; {kept}",
+        f"would go on with {going.path.name} to step {going.run.steps}; {saved}",
         f"  nodes     {', '.join(local_nodes(going.count))}",
         *(f"  change    {line}" for line in changes_text(going.path, going.run)),
     ]
