@@ -21,9 +21,9 @@ def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
     Raises:
         HpctrainError: copies of the same parameter differ between ranks.
     """
-    mine = {name: _digest(name, _whole(parameter.detach())) for name, parameter in parameters}
+    by_name = {name: _digest(name, _whole(parameter.detach())) for name, parameter in parameters}
     everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, by_name)
     digests: dict[str, tuple[str, int]] = {}
     for rank, held in enumerate(everyone):
         for name, digest in held.items():

@@ -56,7 +56,7 @@ class WrittenStarter:
     data: Path
     """The corpus folder; it exists only if `index` is not None."""
     index: CorpusIndex | None
-    found: str
+    text_source: str
     """One line about the text; empty if none was searched for."""
 
 
@@ -76,13 +76,13 @@ def write_starter(
     """
     check_starter(run_file, starter, force)
     data = run_file.parent / starter.data
-    index, found = None, ""
+    index, text_source = None, ""
     if with_data:
-        index, found = _corpus(data, starter, force, progress)
+        index, text_source = _corpus(data, starter, force, progress)
     with storage_errors(run_file):
         run_file.parent.mkdir(parents=True, exist_ok=True)
     write_text(run_file, render(starter, run_file.name))
-    return WrittenStarter(run_file, read_run(run_file), data, index, found)
+    return WrittenStarter(run_file, read_run(run_file), data, index, text_source)
 
 
 def check_starter(run_file: Path, starter: Starter, force: bool) -> None:

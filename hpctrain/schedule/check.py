@@ -55,9 +55,10 @@ def _check_whole(schedule: Schedule, stages: int, micro_batches: int) -> None:
             if "F" not in kinds:
                 raise ValueError(f"{Action(stage, 'F', micro_batch)} is missing")
             if kinds not in ({"F", "B"}, {"F", "I", "W"}):
-                found = ", ".join(str(Action(stage, kind, micro_batch)) for kind in sorted(kinds - {"F"})) or "none"
+                backward = [str(Action(stage, kind, micro_batch)) for kind in sorted(kinds - {"F"})]
                 raise ValueError(
-                    f"backward of stage {stage}, micro-batch {micro_batch}: found {found}, allowed: B, or both I and W"
+                    f"backward of stage {stage}, micro-batch {micro_batch}: found {', '.join(backward) or 'none'}, "
+                    "allowed: B, or both I and W"
                 )
 
 

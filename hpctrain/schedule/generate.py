@@ -50,15 +50,15 @@ def why_no_schedule(name: str, pp: int, stages: int, micro_batches: int) -> str 
         return f"pp {pp} and micro_batches {micro_batches}: both start at 1"
     if name not in SCHEDULE_NAMES:
         return f"schedule: found {name!r}, allowed: {', '.join(SCHEDULE_NAMES)}"
-    found = f"schedule {name}: found {stages} stages on {pp} pipeline ranks, allowed:"
+    refusal = f"schedule {name}: found {stages} stages on {pp} pipeline ranks, allowed:"
     if name in V_SHAPED_SCHEDULES:
-        return None if stages == 2 * pp else f"{found} two stages a rank"
+        return None if stages == 2 * pp else f"{refusal} two stages a rank"
     if name in ("gpipe", "1f1b"):
-        return None if stages == pp else f"{found} one stage a rank"
+        return None if stages == pp else f"{refusal} one stage a rank"
     least = 2 if name == "interleaved_1f1b" else 1
     if stages % pp == 0 and stages >= least * pp:
         return None
-    return f"{found} at least {('one stage', 'two stages')[least - 1]} a rank, as many on each"
+    return f"{refusal} at least {('one stage', 'two stages')[least - 1]} a rank, as many on each"
 
 
 def _fill_drain(stage: int, warmup: int, micro_batches: int) -> tuple[Action, ...]:

@@ -56,9 +56,9 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
     """
     with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
         share, forward = _forward(trainer, batch, training)
-        mine = (share if trainer.coordinate.tp == 0 else 0.0, forward, _gradient(trainer))
-        everyone: list[tuple[float, NonFinite | None, NonFinite | None]] = [mine] * trainer.plan.world_size
-        dist.all_gather_object(everyone, mine)
+        of_rank = (share if trainer.coordinate.tp == 0 else 0.0, forward, _gradient(trainer))
+        everyone: list[tuple[float, NonFinite | None, NonFinite | None]] = [of_rank] * trainer.plan.world_size
+        dist.all_gather_object(everyone, of_rank)
     loss = sum(item[0] for item in everyone)
     first = min((item[1] for item in everyone if item[1]), key=lambda bad: (bad.order, bad.rank), default=None)
     last = max((item[2] for item in everyone if item[2]), key=lambda bad: (bad.order, -bad.rank), default=None)

@@ -100,11 +100,11 @@ class Loop:
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
-        mine = RankStepMetrics(
+        of_rank = RankStepMetrics(
             share, counters, trainer.pipeline.step_s, dp_bytes, self._tp_bytes,
             trainer.reducer.metrics(), self.agent_channel.stop_wanted(),
         )  # fmt: skip
-        job = gather_step_metrics(trainer, mine)
+        job = gather_step_metrics(trainer, of_rank)
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)

@@ -58,25 +58,25 @@ class GlobalStepMetrics:
     stop: bool
 
 
-def gather_step_metrics(trainer: Trainer, mine: RankStepMetrics) -> GlobalStepMetrics:
+def gather_step_metrics(trainer: Trainer, of_rank: RankStepMetrics) -> GlobalStepMetrics:
     """Combine the figures of all ranks. Collective over all ranks: one all-gather of a few numbers."""
-    counters = mine.counters.values()
+    counters = of_rank.counters.values()
     stages = len(trainer.plan.stages)
     times = [0.0] * 3 * stages
-    for index, stage in mine.counters.items():
+    for index, stage in of_rank.counters.items():
         times[index::stages] = [stage.compute_s, stage.forward_s, stage.backward_s]
     figures = {
         # Every tp rank computes the same loss: only rank 0 of the group counts.
-        "loss": mine.loss_share if trainer.coordinate.tp == 0 else 0.0,
-        "idle_fraction": 1.0 - sum(stage.compute_s for stage in counters) / mine.schedule_s,
-        "dp_bytes": mine.dp_bytes,
+        "loss": of_rank.loss_share if trainer.coordinate.tp == 0 else 0.0,
+        "idle_fraction": 1.0 - sum(stage.compute_s for stage in counters) / of_rank.schedule_s,
+        "dp_bytes": of_rank.dp_bytes,
         "pp_bytes": sum(stage.sent_bytes for stage in counters),
-        "tp_bytes": mine.tp_bytes,
-        "stop": mine.stop,
+        "tp_bytes": of_rank.tp_bytes,
+        "stop": of_rank.stop,
         "memory_bytes": peak_memory_bytes(trainer.device),
         "replica": trainer.coordinate.dp,
         "micro_batches": max(stage.forwards for stage in counters),
-        **{name: mine.compression.get(name, math.nan) for name in REDUCER_METRICS},
+        **{name: of_rank.compression.get(name, math.nan) for name in REDUCER_METRICS},
     }
     vector = torch.tensor([*figures.values(), *times], dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
@@ -122,7 +122,7 @@ def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | 
 def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
     """Return what every rank really holds, read from its objects; None except on rank 0. Collective."""
     replica = trainer.plan.replicas[trainer.coordinate.dp]
-    mine = RankPlacement(
+    placement = RankPlacement(
         rank=trainer.coordinate.rank,
         device=trainer.plan.ranks[trainer.coordinate.rank],
         stages=[stage.stage_index for stage in trainer.pipeline.stages],
@@ -132,7 +132,7 @@ def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> lis
         base_bytes=trainer.base_bytes,
     )
     everyone: list[object] | None = [None] * trainer.plan.world_size if dist.get_rank() == 0 else None
-    dist.gather_object(mine.model_dump(), everyone)
+    dist.gather_object(placement.model_dump(), everyone)
     if everyone is None:
         return None
     return [RankPlacement.model_validate(item) for item in everyone]

@@ -64,7 +64,7 @@ class FaultRow:
 
     case: str
     expected: str
-    found: tuple[str, ...]
+    reported: tuple[str, ...]
     right: bool
     seconds: float
 

@@ -35,8 +35,8 @@ def show_placement(record: dict[str, Any], console: Console) -> None:
     for row in record["rows"]:
         planned = row["planned_s"]
         others = [row.get("listed_s"), *row.get("shuffled_s", (None, None, None))]
-        told = ["does not fit" if each is None else f"{100 * (each / planned - 1):+.1f} %" for each in others]
-        table.add_row(row["case"], row["plan"], format_seconds(planned), *told)
+        slower = ["does not fit" if step_s is None else f"{100 * (step_s / planned - 1):+.1f} %" for step_s in others]
+        table.add_row(row["case"], row["plan"], format_seconds(planned), *slower)
     console.print(table)
 
 
@@ -45,14 +45,14 @@ def _searches(record: dict[str, Any]) -> Table:
         "machines and model", "step, s", "gap at most, %", "search, s", "a node lost: again, s", "blocks sent",
         "with compression auto, s", "blocks sent", title="searches, in processor time",
     )  # fmt: skip
-    for name, each in record["searches"].items():
-        lost = [text for key in ("lost", "lost_auto") for text in _loss(each.get(key))]
-        table.add_row(name, f"{each['step_s']:.3g}", f"{each['gap_pct']:.1f}", f"{each['search_s']:.2f}", *lost)
+    for name, search in record["searches"].items():
+        lost = [text for key in ("lost", "lost_auto") for text in _loss(search.get(key))]
+        table.add_row(name, f"{search['step_s']:.3g}", f"{search['gap_pct']:.1f}", f"{search['search_s']:.2f}", *lost)
     return table
 
 
-def _loss(found: dict[str, Any] | None) -> tuple[str, str]:
+def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
     """Time and state of a new plan; blank where there is one node."""
-    if found is None:
+    if replan is None:
         return "", ""
-    return f"{found['replan_s']:.2f}", f"{found['sent_blocks']} of {found['held_blocks']}"
+    return f"{replan['replan_s']:.2f}", f"{replan['sent_blocks']} of {replan['held_blocks']}"

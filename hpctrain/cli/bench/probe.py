@@ -44,7 +44,7 @@ def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
     record = _on_lab(measure_faults, clean, say)
     table = Table("fault", "expected", "found", "right", "time")
     for row in record["rows"]:
-        codes, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
+        codes, right = ", ".join(row["reported"]) or "nothing", "yes" if row["right"] else "no"
         table.add_row(row["case"], row["expected"], codes, right, f"{row['seconds']:.1f} s")
     people.print(table)
     runs, wrong = record["clean"]["runs"], record["clean"]["wrong"]

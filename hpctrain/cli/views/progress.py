@@ -34,10 +34,10 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._told: dict[str, int] = {}
+        self._last_quarter: dict[str, int] = {}
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         quarter = 4 * done // max(1, total)
-        if quarter > self._told.get(phase, 0):
-            self._told[phase] = quarter
+        if quarter > self._last_quarter.get(phase, 0):
+            self._last_quarter[phase] = quarter
             self._console.print(f"{phase}: {25 * quarter} %")

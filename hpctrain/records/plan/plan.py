@@ -178,10 +178,10 @@ class Plan(Document):
         for column in self.mesh():
             for members in zip(*column, strict=True):
                 if list(members) != sorted(members):
-                    found = ", ".join(self.ranks[rank] for rank in members)
+                    devices = ", ".join(self.ranks[rank] for rank in members)
                     raise ValueError(
                         f"ranks: with zero {self.zero} the devices that share a state stand in order of their "
-                        f"replicas; found {found}"
+                        f"replicas; found {devices}"
                     )
 
     def _check_actions(self) -> None:
@@ -238,9 +238,9 @@ class Plan(Document):
                 raise ValueError(f"{where}.devices: its stages lie on {len(rows)} sets of devices, pp is {self.pp}")
             used += [device for row in rows for device in row]
         if len({tuple(self._owners(replica)) for replica in range(self.dp)}) > 1:
-            found = "; ".join(", ".join(map(str, self._owners(replica))) for replica in range(self.dp))
+            owners = "; ".join(", ".join(map(str, self._owners(replica))) for replica in range(self.dp))
             raise ValueError(
-                f"replicas: their stages lie on pipeline ranks {found}; allowed: the same ranks in every replica"
+                f"replicas: their stages lie on pipeline ranks {owners}; allowed: the same ranks in every replica"
             )
         if len(set(used)) != len(used):
             twice = sorted({device for device in used if used.count(device) > 1})
@@ -294,18 +294,18 @@ class Plan(Document):
     @property
     def memory_options_text(self) -> list[str]:
         """Return the memory options of the plan in words; empty where it has none."""
-        said = []
+        options = []
         if self.zero:
             copies = f", {self.dp // self.shards} copies" if self.shards < self.dp else ""
-            said.append(f"zero {self.zero} over {self.shards} replicas{copies}")
+            options.append(f"zero {self.zero} over {self.shards} replicas{copies}")
         if self.sequence_parallel:
-            said.append("sequence parallel")
+            options.append("sequence parallel")
         kinds = [stage.recompute for stage in self.stages]
         if set(kinds) == {kinds[0]} != {"none"}:
-            said.append(f"recompute {kinds[0]}")
+            options.append(f"recompute {kinds[0]}")
         elif len(set(kinds)) > 1:
-            said.append(f"recompute by stage: {', '.join(kinds)}")
-        return said
+            options.append(f"recompute by stage: {', '.join(kinds)}")
+        return options
 
     @property
     def sequences(self) -> int:

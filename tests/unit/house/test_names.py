@@ -10,6 +10,8 @@ from pathlib import Path
 
 FILLERS = {"each", "found", "kept", "left", "mine", "own", "said", "told", "way"}
 """Words that say nothing of what a function or a class is."""
+WATCHED_IN_LOCALS = {"found", "kept", "mine", "said", "told"}
+"""Those that no parameter, attribute or local is named by either."""
 MOST_FILES = 20
 """In a room, its `__init__` included; a larger one has sub-rooms."""
 
@@ -34,6 +36,20 @@ def test_no_function_or_class_is_named_by_a_filler(repository: Path) -> None:
     named = [
         f"{path}: {node.name}" for path, node in definitions(repository) if node.name.strip("_").lower() in FILLERS
     ]
+    assert named == []
+
+
+def bindings(repository: Path) -> Iterator[tuple[str, str]]:
+    """Yield the place and name of each parameter, attribute and local that the package binds."""
+    for path in sorted((repository / "hpctrain").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    yield f"{path.relative_to(repository)}:{node.lineno}", name
+
+
+def test_no_parameter_attribute_or_local_is_named_by_a_filler(repository: Path) -> None:
+    named = [f"{place}: {name}" for place, name in bindings(repository) if name.strip("_") in WATCHED_IN_LOCALS]
     assert named == []
 
 

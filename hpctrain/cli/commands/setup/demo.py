@@ -95,7 +95,7 @@ def _text(folder: Path, starter: Starter) -> Path:
     run_file = folder / "run.yaml"
     with phases() as progress:
         started = write_starter(run_file, starter, with_data=True, force=True, progress=_quietly(progress))
-    click.echo(f"    {started.found}")
+    click.echo(f"    {started.text_source}")
     if started.index is not None:
         tokens = sum(shard.tokens for shard in started.index.shards)
         click.echo(f"    {format_si(tokens, 'tokens')}, vocabulary {started.index.vocab_size}: {folder}/data")

@@ -72,7 +72,7 @@ def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
             f"then: hpctrain train {started.run_file} --local {starter.nodes}",
         ]
     return [
-        started.found,
+        started.text_source,
         *summary(started.data, started.index),
         f"wrote {started.run_file}",
         f"next: hpctrain train {started.run_file} --local {starter.nodes}",
