@@ -110,7 +110,7 @@ class Agent:
         self._store_secret = peers.store_secret
         self._state = AgentView(place.node, place.nodes, "joining", context.clock.now())
         self._first_number = 0
-        self._stop_announced = False
+        self._stop_logged = False
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
@@ -225,7 +225,7 @@ class Agent:
         if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
-        self._stop_announced = False
+        self._stop_logged = False
         self._making = None
         plan = Plan.read(self._place.folder / record.plan, owned=True)
         self._state = replace(self._state, record=record, working=tuple(plan.nodes))
@@ -310,12 +310,8 @@ class Agent:
             self._enter("crashed", crash_message(self._place.node, error))
 
     def _pass_on_stop(self) -> None:
-        if (
-            self._state.phase == "running"
-            and not self._stop_announced
-            and (asked_by := self._stop_wanted()) is not None
-        ):
-            self._stop_announced = True
+        if self._state.phase == "running" and not self._stop_logged and (asked_by := self._stop_wanted()) is not None:
+            self._stop_logged = True
             if self._holds_rank0():
                 reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
                 self._event_log.write("preempted", self._number(), reason, asked_by=asked_by)
