@@ -29,6 +29,9 @@ class ProcessTable(Protocol):
     def commands(self) -> Iterable[tuple[int, Sequence[str]]]:
         """Return process id and argv of each living process."""
 
+    def newest_first(self, pids: Iterable[int]) -> list[int]:
+        """Return the processes that still exist, those first that started last: children before their parents."""
+
     def signal(self, pid: int, number: int) -> None:
         """Send a signal; do nothing when the process is gone."""
 
@@ -42,6 +45,13 @@ class SystemProcessTable:
                 argv = process.cmdline()
                 if argv:
                     yield process.pid, argv
+
+    def newest_first(self, pids: Iterable[int]) -> list[int]:
+        started_s = {}
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started_s[pid] = (psutil.Process(pid).create_time(), pid)
+        return sorted(started_s, key=lambda pid: started_s[pid], reverse=True)
 
     def signal(self, pid: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -101,7 +111,9 @@ class Machine:
         killed: set[int] = set()
 
         def none_left() -> bool:
-            living = pids()
+            # The death of a parent would wake its stopped children with SIGHUP and SIGCONT (setpgid(2), orphaned
+            # process groups): an srun that wakes so ends its job step on all other nodes.
+            living = self.processes.newest_first(pids())
             killed.update(living)
             for pid in living:
                 self.processes.signal(pid, signal.SIGKILL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,6 +106,9 @@ class Desk:
 
     def commands(self) -> list[tuple[int, tuple[str, ...]]]:
         return list(self.table.items())
+
+    def newest_first(self, pids: Iterable[int]) -> list[int]:
+        return sorted(pids, reverse=True)
 
     def signal(self, pid: int, number: int) -> None:
         self.log.append(("signal", str(pid), str(int(number))))

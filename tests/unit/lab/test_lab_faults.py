@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 
 import pytest
 
@@ -10,6 +12,7 @@ from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import CommandResult
 from hpctrain.lab.faults import cut, heal, kill_nodes, shape
 from hpctrain.lab.layout import LabLayout
+from hpctrain.lab.machine import SystemProcessTable
 from hpctrain.lab.slurm_state import parse_jobs, parse_nodes
 from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.status import read_lab_status
@@ -61,8 +64,20 @@ def test_kill_ends_every_process_of_the_node_and_no_other(machine, nodes, layout
     assert set(nodes.table) == {100, 101, 120, 121, 50}
     assert not nodes.ran("ip", "-n")
     # None of them sees another one die.
-    numbers = [number for _, _, number in nodes.ran("signal")]
+    sent = nodes.ran("signal")
+    numbers = [number for _, _, number in sent]
     assert numbers.index(KILL) > max(at for at, number in enumerate(numbers) if number == STOP)
+    # A parent's death would wake its stopped children: they die first.
+    assert [pid for _, pid, number in sent if number == KILL][:2] == ["111", "110"]
+
+
+def test_children_come_before_their_parents():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        family = [os.getppid(), os.getpid(), child.pid, gone.pid]
+        assert SystemProcessTable().newest_first(family) == [child.pid, os.getpid(), os.getppid()]
+        child.kill()
 
 
 def test_kill_goes_on_until_nothing_new_starts(machine, nodes, layout):
