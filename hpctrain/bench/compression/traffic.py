@@ -14,7 +14,7 @@ CALIBRATION_NUMBERS = 2 * 2**20
 
 
 class Counter:
-    """Bytes that this process's node sends. On a loopback that all processes share, each gets an equal part."""
+    """Bytes that this process's node sends. Processes that share one loopback each count an equal part of its bytes."""
 
     def __init__(self, interface: str, world: int) -> None:
         self._interface = interface

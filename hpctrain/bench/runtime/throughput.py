@@ -45,7 +45,7 @@ class ThroughputSettings:
 
 
 def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure these of `CASES`, one after the other.
+    """Measure the named `CASES` one after the other; return the record of the bench.
 
     Raises:
         HpctrainError: a process of the bench failed.
@@ -108,4 +108,4 @@ CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., 
     "dp2": (2, lambda s: make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
     "pp2": (2, lambda s: make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),
 }
-"""Case -> number of processes, its plan, what each process runs."""
+"""For each case: its number of processes, the function that makes its plan, and the function that each process runs."""
