@@ -17,7 +17,7 @@ from hpctrain.base.errors import FileError, InputError, FieldError
 _NO_MEANING = ("HEALTHCHECK", "EXPOSE", "STOPSIGNAL", "USER", "LABEL", "MAINTAINER", "VOLUME", "ONBUILD", "SHELL")
 """Instructions without meaning in an Apptainer image: it runs as the user who starts it, and nothing monitors it."""
 _LOCAL = {"docker-archive:": "docker-archive", "localimage:": "localimage", "oci-archive:": "oci-archive"}
-"""Prefix of a base that is a file -> how Apptainer names it."""
+"""Apptainer's name for each kind of base that is a file, by the prefix of the base."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dockerfile:
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
-    """Return the parts of a Dockerfile of one stage.
+    """Return the parts of a Dockerfile that has one stage.
 
     Raises:
         FileError: it cannot be read, has several stages, or an instruction that has no equivalent.
@@ -112,7 +112,7 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
 
 
 def _download(rest: str) -> str:
-    """Return a curl command for ADD of an address; into a folder, the file keeps its name."""
+    """Return a curl command for an ADD of a URL; if the target is a folder, the file keeps the name in the URL."""
     *addresses, target = rest.split()
     names = [target + address.rsplit("/", 1)[-1] if target.endswith("/") else target for address in addresses]
     pairs = zip(addresses, names, strict=True)
