@@ -36,7 +36,7 @@ def state_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of the lab's state: $HPCTRAIN_LAB, else /run/hpctrain-lab.
 
     Raises:
-        InputError: the path is too long for a socket, or has characters that Slurm's configuration cannot hold.
+        InputError: the path is not absolute, is too long for a socket, or has characters that slurm.conf cannot hold.
     """
     folder = Path(environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
     if (

@@ -1,5 +1,4 @@
-"""What an image is built from: base, lock and definition. All functions but `parse_base` and `inputs_sha256` are
-pure."""
+"""What an image is built from: base, lock and definition."""
 
 from __future__ import annotations
 
