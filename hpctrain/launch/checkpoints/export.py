@@ -130,7 +130,7 @@ def _check_output(output: Path, force: bool) -> None:
     """Check that writing to `output` replaces nothing, or with `force` only a model folder.
 
     Raises:
-        InputError: `output` holds other files, or a model folder without `force`.
+        InputError: `output` is a file, holds files that are no model, or holds any files without `force`.
     """
     if not output.exists():
         return

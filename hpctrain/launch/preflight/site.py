@@ -52,8 +52,8 @@ def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -
 
 
 def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
-    """Return this host's name, in full and short, and the name of its Slurm cluster if a profile matches by cluster
-    name."""
+    """Return this host's name, in full and short, and before them the name of its Slurm cluster if a profile has
+    `match`."""
     host = platform.node()
     names = [host, host.partition(".")[0]]
     if all(not profile.match for profile in site.profiles.values()):

@@ -172,10 +172,11 @@ def gpus_per_node(run: Run) -> int | None:
 
 
 def _closing(run: Run, folder: Path, again: str | None) -> str:
-    """Return the command that runs the shell lines in $task on each node and then decides there whether the job ends.
+    """Return the words before each task's command. They run the command through the shell lines in $task, so that one
+    of the tasks ends the job if the job script was lost with its node.
 
-    It is '' where a task may not end the job: in an existing allocation, and with pyxis, which starts the whole task in
-    the image, where Slurm's commands may be missing.
+    The words are '' where a task may not end the job: in an existing allocation, and with pyxis, which starts the whole
+    task in the image, where Slurm's commands may be missing.
     """
     if again is None or (run.container is not None and run.container.runtime == "pyxis"):
         return ""
