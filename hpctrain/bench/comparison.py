@@ -26,7 +26,7 @@ class ComparisonRow:
 
     case: str
     against: str
-    """What hpctrain is compared with."""
+    """Name of the other implementation."""
     ratio: float
     """Time of hpctrain divided by the time of the other, median over the pairs; above 1, hpctrain is slower."""
     low: float
@@ -72,7 +72,8 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
 
 
 def interval(values: np.ndarray, draws: int = DRAWS) -> tuple[float, float]:
-    """The 90 % interval of the median, by bootstrap (Efron 1979); equal values give the same interval."""
+    """Return (low, high), the 90 % interval of the median by bootstrap (Efron 1979). The seed is fixed, so equal values
+    give an equal interval."""
     chosen = np.random.default_rng(0).integers(0, len(values), size=(draws, len(values)))
     low, high = np.percentile(np.median(values[chosen], axis=1), [5, 95])
     return float(low), float(high)

@@ -27,7 +27,7 @@ class SlurmUnavailable:
     installed: bool
     """Whether Slurm's commands are on the PATH."""
     configured: bool
-    """Whether the commands know a controller."""
+    """Whether Slurm's commands are configured with a controller."""
     reason: str = ""
     """Error message of Slurm's commands."""
 
@@ -69,7 +69,7 @@ class Driver:
     gpus: tuple[str, ...]
     version: str | None
     reason: str = ""
-    """Message of nvidia-smi when it fails."""
+    """Error message of nvidia-smi; '' if it works."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Interface:
     name: str
     address: str
     bits_per_s: int | None
-    """Speed of the interface; None if the driver does not report it, as in most virtual machines."""
+    """Speed of the interface in bits per second; None if the driver does not report it, as in most virtual machines."""
     infiniband: bool
 
 
@@ -94,7 +94,7 @@ class NetworkFacts:
     machine."""
     chosen: str | None
     reason: str = ""
-    """Why no interface was chosen."""
+    """Why no interface was chosen; '' if one was."""
     exported: Mapping[str, str] = field(default_factory=dict)
     """Values of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if they are set in the environment."""
     known: tuple[str, ...] = ()

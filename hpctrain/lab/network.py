@@ -154,7 +154,7 @@ def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
 
 
 def list_cuts_command(layout: LabLayout, name: str) -> Command:
-    """Return the command whose output `parse_cuts` reads."""
+    """Return the tc command that lists the cuts of a node; `parse_cuts` reads its output."""
     return ("tc", "-n", FABRIC, "-j", "filter", "show", "dev", layout.port(name), "parent", "1:")
 
 
@@ -165,8 +165,8 @@ def parse_cuts(layout: LabLayout, text: str) -> list[str]:
 
 
 def list_rate_command(layout: LabLayout, name: str, direction: Direction) -> Command:
-    """Return the command whose output `parse_rate` reads; the output is plain text, because tc has no JSON for
-    classes."""
+    """Return the tc command that shows the rate of a node's link; `parse_rate` reads its output, which is plain text,
+    because tc has no JSON for classes."""
     namespace = layout.namespace(name) if direction == "out" else FABRIC
     device = NODE_INTERFACE if direction == "out" else layout.port(name)
     return ("tc", "-n", namespace, "class", "show", "dev", device)

@@ -22,7 +22,7 @@ class NodeState:
 
     name: str
     flags: tuple[str, ...]
-    """IDLE, ALLOCATED, MIXED, DOWN, … and flags such as DRAIN and NOT_RESPONDING."""
+    """The node's state in Slurm (IDLE, ALLOCATED, MIXED, DOWN, …) and flags such as DRAIN and NOT_RESPONDING."""
     started_s: float | None
     """Start time of the node's slurmd, in seconds since 1970; None before it has registered."""
 
@@ -45,7 +45,7 @@ def scontrol(layout: LabLayout, *words: str) -> tuple[str, ...]:
 
 
 def squeue(layout: LabLayout) -> tuple[str, ...]:
-    """Return the command whose output `parse_jobs` reads."""
+    """Return the squeue command for this lab; `parse_jobs` reads its output."""
     program = layout.slurm.program("squeue")
     return ("env", f"SLURM_CONF={layout.slurm_conf}", program, "--noheader", "--all", f"--format={_JOB_FORMAT}")
 

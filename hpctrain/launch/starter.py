@@ -44,7 +44,7 @@ class Starter:
     tokenizer: str = "train:4096"
     """Tokenizer of the corpus: `train:4096` trains one with 4,096 tokens."""
     text_bytes: int = SAMPLE_TEXT_BYTES
-    """Bytes of text to search for."""
+    """Bytes of text to find on this machine for the corpus."""
 
 
 @dataclass(frozen=True)

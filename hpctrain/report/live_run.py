@@ -15,7 +15,7 @@ from hpctrain.report.follow_files import FileTail, rows_of
 from hpctrain.report.status import RunStatus, decide_status, lock_held
 
 ROWS = 2000
-"""Most steps in memory; a view needs only the last ones."""
+"""Most metrics rows in memory; a view needs only the last ones."""
 
 
 class LiveRun:

@@ -25,7 +25,7 @@ class FaultRecovery:
     generation: int | None = None
     """Number of the generation that replaced the broken one; None if none has started yet."""
     restore_step: int | None = None
-    """Step whose state the new generation started from."""
+    """Step of the checkpoint or state from which the new generation started; None if none has started yet."""
     step: int | None = None
     """First step that the new generation made; None if there is none yet."""
     reason: str = ""

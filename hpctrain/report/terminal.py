@@ -1,4 +1,4 @@
-"""A run on the terminal: one progress line, rewritten in place, and one line for each other event."""
+"""Show a run on the terminal: one progress line, rewritten in place, and one line for each event."""
 
 from __future__ import annotations
 

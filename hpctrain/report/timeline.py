@@ -33,7 +33,7 @@ class Bar:
 
     row: int
     kind: str
-    """A key of KINDS."""
+    """Kind of the action, a key of KINDS."""
     label: str
     start_s: float
     end_s: float

@@ -1,4 +1,4 @@
-"""One model in training, with one of the gradient synchronisations that a bench compares."""
+"""A model in training with one of the gradient synchronisations that the bench compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GradientSync:
     its own data, so the time of another method minus its time is the cost of that method."""
 
     averages = True
-    """Whether the gradients are means over the processes, as with DDP and FSDP; otherwise they are sums."""
+    """Whether gradients are averaged over the processes, as by DDP and FSDP; otherwise they are summed."""
     planned: CodecSpec | None = None
     """The codec that the planner chose; None for a method that does not ask the planner."""
 
@@ -68,10 +68,10 @@ class ReducerSync(GradientSync):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step."""
+    """Loss and sent bytes of one step."""
 
     loss: Tensor
-    """Mean over this process's sequences, before the step."""
+    """Mean loss over this process's sequences, before the step."""
     sent_bytes: int | None
 
 

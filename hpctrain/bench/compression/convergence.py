@@ -39,7 +39,7 @@ VALIDATION_ROWS = 256
 
 @dataclass(frozen=True)
 class ConvergenceSettings:
-    """Settings of the training, the same for every method and seed."""
+    """Settings of the trainings, equal for every method and seed."""
 
     workers: int = 4
     steps: int = 2000
@@ -59,7 +59,7 @@ class ConvergenceSettings:
     spec: DecoderSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step, numbered from 0."""
+        """Return the learning rate of a step; the first step is 0."""
         rise = max(1, round(self.warmup_share * self.steps))
         if step < rise:
             return self.lr * (step + 1) / rise
@@ -76,16 +76,16 @@ class ConvergenceSettings:
 
 @dataclass(frozen=True)
 class Training:
-    """One method with one seed, from the first step to the last."""
+    """Result of training with one method and one seed."""
 
     method: str
     seed: int
     curve: list[tuple[int, float]]
-    """(steps made, validation loss); the curve ends early where the loss was not finite."""
+    """Pairs (steps made, validation loss). The curve ends early if the loss became infinite or NaN."""
     loss: float | None
     """The last validation loss; None where the training diverged."""
     diverged_step: int | None
-    """Steps made when the loss was first found not to be finite."""
+    """Number of steps after which the loss was first found infinite or NaN; None if it never was."""
     cpu_s: float
     """Processor seconds of a step, mean over steps and workers."""
     sent_bytes: float | None
@@ -99,13 +99,14 @@ def train_all(
     path: Path,
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Train what the file of rows lacks, write each row as soon as it is done, and return all rows.
+    """Train each pair of method and seed that the file of rows lacks, write each row as soon as it is done, and return
+    all rows.
 
-    The reference is trained with every seed, even when it is not among `methods`.
+    The reference is trained with every seed, even if it is not among `methods`.
 
     Raises:
         InputError: the file has rows of other settings or another text, or there is no text on this machine.
-        HpctrainError: a process failed; the rows before it are kept.
+        HpctrainError: a process failed; rows that were written before remain.
     """
     alike = what_rows_share(settings)
     store = RowStore(path, alike)

@@ -32,7 +32,7 @@ class Summary:
 
     method: str
     loss: Band | None
-    """Loss at the last step; None where no seed reached it."""
+    """Loss at the last step; None if no seed reached the last step."""
     gap_pct: Band | None
     """Gap of the loss to the reference with the same seed, at equal steps, in percent of the reference's loss."""
     diverged: int

@@ -66,13 +66,13 @@ def measure_on_gpu(
 def measure_pieces_of(
     values: Tensor, densities: Sequence[float], repeats: int, seconds_of: Callable[[Work], float]
 ) -> list[GpuPieceRow]:
-    """Measure each part on these values.
+    """Return the measurement of each part on `values`.
 
     Args:
         values: [n], fp32, contiguous.
         densities: shares to select.
         repeats: counted repeats, after one warm-up.
-        seconds_of: runs a piece of work and returns how long it took.
+        seconds_of: runs a piece of work and returns its seconds.
     """
     return [row for density in densities for row in _at(density, values, repeats, seconds_of)]
 

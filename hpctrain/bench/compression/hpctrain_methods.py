@@ -90,7 +90,7 @@ class ShardedSync(GradientSync):
 
 
 class _InPrecision(nn.Module):
-    """A model whose matrix products use a lower precision than the rest, as in training."""
+    """A model that computes matrix products in a lower precision than other operations, as in training."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()

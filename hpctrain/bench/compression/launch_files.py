@@ -40,7 +40,7 @@ class LaunchSettings:
 
 
 def as_json(settings: LaunchSettings) -> dict[str, Any]:
-    """The settings as plain values."""
+    """Return the settings as JSON values."""
     return asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)}
 
 
@@ -50,7 +50,7 @@ class LaunchSpec:
 
     nodes: int
     interface: str
-    """Interface that carries the messages and whose counters are read."""
+    """Network interface that carries the messages and whose counters are read."""
     methods: tuple[str, ...]
     settings: LaunchSettings
 

@@ -23,7 +23,8 @@ from hpctrain.records.plan.compression import MODES, Quantized
 
 AUTO = "auto"
 ONE_BUCKET_MB = 1 << 14
-"""Bucket size for torch's PowerSGD hook. It starts collectives in callbacks; on gloo, only one bucket works."""
+"""Bucket size in MB for torch's PowerSGD hook. The hook starts collectives in callbacks, which on gloo works with one
+bucket only."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
 
 
 def _ring_bytes(model: nn.Module, world: int) -> int:
-    """Values that a rank sends in a ring all-reduce of all gradients."""
+    """Return the number of values that a rank sends in a ring all-reduce of all gradients."""
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
 
 
@@ -149,4 +150,4 @@ METHODS: dict[str, Open] = {
     "fsdp2_sparse": _sharded({"mode": "topk", "density": 0.1}),
     **{f"fsdp2_{mode}": _sharded({"mode": mode}) for mode in Quantized.modes()},
 }
-"""Method by its name in `--method` and in the record."""
+"""Functions that open a method, by the method's name in `--method` and in the record."""

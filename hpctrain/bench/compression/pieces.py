@@ -40,7 +40,8 @@ class PieceRow:
 def measure_pieces(
     densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
 ) -> list[PieceRow]:
-    """Measure each part on the same normally distributed values, as large as small gradients."""
+    """Return the measurement of each part. All parts get one set of normally distributed values, whose magnitude is
+    that of small gradients."""
     torch.set_num_threads(1)
     values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
     return [row for density in densities for row in _at(density, values, repeats)]

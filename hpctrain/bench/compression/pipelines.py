@@ -56,7 +56,7 @@ class PipelineBenchTrainer:
 
 
 def open_pipeline(messages: Messages, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
-    """This process's stage of a pipeline over all processes. Collective."""
+    """Return this process's stage of a pipeline over all processes. Collective."""
     plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
     *first, last = plan.stages
     plan = plan.model_copy(

@@ -26,7 +26,7 @@ SIZES = (1, 2**16, 2**20)
 """Numbers of fp32 values in the all-reduces by which a link is measured."""
 REPEATS = 3
 STEPS = 10_000
-"""Steps of the planned run: enough that its warm-up does not matter."""
+"""Steps of the run that is planned; with so many, the warm-up does not matter."""
 
 
 class StepWorkload(NamedTuple):
@@ -51,7 +51,8 @@ def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
 
 
 def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
-    """(alpha in seconds, beta in seconds per byte), with all processes sending at once."""
+    """Return (alpha in seconds, beta in seconds per byte) of the link, measured while all processes send at once.
+    Collective."""
     world = dist.get_world_size(group)
     points = []
     for numbers in SIZES:
@@ -91,7 +92,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
 
 
 def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
-    """A topology with one device per node and equal links."""
+    """Return a topology with one device per node and equal links."""
     nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
     return Topology(
         provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),

@@ -32,7 +32,7 @@ VALIDATION_ROWS = 16
 
 
 class StepSample(NamedTuple):
-    """One step of a method in this process."""
+    """The measurements of one step of a method in this process."""
 
     wall_s: float
     cpu_s: float
@@ -43,7 +43,7 @@ class StepSample(NamedTuple):
 
 
 class MethodRunner:
-    """The methods of a launch, open in this process."""
+    """All methods of a launch, opened in this process and measured in turns."""
 
     def __init__(self, scene: LaunchSpec, folder: Path, rank: int) -> None:
         self._scene, self._settings = scene, scene.settings

@@ -36,17 +36,17 @@ class MethodRow:
 
     method: str
     link: str
-    """Rate that the links were shaped to, or 'loopback'."""
+    """Rate that the links were shaped to, as tc writes it, or 'loopback'."""
     nodes: int
     step_time_s: float
-    """Median of the measured steps; each counts its slowest process."""
+    """Median over the measured steps of the time of a step's slowest process."""
     step_time_low_s: float
     step_time_high_s: float
     """`step_time_low_s` and `step_time_high_s`: first and third quartile of the measured steps."""
     step_time_mean_s: float
     """Mean of the measured steps; it matters for methods whose steps take different times."""
     cpu_s: float
-    """Processor seconds of a step and process, mean."""
+    """Mean processor seconds of a process in a step."""
     bytes_per_parameter: float
     """Payload bytes that a node sent in a step, by its interface's counter, divided by the number of parameters;
     mean."""
@@ -56,8 +56,8 @@ class MethodRow:
     header_factor: float
     """Bytes at the interface for each byte of payload, measured on this link."""
     own_core_s: float | None
-    """`cpu_s` plus the time of the interface's bytes at the link's rate: a step of nodes that share no processor and
-    overlap nothing. None on a loopback, which has no rate."""
+    """Seconds of a step on nodes that share no processor and overlap nothing: `cpu_s` plus the time of the interface's
+    bytes at the link's rate. None on a loopback, which has no rate."""
     loss: float | None
     """Loss on validation text after the last step; None where it is infinite or NaN."""
     steps: int

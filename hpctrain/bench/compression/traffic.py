@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 LOOPBACK = "lo"
 CALIBRATION_NUMBERS = 2 * 2**20
-"""fp32 values in an all-reduce of known payload; large enough that the barriers around it do not matter."""
+"""Number of fp32 values in an all-reduce of known payload; with so many, the barriers around it do not matter."""
 
 
 class Counter:

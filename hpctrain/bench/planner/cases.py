@@ -42,7 +42,7 @@ CASES = (
     *(SearchCase("unlike", gpus, "7B") for gpus in (16, 32, 256, 1024, 10_000)),
     *(SearchCase("paper", 32, model) for model in MODELS),
 )
-"""All cases; those with the same kind of devices and the same model are in order of size."""
+"""All cases. Cases with equal kinds of devices and equal models are in order of size."""
 
 
 def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:

@@ -14,7 +14,7 @@ class Errors:
 
     runs: int
     mean: float
-    """Mean absolute error."""
+    """Mean absolute error, in percent of the measured figure."""
     largest: float
     bias: float
     """Mean signed error; above 0, predictions are too slow or too large."""

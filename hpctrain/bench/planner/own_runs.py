@@ -46,7 +46,7 @@ class OwnRunSettings:
     """Sequences in a step; a multiple of 4."""
     seq_len: int = 128
     specs: tuple[DecoderSpec, ...] = (SMALL, LARGE)
-    """Models; the profile is fitted to runs of the first one."""
+    """Models that are trained; the profile is fitted to runs of the first one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ FITTED = ("dp2", "pp2", "tp2")
 
 
 def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Probe, train, fit and compare.
+    """Probe this machine, train the plans, fit the profile, and return the comparison as the bench's record.
 
     Raises:
         HpctrainError: the probe or a process of the bench failed.

@@ -35,7 +35,7 @@ from hpctrain.records.topology.topology import Device, Node, Topology
 from hpctrain.schedule.generate import why_no_schedule
 
 LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
-"""Compression of a run that loses a node, by the key of its figures."""
+"""Compression of the runs that lose a node, by the key of their figures in the record."""
 Figures = dict[str, Any]
 """Figures of one case, by their names in the record."""
 
@@ -86,13 +86,13 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
 
 
 def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
-    """Search seconds for the 7B model on equal GPUs, by the number of GPUs."""
+    """Return the search seconds for the 7B model on equal GPUs, by the number of GPUs."""
     equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
     return {equal[name]: figures_of_case["search_s"] for name, figures_of_case in figures.items() if name in equal}
 
 
 def brute_force_gap_pct() -> float:
-    """How much slower the planner's plan is than the best of all plans on three different devices, in percent."""
+    """Return by how many percent the planner's plan is slower than the best of all plans on three different devices."""
     run, topology = _small_run(), _unlike_devices()
     spec = run.spec()
     work, _ = workload_of(run, spec)

@@ -26,7 +26,8 @@ NODES = 4
 VICTIM = 2
 """Index of the faulty node; index 0 is the coordinator."""
 CPU_SHARE = 0.1
-"""Cores of the throttled node: less than its fair share of the machine, otherwise the quota has no effect."""
+"""CPU time of the throttled node, in cores. It is less than the node's fair share of the machine; otherwise the limit
+has no effect."""
 _GROUP = "hpctrain-bench-faults"
 _RATE = "1gbit"
 """Rate of links whose rate the lab does not limit; a slow link gets a quarter of it."""
@@ -61,7 +62,7 @@ CLEAN = FaultCase("clean", "none", None, device="cpu")
 
 @dataclass(frozen=True)
 class FaultRow:
-    """Result for one fault."""
+    """Result of the probe with one fault."""
 
     case: str
     expected: str
@@ -154,14 +155,15 @@ def _is_removed(group: Path) -> bool:
 
 
 def _add_interface(machine: Machine, namespace: str) -> None:
-    """Add a second interface: Linux answers for its address on the first one too."""
+    """Add a second network interface to the namespace; Linux answers requests for its address on the first interface
+    too."""
     machine.run(["ip", "-n", namespace, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1-peer"])
     for name in ("eth1", "eth1-peer"):
         machine.run(["ip", "-n", namespace, "link", "set", name, "up"])
 
 
 def _cpu_group(machine: Machine) -> Path:
-    """A CPU group limited to `CPU_SHARE` cores.
+    """Return a new CPU group limited to `CPU_SHARE` cores.
 
     Raises:
         InputError: this machine cannot limit CPU time.
@@ -182,7 +184,7 @@ def _cpu_group(machine: Machine) -> Path:
 
 
 def _stop_at_links(machine: Machine, folder: Path, process: Process, number: signal.Signals) -> None:
-    """Send the signal once the nodes measure links."""
+    """Wait until the nodes measure links, then send the signal `number` to `process`."""
 
     def measuring() -> bool:
         try:

@@ -25,7 +25,7 @@ from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.link import LinkFigures
 
 PORT = 5201
-"""iperf3's default port; the lab's nodes have network namespaces of their own."""
+"""Default port of iperf3. It is free, because each node has a network namespace."""
 CONNECT_S = 10.0
 
 
@@ -112,7 +112,7 @@ def _row(machine: Machine, layout: LabLayout, pair: tuple[str, str], rate: str, 
 
 
 def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds: int) -> float:
-    """Bytes per second at iperf3's receiver."""
+    """Return the bytes per second that iperf3's receiver measures."""
     source, target = pair
     addr = layout.address(target)
     listen = _inside(layout, target, ["iperf3", "-s", "-1", "-B", addr, "-p", str(PORT)])

@@ -1,4 +1,4 @@
-"""The probe's node processes in the namespaces of a lab's nodes, started as by a job but without Slurm."""
+"""Run the probe's node processes in the namespaces of a lab's nodes, as in a job but without Slurm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENTER = (
 
 @dataclass(frozen=True)
 class ModifiedNode:
-    """Changes that make one node differ from the others."""
+    """Changes that make one node differ from the others; None leaves a part unchanged."""
 
     node: str
     addr: str | None = None

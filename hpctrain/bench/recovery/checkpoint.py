@@ -46,7 +46,7 @@ class SaveSettings:
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure with one process and its writer.
+    """Measure all ways of saving in one process and its writer; return the record of the bench.
 
     Raises:
         HpctrainError: the process failed, or a save did.
@@ -92,7 +92,8 @@ class SaveMethods:
         self._group = dist.new_group(backend="gloo")
 
     def stall(self, method: str) -> TimeSample:
-        """Time that the training waits for a save; a background writer has ended when this returns."""
+        """Return the time that the training waits for a save; a background writer has ended when this function
+        returns."""
         tensors = self._tensors()
         target = self._folder / "torch"
         shutil.rmtree(target, ignore_errors=True)
@@ -103,7 +104,7 @@ class SaveMethods:
         return taken
 
     def save(self) -> None:
-        """Start hpctrain's save, which goes on in the background."""
+        """Start hpctrain's save, which continues in the background."""
         self._trainer.saver.save(self._tensors(), manifest_of(self._trainer))
 
     def writing(self) -> bool:

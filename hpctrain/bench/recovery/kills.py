@@ -44,7 +44,7 @@ start of the ranks up to their kill."""
 
 @dataclass
 class KillResult:
-    """Counts over all kills."""
+    """Numbers of kills by their effect, over all kills."""
 
     kills: int = 0
     while_writing: int = 0
@@ -184,7 +184,7 @@ class StateHashes:
         self._trainer.saver.save = noted  # type: ignore[method-assign]
 
     def compare(self, step: int) -> None:
-        """Record the hash of the present state.
+        """Record the hash of the present state under `step`.
 
         Raises:
             HpctrainError: a different hash was recorded for this step before.

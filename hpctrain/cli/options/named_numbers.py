@@ -13,7 +13,7 @@ from hpctrain.records.format.node_set import expand_node_set
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range; click's own range accepts 'nan'."""
+    """A click type for a finite number in a range; click's FloatRange accepts 'nan'."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))

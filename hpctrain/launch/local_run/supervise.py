@@ -28,7 +28,7 @@ class LocalJobResult:
     """The end of an attempt."""
 
     exit_code: int
-    """0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
+    """Exit code of the command: 0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
     reason: str
     stopped: bool = False
     """Whether the attempt was stopped on request."""

@@ -39,7 +39,7 @@ class ProbeRequest:
 
     @property
     def options(self) -> list[str]:
-        """The request as options of `hpctrain.node probe`."""
+        """Return the request as options of `hpctrain.node probe`."""
         prior = ["--prior", str(self.prior.resolve())] if self.prior is not None else []
         return [*prior, "--device", self.device, "--seed", str(self.seed), "--mode", self.mode]
 

@@ -41,7 +41,8 @@ class CheckedRun:
     """A run that passed the checks and may be queued."""
 
     run: Run
-    """The run with its partition, if the run file names none, and with the folders of the runs that it waits for."""
+    """The run to record: with the chosen partition if the run file names none, and with the folders of the runs that it
+    waits for."""
     asked: Run
     """The run with what its job requests from Slurm: all GPUs of its nodes, and the ids of the jobs that it waits
     for."""

@@ -1,4 +1,4 @@
-"""`hpctrain logs RUN`: what the processes of a run printed, as one log."""
+"""`hpctrain logs RUN`: print the output of a run's processes as one log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpctrain report RUN`: a run as one HTML file."""
+"""`hpctrain report RUN`: write a run's report as one HTML file."""
 
 from __future__ import annotations
 

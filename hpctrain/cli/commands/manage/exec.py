@@ -80,7 +80,7 @@ def command(ctx: click.Context, folder: Path, node: str | None, dry_run: bool) -
 def _in_job(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment of the command as a step of the run's job."""
+    """Return argv and environment that run the command as a step of the run's job."""
     attempts = RunFolder(folder).attempts()
     job = job_id(folder)
     info = Slurm(SystemRunner()).job(job) if job is not None else None
@@ -96,7 +96,7 @@ def _in_job(
 def _here(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment of the command on this machine, where all virtual nodes run."""
+    """Return argv and environment that run the command on this machine, where all virtual nodes run."""
     holder = lock_holder(folder)
     if holder is None:
         raise _not_running(folder, status)

@@ -40,7 +40,7 @@ DECODER = Starter(
     name="demo", steps=120, nodes=NODES, lr=2e-3, checkpoint_every=20, text_bytes=12_000_000, tokenizer="train:2048"
 )
 STARTERS = {"decoder": DECODER, "encoder": replace(DECODER, preset="bert-4m")}
-"""The demo's run by the family of its model."""
+"""Values of the demo's run, by the family of its model."""
 TASKS = {
     "decoder": "The model learns to name the next token.",
     "encoder": "The model learns to fill in tokens that are hidden from it.",

@@ -30,7 +30,7 @@ _STYLE = {"ok": "green", "note": "yellow", "problem": "bold red"}
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list on stdout and nothing else.")
 def command(as_json: bool) -> None:
-    """Say what this machine and its cluster allow, and what would bite a run.
+    """Say what this machine and its cluster allow, and what would harm a run.
 
     Checked are Slurm's settings and what each costs a run, partitions with their limits and GPUs, container runtimes,
     torch with CUDA, NCCL and gloo, network interfaces, and the file system of run folders, on which a lock, a rename

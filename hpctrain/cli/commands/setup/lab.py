@@ -29,7 +29,7 @@ from hpctrain.lab.up import bring_up, make_blueprint, slurm_version
 
 
 class _Rate(click.ParamType[str | None]):
-    """A rate as tc writes it, or 'none'."""
+    """A click type for a link rate as tc writes it, such as 100mbit, or 'none' for no limit."""
 
     name = "rate"
 

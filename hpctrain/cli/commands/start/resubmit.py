@@ -1,4 +1,4 @@
-"""`hpctrain resubmit RUN`: a new job for a run that ended early."""
+"""`hpctrain resubmit RUN`: submit a new job for a run that ended early."""
 
 from __future__ import annotations
 
