@@ -80,9 +80,9 @@ class LabNode(Part):
     name: str = Field(pattern=_NODE_NAME)
     """Name of the node: its host name, and its name in Slurm."""
     cpus: int | None = Field(default=None, ge=1, le=1024)
-    """Number of CPUs that Slurm is told the node has. Default: `cpus` of the lab."""
+    """Number of CPUs that slurm.conf states for the node. Default: `cpus` of the lab."""
     memory_bytes: int | None = Field(default=None, ge=2**20)
-    """Memory that Slurm is told the node has, in bytes. Default: `memory_bytes` of the lab."""
+    """Memory that slurm.conf states for the node, in bytes. Default: `memory_bytes` of the lab."""
     rate: Rate | None = None
     """Rate of the node's link in each direction. Default: `rate` of the lab."""
     cpu_share: float | None = Field(default=None, ge=0.01)
