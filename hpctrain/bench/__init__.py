@@ -1,1 +1,2 @@
-"""Benchmarks: hpctrain and another implementation measured in turns within one launch, so both see the same noise."""
+"""Benchmarks of hpctrain and another implementation, in turns within one launch, so that noise of the machine affects
+both alike."""

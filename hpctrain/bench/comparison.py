@@ -13,7 +13,7 @@ DRAWS = 4000
 
 @dataclass(frozen=True)
 class TimeSample:
-    """What one side of a pair took: time and processor time."""
+    """Wall time and processor time of one side of a pair."""
 
     wall_s: float
     cpu_s: float
@@ -22,28 +22,29 @@ class TimeSample:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One case of a comparison, as a bench prints it."""
+    """Result of one case: hpctrain compared with another implementation."""
 
     case: str
     against: str
-    """What hpctrain is compared with."""
+    """Name of the other implementation."""
     ratio: float
-    """Median over the pairs of hpctrain / other; above 1, hpctrain is slower."""
+    """Time of hpctrain divided by the time of the other, median over the pairs; above 1, hpctrain is slower."""
     low: float
     high: float
-    """90 % interval of that median, by bootstrap over the pairs."""
+    """`low` and `high`: ends of the 90 % interval of `ratio`, by bootstrap over the pairs."""
     ours_s: float
     other_s: float
     ours_cpu_s: float | None
     other_cpu_s: float | None
-    """Medians of processor seconds; None where one side is computed, or shares its processes with the other."""
+    """`ours_cpu_s` and `other_cpu_s`: medians of processor seconds, of hpctrain and of the other. None where one side
+    is computed instead of measured, or where both run in the same processes."""
     spread: float
     """Half the interquartile range of the pairs' ratios, divided by the median ratio: the uncertainty of one pair."""
     pairs: int
 
 
 def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSample]], cpu: bool = True) -> ComparisonRow:
-    """Summarise pairs of (hpctrain, other); the two of a pair were measured one right after the other.
+    """Return the summary of pairs (hpctrain, other), each measured one right after the other.
 
     Raises:
         ValueError: there is no pair, or the other side took no time.
@@ -71,7 +72,8 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
 
 
 def interval(values: np.ndarray, draws: int = DRAWS) -> tuple[float, float]:
-    """The 90 % interval of the median, by bootstrap (Efron 1979); equal values give the same interval."""
+    """Return (low, high), the 90 % interval of the median by bootstrap (Efron 1979). The seed is fixed, so equal values
+    give an equal interval."""
     chosen = np.random.default_rng(0).integers(0, len(values), size=(draws, len(values)))
     low, high = np.percentile(np.median(values[chosen], axis=1), [5, 95])
     return float(low), float(high)

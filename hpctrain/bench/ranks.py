@@ -1,4 +1,4 @@
-"""Start the processes of a bench together, and return one result."""
+"""Start the processes of a bench together, and return the result of rank 0."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Answer = TypeVar("Answer")
 def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> Answer:
     """Call `body(rank, world, *arguments)` in `world` new processes, and return its result on rank 0.
 
-    The machine's cores are divided equally among them.
+    The machine's cores are divided equally among the processes.
 
     Raises:
-        HpctrainError: one of them failed; the message has its traceback.
+        HpctrainError: a process failed; the message has its traceback.
     """
     with tempfile.NamedTemporaryFile() as answer:
         try:
@@ -51,7 +51,7 @@ def _rank(
 ) -> None:
     os.chdir(folder)
     threads = max(1, len(os.sched_getaffinity(0)) // world)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for `build`, which sets torch's number of threads by it
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for `build`, which sets torch's number of threads from it
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(threads)
     given = body(rank, world, *arguments)
@@ -60,8 +60,8 @@ def _rank(
 
 
 def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
-    """Build the trainer of a worker process from its start order, which is made here as an agent makes it, and its
-    training loop."""
+    """Return the trainer and the training loop of a worker process. The start order, which an agent makes in a run, is
+    made here."""
     descriptor, meeting = None, dist.FileStore(str(folder / "meeting"), world)
     if rank == 0:
         plan.write(folder / "plan.json")
@@ -90,7 +90,7 @@ class NoAgentChannel:
 
 
 def timed(step: Callable[[], object], count: int) -> TimeSample:
-    """Time per step of `count` steps between two barriers; processor seconds are summed over all ranks."""
+    """Return the time per step of `count` steps between two barriers; processor seconds are summed over all ranks."""
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()
     for _ in range(count):
@@ -103,6 +103,6 @@ def timed(step: Callable[[], object], count: int) -> TimeSample:
 
 
 def leave_process_group() -> None:
-    """Leave the process group, when all processes have arrived here."""
+    """Leave the process group once all processes have called this function."""
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The part of a bench's record that is not its rows: machine, versions and settings."""
+"""The record that a bench writes: machine, versions, settings and rows."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hpctrain.probe.system.host import cpu_name
 
 
 def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The record of a bench, as JSON values.
+    """Return the record of a bench, as JSON values.
 
     Args:
-        rows: dataclasses, one per case.
+        rows: dataclasses, one for each case.
     """
     record = machine_and_versions(bench, settings)
     return record | {"rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]}
 
 
 def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The record without its rows."""
+    """Return the record of a bench without its rows, as JSON values."""
     return {
         "bench": bench,
         "time": utc_text(time.time()),

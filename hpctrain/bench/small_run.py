@@ -1,4 +1,4 @@
-"""What a bench trains on: a run folder with a small corpus, and plans by their degrees."""
+"""Small runs for benches: a run folder with a small corpus, and plans by their degrees."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ from hpctrain.records.run.model_choice import Model
 from hpctrain.records.run.run import Batch, Checkpoint, Run, Validation
 
 BYTES_VOCABULARY = 320
-"""Vocabulary size of the corpus below, whose tokens are bytes."""
+"""Vocabulary size of the corpus that `make_corpus` writes, whose tokens are bytes."""
 NEVER = 10**9
 
 
 def make_corpus(folder: Path) -> None:
-    """Write a corpus of hpctrain's own source text, which every machine has."""
+    """Write a corpus of hpctrain's own source text, which every machine has. Its tokens are bytes."""
     prepare([Path(hpctrain.__file__).parent], folder, PrepareOptions(valid_fraction=0.1, limit_bytes=400_000))
 
 
 @contextlib.contextmanager
 def temporary_corpus() -> Iterator[Path]:
-    """Yield a temporary folder with that corpus in its folder `corpus`."""
+    """Yield the corpus of `make_corpus`: folder `corpus` in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
         make_corpus(Path(name, "corpus"))
         yield Path(name)
 
 
 def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
-    """Create a run folder without plans; only steps happen in it, unless `keys` of the run file add something."""
+    """Create a run folder without plans and return its run; it saves and validates nothing, unless `keys` of the run
+    file say so.
+
+    Args:
+        rows: sequences in the global batch.
+    """
     settings: dict[str, Any] = {
         "steps": NEVER,
         "checkpoint": Checkpoint(every=NEVER),
@@ -56,7 +61,7 @@ def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: 
 def make_plan(
     pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int, *, tp: int = 1, zero: ZeroLevel = 0
 ) -> Plan:
-    """A plan with equal stages, one per rank, and equal replicas, on the CPUs of as many virtual nodes."""
+    """Return a plan with equal stages, one per rank, and equal replicas, on the CPUs of pp × dp × tp virtual nodes."""
     devices = [f"local{index}:cpu0" for index in range(pp * dp * tp)]
     cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
     replicas = [

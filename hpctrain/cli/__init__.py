@@ -1,1 +1,1 @@
-"""The command line: one short file a verb. Each reads files, calls one function, writes one file."""
+"""The command line: one short file for each command, which reads files, calls one function and writes one file."""

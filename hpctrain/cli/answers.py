@@ -1,4 +1,4 @@
-"""What a command says: lines for a person, which with --json go to stderr, and JSON for a program."""
+"""Output of commands: lines for a person, which go to stderr with --json, and JSON for a program."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ def say(lines: Iterable[str], err: bool = False) -> None:
     """Print lines for a person.
 
     Args:
-        err: on stderr, as stdout holds JSON.
+        err: print on stderr, because stdout holds JSON.
     """
     for line in lines:
         click.echo(line, err=err)
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Print lines on stderr, each after the program's name."""
+    """Print lines on stderr, each with `hpctrain: ` before it."""
     say((f"hpctrain: {line}" for line in lines), err=True)
 
 
 def submission(folder: Path, job_id: str) -> dict[str, str]:
-    """Return what a submission answers in its JSON form."""
+    """Return the JSON object that a submission prints."""
     return {"name": folder.name, "folder": str(folder), "job_id": job_id}

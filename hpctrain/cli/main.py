@@ -1,4 +1,4 @@
-"""The `hpctrain` command: a static table of verbs, so that `--help` imports none of them."""
+"""The `hpctrain` command: a static table of commands, so that `--help` imports none of them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("bench.group", "Side-by-side measurements on this machine."),
     "schema": ("commands.setup.schema", "Print the JSON Schema of a file, for editors."),
 }
-"""Verb -> module within `hpctrain.cli` that holds it as `command`, and its one line of help."""
+"""For each command: the module within `hpctrain.cli` that holds it as `command`, and its line in `hpctrain --help`."""
 
 
 class Verbs(click.Group):
-    """A group that imports a verb only when it is called."""
+    """A click group that imports a command's module only when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -85,9 +85,9 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; errors become one line on stderr and an exit code."""
+    """Run the command line; an error becomes lines on stderr and an exit code."""
     without_implied_folder(os.environ)
-    # As an exception it passes through every `finally`: nothing that was started is left behind.
+    # As SystemExit, SIGTERM passes through every `finally`, so that everything that was started is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
     with escaped_output():
         _run()
@@ -104,6 +104,6 @@ def _run() -> None:
             click.echo(f"hpctrain: {line}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader (head, less) went away: nothing more to say, and no traceback at exit either.
+        # The reader of stdout (head, less) is gone: print nothing more, and no traceback at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)

@@ -1,6 +1,6 @@
-"""The history of the runs that a person started: runs are added, and their job's cluster is looked up.
+"""The history of the runs that you started: runs are added to it, and it names the cluster of a run's job.
 
-A home folder may be shared by several clusters, on which the same job id means two jobs.
+A home folder may be shared by several clusters, on which one job id means different jobs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hpctrain.slurm.commands import Slurm
 def add_to_history(
     verb: Literal["submit", "resubmit", "train"], folder: Path, job_id: str | None, slurm: Slurm | None = None
 ) -> None:
-    """Record that a run was started, so that its name and its job's id lead to it from any folder.
+    """Record that a run was started, so that its name and its job's id find it from any folder.
 
-    A home folder that is full does not stop the run.
+    If the history cannot be written, the command only warns.
 
     Args:
         slurm: asked for the name of the cluster; None for local processes.
@@ -49,7 +49,7 @@ def add_to_history(
 def on_other_clusters(folders: Sequence[Path], slurm: Slurm) -> dict[Path, str]:
     """Return the runs whose newest job is on another cluster than this machine, each with the cluster's name.
 
-    Slurm is asked for its name only where the history names a cluster of one of these runs.
+    Slurm is asked for the name of this cluster only where the history names a cluster for one of these runs.
     """
     asked = {folder.resolve(): folder for folder in folders}
     newest = {Path(past.folder): past.cluster for past in read_past_runs(os.environ)}
@@ -61,10 +61,10 @@ def on_other_clusters(folders: Sequence[Path], slurm: Slurm) -> dict[Path, str]:
 
 
 def check_cluster(folder: Path, slurm: Slurm, verb: str) -> None:
-    """Check that the run's job is on this cluster.
+    """Check that the run's job is on this machine's cluster.
 
     Raises:
-        RefusedError: it is on another cluster.
+        RefusedError: the job is on another cluster.
     """
     elsewhere = on_other_clusters([folder], slurm).get(folder)
     if elsewhere is not None:

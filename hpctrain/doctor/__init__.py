@@ -1,1 +1,1 @@
-"""What a machine and its cluster allow: collect facts, and say what they mean for a run."""
+"""What a machine and its cluster allow: collect facts, and decide what they mean for a run."""

@@ -17,7 +17,7 @@ from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
 from hpctrain.slurm.time import format_time_limit
 
 LONG_PAUSE_S = 60
-"""Shortest pause between two attempts that is worth a finding."""
+"""Shortest pause between two attempts, in seconds, that is reported."""
 NOTICE_S = int(Cluster.model_fields["save_notice_s"].default)
 HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
 _slurm = partial(DoctorFinding, "Slurm")
@@ -25,7 +25,7 @@ _MIG = re.compile(r"\d+g\.\d+gb")
 
 
 def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
-    """Findings about the cluster: its version, the settings that affect a run's life, and its partitions."""
+    """Return findings about the cluster: its version, the settings that affect a run's life, and its partitions."""
     if isinstance(slurm, SlurmUnavailable):
         return [_no_slurm(slurm)]
     config = slurm.config
@@ -139,7 +139,7 @@ def _accounting(config: ClusterConfig) -> DoctorFinding:
 
 
 def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[DoctorFinding]:
-    """One finding per partition; one more if none of them can run anything.
+    """Return one finding per partition, and one more if no partition can run anything.
 
     Args:
         kind: the cluster's PreemptType.
@@ -178,7 +178,7 @@ def _ready(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
 
 
 def _gpus(members: Sequence[NodeInfo]) -> str:
-    """GPUs grouped by their number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1 node'."""
+    """Return GPUs by their number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1 node'."""
     counts = Counter((item.count, item.type) for node in members for item in node.gres if item.name == "gpu")
     if not counts:
         return "no GPUs"

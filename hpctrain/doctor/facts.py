@@ -1,4 +1,4 @@
-"""The facts that the doctor collects, without judgement. None and () mean that a part is missing."""
+"""The facts that the doctor collects. A value of None or () means that a part is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
 
 @dataclass(frozen=True)
 class SlurmFacts:
-    """A cluster whose controller answers."""
+    """Facts about a cluster whose Slurm controller answers."""
 
     config: ClusterConfig
     partitions: tuple[Partition, ...]
@@ -22,14 +22,14 @@ class SlurmFacts:
 
 @dataclass(frozen=True)
 class SlurmUnavailable:
-    """No cluster that could be asked."""
+    """The reason why no Slurm cluster could be asked."""
 
     installed: bool
-    """Whether Slurm's commands are on the path."""
+    """Whether Slurm's commands are on the PATH."""
     configured: bool
-    """Whether the commands know a controller."""
+    """Whether Slurm's commands are configured with a controller."""
     reason: str = ""
-    """Error message of the commands."""
+    """Error message of Slurm's commands."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class ContainerRuntime:
 
     name: str
     version: str | None
-    """None: it is on the path but does not run."""
+    """Version of the program; None if it is on the PATH but does not run."""
 
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """torch, as imported in a separate process."""
+    """Facts about torch, which a separate process imported."""
 
     version: str
     cuda_version: str | None
-    """CUDA version of this build; None: a build for CPUs."""
+    """CUDA version that torch was built for; None for a CPU build."""
     gloo: bool
     nccl_version: str | None
     devices: tuple[str, ...]
@@ -56,7 +56,7 @@ class TorchFacts:
 
 @dataclass(frozen=True)
 class TorchUnavailable:
-    """Why torch is not available."""
+    """The reason why torch is not available."""
 
     reason: str
     installed: bool
@@ -64,12 +64,12 @@ class TorchUnavailable:
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver on this machine, according to nvidia-smi."""
+    """NVIDIA's driver on this machine, as nvidia-smi reports it."""
 
     gpus: tuple[str, ...]
     version: str | None
     reason: str = ""
-    """Message of nvidia-smi when it fails."""
+    """Error message of nvidia-smi; '' if it works."""
 
 
 @dataclass(frozen=True)
@@ -79,30 +79,31 @@ class Interface:
     name: str
     address: str
     bits_per_s: int | None
-    """Speed of the interface; None if the driver does not report it, as in most virtual machines."""
+    """Speed of the interface in bits per second; None if the driver does not report it, as in most virtual machines."""
     infiniband: bool
 
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """Interfaces, and the one that collectives would use."""
+    """The network interfaces, and the one that collectives would use."""
 
     interfaces: tuple[Interface, ...]
-    """Interfaces that are up, without loopback."""
+    """Interfaces that are up and have an address, without loopback."""
     peer: str | None
-    """The node to which a route was looked up; None: only processes on this machine communicate."""
+    """The node to which a route was looked up; None if no other node takes jobs, so that all processes run on this
+    machine."""
     chosen: str | None
     reason: str = ""
-    """Why no interface was chosen."""
+    """Why no interface was chosen; '' if one was."""
     exported: Mapping[str, str] = field(default_factory=dict)
-    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if a person set them."""
+    """Values of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if they are set in the environment."""
     known: tuple[str, ...] = ()
     """Names of all interfaces, up or not."""
 
 
 @dataclass(frozen=True)
 class FolderTest:
-    """A test of one operation in a folder. reason: what went wrong."""
+    """The result of a test of one operation in a folder; `reason` says what went wrong."""
 
     works: bool
     reason: str = ""
@@ -110,7 +111,7 @@ class FolderTest:
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """The folder that holds run folders."""
+    """Facts about the folder in which run folders are made."""
 
     path: Path
     kind: str
@@ -126,7 +127,7 @@ class FolderFacts:
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """A folder that other nodes do not see."""
+    """A folder on a disk of this machine, which other nodes do not see."""
 
     path: Path
     kind: str
@@ -135,7 +136,7 @@ class LocalDisk:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """All collected facts."""
+    """All facts that the doctor collects."""
 
     host: str
     slurm: SlurmFacts | SlurmUnavailable

@@ -14,21 +14,21 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One line of the doctor's output."""
+    """One finding, as the doctor prints it."""
 
     subject: Subject
     name: str
-    """The setting, partition, program or folder."""
+    """Name of the setting, partition, program or folder."""
     level: Level
     """ok: nothing to do. note: a disadvantage, or a missing part. problem: a run would fail or stay slow."""
     value: str
-    """The value that was found."""
+    """The value of the setting, or the state of the part."""
     words: str = ""
-    """What it means for a run."""
+    """What the value means for a run."""
     todo: str = ""
     """What to do; empty where there is nothing to do."""
 
 
 def exit_code(findings: Sequence[DoctorFinding]) -> int:
-    """0, or 3 if a finding is a problem."""
+    """Return the exit code of `hpctrain doctor`: 3 if a finding is a problem, else 0."""
     return EXIT_WARNINGS if any(finding.level == "problem" for finding in findings) else EXIT_DONE

@@ -26,7 +26,8 @@ from hpctrain.runs.file_system import IN_MEMORY, is_shared
 from hpctrain.slurm.gres import gpu_count
 
 LITTLE_BYTES = 10 * 2**30
-"""Little free space: a few checkpoints of a model of 1e8 parameters fill it (12 bytes a parameter, fp32 Adam)."""
+"""Free bytes below which space counts as little: a few checkpoints of a model of 1e8 parameters fill them (12 bytes a
+parameter, fp32 Adam)."""
 _container = partial(DoctorFinding, "containers")
 _torch = partial(DoctorFinding, "torch")
 _network = partial(DoctorFinding, "network")
@@ -36,7 +37,7 @@ _LOCKS_OF_ONE_NODE = ("nolock", "local_lock=all", "local_lock=flock", "localfloc
 
 
 def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
-    """All findings from the facts."""
+    """Return all findings that follow from the facts."""
     slurm = facts.slurm if isinstance(facts.slurm, SlurmFacts) else None
     elsewhere = slurm is not None and any(node.name != facts.host for node in slurm.nodes)
     return [
@@ -50,7 +51,11 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
 
 
 def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None) -> list[DoctorFinding]:
-    """Findings about container runtimes, and about pyxis; `pyxis` None: there is no Slurm that could have it."""
+    """Return findings about container runtimes and pyxis.
+
+    Args:
+        pyxis: whether srun has pyxis; None if there is no Slurm.
+    """
     findings = []
     for runtime in runtimes:
         if runtime.version is None:
@@ -70,7 +75,7 @@ def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None)
 def torch_findings(
     torch: TorchFacts | TorchUnavailable, driver: Driver | None, cluster_gpus: int
 ) -> list[DoctorFinding]:
-    """Findings about torch, its backends, and the driver.
+    """Return findings about torch, its backends, and the driver.
 
     Args:
         cluster_gpus: GPUs that Slurm lists on its nodes.
@@ -139,7 +144,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
-    """Findings about interfaces, and about which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
+    """Return findings about interfaces, and about which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
     findings = [_network(entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
     if not network.interfaces:
         findings.append(_network("interfaces", "note", "loopback only", "no other machine can be reached"))
@@ -170,7 +175,8 @@ def _choice(network: NetworkFacts) -> DoctorFinding:
 
 def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
     value = network.exported[name]
-    # gloo takes names separated by commas; NCCL takes prefixes of names, and characters that change the match.
+    # gloo takes interface names separated by commas. NCCL takes prefixes of names, and characters that change the
+    # match.
     missing = name.startswith("GLOO") and not set(value.split(",")) <= set(network.known)
     if missing and network.peer is None:
         words = "you exported it, and this machine has no such interface: workers would fail at their start"
@@ -182,7 +188,7 @@ def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
 
 
 def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
-    """Findings about the folder of run folders.
+    """Return findings about the folder in which run folders are made.
 
     Args:
         elsewhere: whether jobs run on other machines, which have to see the folder.

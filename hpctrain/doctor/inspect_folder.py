@@ -1,4 +1,4 @@
-"""Test a folder: do once in it each operation that a run relies on, with the same code as a run."""
+"""Test a folder: perform each file operation that a run relies on once, with the code that a run uses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hpctrain.runs.locate import RUNS_VARIABLE
 
 
 def inspect_runs_folder(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
-    """The folder of run folders, and whether renaming, locking and linking work there.
+    """Return facts about the folder of run folders, and whether renaming, locking and linking work in it.
 
-    The test uses a temporary folder, which is removed. A folder that does not exist is not made; its nearest parent is
-    tested instead.
+    The test uses a temporary folder, which is removed. A folder that does not exist is not made; its nearest existing
+    parent is tested instead.
     """
     path = runs.expanduser().resolve()
     there = _nearest(path)
@@ -42,7 +42,7 @@ def inspect_runs_folder(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
 
 
 def inspect_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
-    """The usual folders for temporary files that lie on no shared file system."""
+    """Return the usual folders for temporary files, without those on a shared file system."""
     places = dict.fromkeys(Path(place) for place in (environ.get("TMPDIR") or "/tmp", "/tmp", "/scratch", "/dev/shm"))
     disks = [
         LocalDisk(place, file_system_of(place), shutil.disk_usage(place).free) for place in places if place.is_dir()
@@ -52,14 +52,14 @@ def inspect_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
 
 def _nearest(path: Path) -> Path:
     while True:
-        with contextlib.suppress(PermissionError):  # its parent may not be readable
+        with contextlib.suppress(PermissionError):  # the parent folder may not be readable
             if path.is_dir():
                 return path
         path = path.parent
 
 
 def _try_in(folder: Path) -> tuple[FolderTest, FolderTest, FolderTest]:
-    """Test rename, lock and link, in this order."""
+    """Return the results of testing rename, lock and link, in this order."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".hpctrain-doctor-", dir=folder))
     except OSError as error:
@@ -77,7 +77,7 @@ def _tried(trial: Callable[[Path], str], folder: Path) -> FolderTest:
     except OSError as error:
         reason = error.strerror or str(error)
     except StorageError as error:
-        # The error's own message names a file that no longer exists.
+        # The message of the StorageError names a temporary file that no longer exists; its cause does not.
         cause = error.__cause__
         reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
     except HpctrainError as error:
@@ -86,7 +86,7 @@ def _tried(trial: Callable[[Path], str], folder: Path) -> FolderTest:
 
 
 def _rename(folder: Path) -> str:
-    """Replace a file by another one; return what went wrong or ''."""
+    """Replace a file by another one; return what went wrong, or '' if nothing did."""
     path = folder / "file"
     for text in ("first", "second"):
         write_text(path, text)
@@ -94,7 +94,7 @@ def _rename(folder: Path) -> str:
 
 
 def _lock(folder: Path) -> str:
-    """Lock and release a run folder, and check it as `hpctrain status` does; return what went wrong or ''."""
+    """Lock and release a run folder, and check the lock as `hpctrain status` does; return what went wrong, or ''."""
     lock = lock_run_folder(folder)
     try:
         held = lock_held(folder)
@@ -106,7 +106,7 @@ def _lock(folder: Path) -> str:
 
 
 def _link(folder: Path) -> str:
-    """Check that a second hard link to one name is refused; return what went wrong or ''."""
+    """Check that a second hard link to one name is refused; return what went wrong, or ''."""
     (folder / "proposal").write_text("")
     os.link(folder / "proposal", folder / "decided")
     try:

@@ -32,18 +32,18 @@ from hpctrain.slurm.cluster import NodeInfo
 from hpctrain.slurm.commands import NotConfiguredError, Slurm
 
 TORCH_TIMEOUT_S = 180.0
-"""Importing torch from a busy shared file system takes minutes."""
+"""Seconds that importing torch may take; from a busy shared file system it takes minutes."""
 PROGRAM_TIMEOUT_S = 30.0
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _INFINIBAND = "32"
-"""ARPHRD_INFINIBAND: the content of /sys/class/net/<name>/type for IP over InfiniBand."""
+"""ARPHRD_INFINIBAND: the content of /sys/class/net/<name>/type of an interface with IP over InfiniBand."""
 
 Which = Callable[[str], str | None]
 """shutil.which, or a test's replacement."""
 
 
 def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> MachineFacts:
-    """Collect all facts; nothing is changed and no file is left behind."""
+    """Return all facts; no setting is changed and no file is left behind."""
     host = platform.node().partition(".")[0]
     slurm = inspect_slurm(runner, environ, which)
     nodes = slurm.nodes if isinstance(slurm, SlurmFacts) else ()
@@ -60,7 +60,7 @@ def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which:
 
 
 def inspect_slurm(runner: Runner, environ: Mapping[str, str], which: Which) -> SlurmFacts | SlurmUnavailable:
-    """The cluster, or why it could not be asked."""
+    """Return the facts about the cluster, or the reason why it could not be asked."""
     if which("scontrol") is None:
         return SlurmUnavailable(installed=False, configured=False)
     slurm = Slurm(runner, environ)
@@ -76,11 +76,11 @@ def _has_pyxis(slurm: Slurm) -> bool:
     try:
         return slurm.srun_has("--container-image")
     except CommandError:
-        return False  # no srun here: nobody can start a step, with or without pyxis
+        return False  # without srun no step can be started, with or without pyxis
 
 
 def inspect_containers(runner: Runner, which: Which) -> tuple[ContainerRuntime, ...]:
-    """Apptainer and Singularity, if they are on the path."""
+    """Return Apptainer and Singularity, if they are on the PATH."""
     return tuple(
         ContainerRuntime(name, _first_line(runner, [name, "--version"]))
         for name in ("apptainer", "singularity")
@@ -98,7 +98,8 @@ def _first_line(runner: Runner, argv: Sequence[str]) -> str | None:
 
 
 def inspect_torch(runner: Runner) -> TorchFacts | TorchUnavailable:
-    """torch, as seen by a separate process: importing it takes seconds and may crash on a broken driver."""
+    """Return facts about torch from a separate process, because importing torch takes seconds and may crash on a broken
+    driver."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -110,13 +111,13 @@ def inspect_torch(runner: Runner) -> TorchFacts | TorchUnavailable:
     if done.code != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.code} and no message"]
         return TorchUnavailable(f"{version} cannot be imported: {lines[-1].strip()}", installed=True)
-    # Libraries may print while they are imported, before the result.
+    # Libraries may print lines while they are imported, so the result is the last line.
     state = json.loads(done.stdout.strip().splitlines()[-1])
     return TorchFacts(**{**state, "devices": tuple(state["devices"])})
 
 
 def inspect_driver(runner: Runner, which: Which) -> Driver | None:
-    """NVIDIA's driver; None if there is no nvidia-smi."""
+    """Return NVIDIA's driver, as nvidia-smi reports it; None if there is no nvidia-smi."""
     if which("nvidia-smi") is None:
         return None
     argv = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -132,7 +133,7 @@ def inspect_driver(runner: Runner, which: Which) -> Driver | None:
 
 
 def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, str]) -> NetworkFacts:
-    """The interfaces, and the one with a route to the nodes, found as each node's agent finds its own."""
+    """Return the interfaces, and the one with a route to the other nodes, which an agent would choose too."""
     peer = next((node for node in nodes if node.accepts_jobs and node.name != host), None)
     exported = {name: environ[name] for name in VARIABLES if environ.get(name)}
     interfaces, known = _interfaces(), tuple(psutil.net_if_addrs())
@@ -142,7 +143,7 @@ def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, 
     try:
         chosen_interface, reason = interface_of(routed_address(peer.addr)), ""
     except InputError as error:
-        # The rest of the message advises an option of the probe.
+        # The rest of the message recommends an option of the probe, which the doctor does not have.
         chosen_interface, reason = None, str(error).partition(";")[0]
     return NetworkFacts(interfaces, peer.name, chosen_interface, reason, exported, known)
 

@@ -31,7 +31,7 @@ class CpuController:
 
 
 def find_cpu_control(mounts: str) -> CpuController | None:
-    """Return the machine's CPU controller; None where no cgroup with one is mounted.
+    """Return the machine's CPU controller; None if no cgroup file system with a CPU controller is mounted.
 
     Args:
         mounts: text of /proc/self/mounts.
@@ -54,13 +54,13 @@ def _controllers(root: Path) -> list[str]:
 
 
 def share_folders(control: CpuController, layout: LabLayout) -> list[Path]:
-    """Return the groups to make, parents first; [] when no node has a share."""
+    """Return the cgroup folders to make, parents first; [] if no node has a CPU share."""
     names = [name for name in layout.names if layout.spec.cpu_share_of(layout.node(name))]
     return [control.group, *(control.node_group(name) for name in names)] if names else []
 
 
 def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, str]]:
-    """Return the files to write, in order, once the groups exist, each with its text."""
+    """Return (file, text) pairs to write in order once the cgroup folders exist."""
     files: list[tuple[Path, str]] = []
     for node in layout.spec.nodes:
         share = layout.spec.cpu_share_of(node)
@@ -72,6 +72,6 @@ def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, s
         else:
             files += [(group / "cpu.max", f"{quota_us} {PERIOD_US}")]
     if files and control.version == 2:
-        # A group's children have the controller only if it is enabled here.
+        # The children of a cgroup get the CPU controller only if it is enabled here.
         files = [(folder / "cgroup.subtree_control", "+cpu") for folder in (control.root, control.group)] + files
     return files

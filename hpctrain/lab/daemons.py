@@ -14,20 +14,20 @@ from hpctrain.lab.machine import Machine
 
 PROGRAMS = frozenset({"munged", "slurmctld", "slurmd"})
 WRAPPER_PROGRAMS = frozenset({"nsenter", "unshare", "sh"})
-"""Programs that replace themselves by slurmd soon after their start."""
+"""Programs that start slurmd: each soon executes the next one, and at last slurmd, in its process."""
 
 NETNS = Path("/run/netns")
 
 Daemon = tuple[Process, Path]
-"""A daemon that was started, and the file that its output goes to."""
+"""A daemon's process, and the file that its output goes to."""
 
-# $1: host name; $2: file to join the CPU group, or empty; the rest: the daemon's argv.
+# $1: host name; $2: file through which to join the CPU group, or empty; the rest: the daemon's argv
 _ENTER = 'hostname "$1" && if [ -n "$2" ]; then echo $$ >"$2" || exit; fi; shift 2; exec "$@"'
 _LAST_LINES = 3
 
 
 def munged_argv(layout: LabLayout) -> tuple[str, ...]:
-    """Return the argv of the lab's munged; its own key and socket keep it apart from one of the system."""
+    """Return the argv of the lab's munged, whose key and socket differ from those of the machine's munged."""
     folder = layout.munge
     return (
         "munged", "--foreground", f"--socket={layout.munge_socket}", f"--key-file={folder / 'key'}",
@@ -37,14 +37,14 @@ def munged_argv(layout: LabLayout) -> tuple[str, ...]:
 
 
 def slurmctld_argv(layout: LabLayout) -> tuple[str, ...]:
-    """Return the argv of the controller, which runs on the host itself."""
+    """Return the argv of slurmctld, which runs on the host, outside the nodes' namespaces."""
     return (layout.slurm.program("slurmctld"), "-D", "-f", str(layout.slurm_conf))
 
 
 def slurmd_argv(layout: LabLayout, name: str, control: CpuController | None) -> tuple[str, ...]:
-    """Return the argv of a node's slurmd, in its network namespace, under its own host name and in its CPU group.
+    """Return the argv of a node's slurmd, in the node's network namespace and CPU group and under the node's host name.
 
-    It uses nsenter because `ip netns exec` remounts /sys: slurmd then finds no cgroups and ends.
+    It uses nsenter, because `ip netns exec` remounts /sys, after which slurmd finds no cgroups and ends.
     """
     shared = layout.spec.cpu_share_of(layout.node(name)) is not None and control is not None
     join = str(control.join_file(name)) if shared and control is not None else ""
@@ -59,7 +59,7 @@ def start_munged(machine: Machine, layout: LabLayout) -> None:
     """Start munged and wait for its socket.
 
     Raises:
-        CommandError: it ended; the message has the end of its log.
+        CommandError: munged ended; the message has the end of its log.
     """
     process, log = _start(machine, layout, "munged", munged_argv(layout))
     machine.wait(lambda: layout.munge_socket.exists() or process.poll() is not None, timeout_s=10.0, pause_s=0.02)
@@ -67,12 +67,12 @@ def start_munged(machine: Machine, layout: LabLayout) -> None:
 
 
 def start_slurmctld(machine: Machine, layout: LabLayout) -> Daemon:
-    """Start the controller; it answers a little later."""
+    """Start slurmctld and return without waiting until it answers."""
     return _start(machine, layout, "slurmctld", slurmctld_argv(layout))
 
 
 def start_slurmd(machine: Machine, layout: LabLayout, name: str, control: CpuController | None) -> Daemon:
-    """Start a node's slurmd; it registers a little later."""
+    """Start a node's slurmd and return without waiting until it registers."""
     return _start(machine, layout, f"slurmd-{name}", slurmd_argv(layout, name, control))
 
 
@@ -82,10 +82,10 @@ def _start(machine: Machine, layout: LabLayout, name: str, argv: Sequence[str]) 
 
 
 def require_alive(daemons: dict[str, Daemon]) -> None:
-    """Raise an error unless each daemon still runs.
+    """Raise an error unless all daemons still run.
 
     Raises:
-        CommandError: one has ended; the message has the end of its log.
+        CommandError: a daemon has ended; the message has the end of its log.
     """
     for name, (process, log) in daemons.items():
         code = process.poll()
@@ -102,7 +102,11 @@ def _last_words(log: Path) -> str:
 
 
 def daemon_pids(machine: Machine, folder: Path, program: str | None = None) -> list[int]:
-    """Return the processes whose argv is that of a daemon of the lab in `folder`, not others of the same name."""
+    """Return the ids of processes whose argv is that of a daemon of the lab in `folder`.
+
+    Args:
+        program: name of the daemon; None: any of the lab's daemons.
+    """
     return [
         pid for pid, argv in machine.processes.commands() if pid != os.getpid() and _is_daemon(argv, folder, program)
     ]
@@ -119,13 +123,13 @@ def _is_daemon(argv: Sequence[str], folder: Path, program: str | None) -> bool:
 
 
 def namespace_pids(machine: Machine, namespace: str) -> list[int]:
-    """Return every process in a network namespace: slurmd, its job steps and their children."""
+    """Return the ids of all processes in a network namespace: slurmd, its job steps and their children."""
     done = machine.try_run(("ip", "netns", "pids", namespace))
     return [int(word) for word in done.stdout.split()] if done.code == 0 else []
 
 
 def running_slurmd(machine: Machine, layout: LabLayout, name: str) -> list[int]:
-    """Return the processes of the node's slurmd; [] when it does not run."""
+    """Return the process ids of the node's slurmd; [] if it does not run."""
     return [
         pid
         for pid, argv in machine.processes.commands()

@@ -1,4 +1,4 @@
-"""`lab down`: find all that a lab made, by name and not from a record, and remove it."""
+"""`lab down`: find everything that a lab made, by its names, and remove it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Leftovers:
     folders: tuple[Path, ...]
     """State folders that hold a lab."""
     searched: tuple[Path, ...] = ()
-    """Folders that were searched: the requested one, and the one that the host's interface names."""
+    """Folders that were searched: the requested one, and the one that the lab's interface on the host names."""
 
     def __bool__(self) -> bool:
         return bool(self.namespaces or self.interface or self.daemons or self.hosts or self.groups or self.folders)
 
     def summary(self) -> str:
-        """Return the parts as one line for a person."""
+        """Return the parts as one line of text."""
         counts = [(len(self.namespaces), "network namespace"), (len(self.daemons), "daemon")]
         words = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
         words += [CONTROL] if self.interface else []
@@ -45,7 +45,7 @@ class Leftovers:
 
 
 def leftovers(machine: Machine, folder: Path) -> Leftovers:
-    """Return everything on this machine that has a lab's name."""
+    """Return the processes, namespaces, interfaces, CPU groups and folders on this machine whose names are a lab's."""
     interface, alias = _control(machine)
     candidates = dict.fromkeys([folder, *([alias] if alias else [])])
     listed = json.loads(machine.run(("ip", "-j", "netns", "list")).stdout or "[]")
@@ -62,7 +62,7 @@ def leftovers(machine: Machine, folder: Path) -> Leftovers:
 
 
 def _control(machine: Machine) -> tuple[bool, Path | None]:
-    """Return whether the host has a lab's interface, and the state folder that the interface names."""
+    """Return whether the host has a lab's network interface, and the state folder that the interface's alias names."""
     done = machine.try_run(("ip", "-j", "link", "show", "dev", CONTROL))
     if done.code != 0:
         return False, None
@@ -83,13 +83,13 @@ def is_ready(machine: Machine, folder: Path) -> bool:
 
 
 def clear(machine: Machine, folder: Path) -> Leftovers:
-    """Remove every lab of this machine, and return what existed.
+    """Remove every lab of this machine, and return the parts that existed.
 
     Raises:
-        CommandError: something cannot be removed.
+        CommandError: a part cannot be removed.
     """
     existing = leftovers(machine, folder)
-    # The daemons of the host first, so that no controller starts anything again.
+    # Kill the host's daemons first, so that slurmctld starts nothing anew.
     for state in existing.searched:
         machine.kill(lambda state=state: daemon_pids(machine, state))  # type: ignore[misc]
     for namespace in existing.namespaces:
@@ -115,7 +115,7 @@ def _remove_groups(machine: Machine, groups: tuple[Path, ...]) -> None:
             except FileNotFoundError:
                 continue
             except OSError:
-                return False  # the kernel has not yet removed the group's last process
+                return False  # the kernel still counts the group's last process
         return True
 
     if not machine.wait(gone, timeout_s=5.0, pause_s=0.05):

@@ -1,4 +1,4 @@
-"""The lab's lines in /etc/hosts: added and removed as text; the file is written whole."""
+"""The lab's lines in /etc/hosts: functions add and remove them in the text, and write the whole file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_lab(text: str, layout: LabLayout) -> str:
     """Return the file's text with a line for each node; lines of an earlier lab are dropped.
 
     Raises:
-        InputError: a node's name belongs to another host.
+        InputError: another host has the name of a node.
     """
     others = without_lab(text)
     taken = {name for line in others.splitlines() for name in line.partition("#")[0].split()[1:]}
@@ -34,11 +34,11 @@ def with_lab(text: str, layout: LabLayout) -> str:
 
 
 def write_hosts(path: Path, text: str) -> None:
-    """Replace the file atomically and keep its owner and mode: every user of the machine reads it. In a container,
-    where the file is a mount and cannot be replaced, write into it.
+    """Replace the file atomically with its owner and mode unchanged, because every user of the machine reads it. In a
+    container, where the file is a mount and cannot be replaced, write into it.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     try:
         rewrite_text(path, text)

@@ -29,16 +29,17 @@ HEAL_TIMEOUT_S = 60.0
 
 
 def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: How = "kill") -> dict[str, int]:
-    """Kill or stop every process of the nodes at once, job steps included; return node -> number of processes.
+    """Kill or stop all processes of the nodes at once, including job steps; return the number of processes by node.
 
     Args:
-        how: kill: SIGKILL; the link stays up, and peers see closed connections. silent: the link goes down before
-            SIGKILL, and peers see nothing. hang: SIGSTOP; the node's kernel answers, its processes do not.
+        how: kill: SIGKILL; the link stays up, and peers see closed connections. silent: the link goes down
+            before SIGKILL, and peers see nothing. hang: SIGSTOP; the node's kernel answers, its processes do
+            not.
     """
     if how == "silent":
         machine.run_all(link_command(layout, name, up=False) for name in names)
-    # Stop all processes before any is killed, because a real node dies at once: on a busy machine an srun that outlives
-    # its step for a moment aborts it on all other nodes.
+    # Stop all processes before any is killed, because a real node dies at once. On a busy machine, an srun that
+    # outlives its step for a moment would abort the step on all other nodes.
     stopped = {name: _signal_all(machine, layout, name, signal.SIGSTOP) for name in names}
     if how == "hang":
         return stopped
@@ -50,7 +51,7 @@ def _pids(machine: Machine, layout: LabLayout, name: str) -> list[int]:
 
 
 def _signal_all(machine: Machine, layout: LabLayout, name: str, number: int) -> int:
-    """Send a signal to every process of a node, twice, because one may have started another before it was stopped."""
+    """Send a signal to every process of a node, twice: a process may have started another before it was stopped."""
     for _ in range(2):
         pids = _pids(machine, layout, name)
         for pid in pids:
@@ -62,7 +63,7 @@ def cut(machine: Machine, layout: LabLayout, a: str, b: str) -> None:
     """Stop all traffic between two nodes, in both directions.
 
     Raises:
-        InputError: both are the same node.
+        InputError: `a` and `b` are one node.
     """
     if a == b:
         raise InputError(f"cut {a} {b}: two different nodes are needed; `lab kill --silent {a}` isolates one")
@@ -77,17 +78,17 @@ def shape(
     rate: str | None,
     directions: Sequence[Direction] = DIRECTIONS,
 ) -> None:
-    """Change the rate of the nodes' links; None: not shaped."""
+    """Change the rate of the nodes' links; a rate of None removes the limit."""
     for name in names:
         for direction in directions:
             machine.run_all(shape_commands(layout, name, direction, rate))
 
 
 def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:
-    """Undo every fault of the nodes and wait until they are healthy for Slurm again; return their states.
+    """Undo every fault of the nodes and wait until Slurm gives them jobs again; return their states.
 
-    Links go up, with the spec's rates and without cuts; stopped processes continue; a slurmd that is gone, or that
-    Slurm has given up, is restarted.
+    Links go up with the spec's rates and without cuts, and stopped processes continue. A slurmd that is gone, or that
+    Slurm has set down, is restarted.
 
     Raises:
         RefusedError: the controller does not answer.
@@ -125,8 +126,8 @@ def _restore(machine: Machine, layout: LabLayout, name: str, state: NodeState | 
     if running_slurmd(machine, layout, name):
         if healthy:
             return False
-        # Slurm takes back a node that it has given up when the slurmd registers, which happens at its start. The job
-        # steps are separate processes and live on until Slurm decides about them.
+        # Slurm takes back a node that is down when the slurmd registers, which happens at its start. Job steps are
+        # separate processes and live on until Slurm ends them.
         machine.kill(lambda: running_slurmd(machine, layout, name))
     start_slurmd(machine, layout, name, find_cpu_control(machine.mounts.read_text()))
     return True
@@ -137,7 +138,7 @@ def _is_back(state: NodeState | None, started_after_s: float | None) -> bool:
         return False
     if started_after_s is None:
         return True
-    # Slurm keeps whole seconds. Until the new slurmd has registered, Slurm describes the old one.
+    # Slurm stores whole seconds. Until the new slurmd has registered, Slurm still reports the start of the old one.
     return state.started_s is not None and state.started_s >= int(started_after_s)
 
 

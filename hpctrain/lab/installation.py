@@ -1,4 +1,4 @@
-"""The Slurm that the lab runs: this machine's, from the path, or another one in a separate folder."""
+"""The Slurm that the lab runs: this machine's, found by the PATH, or another one in a separate folder."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ CLIENTS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 
 @dataclass(frozen=True)
 class SlurmInstallation:
-    """The location of a Slurm's programs: the path, or the folders bin, sbin and lib/slurm of `prefix`."""
+    """Where Slurm's programs are: on the PATH, or in the folders bin, sbin and lib/slurm of `prefix`."""
 
     prefix: Path | None
 
     def program(self, name: str) -> str:
-        """Return the command of a daemon or a client."""
+        """Return the path or name by which to run a daemon or a client."""
         if self.prefix is None:
             return name
         return str(self.prefix / ("sbin" if name in DAEMONS else "bin") / name)
 
     @property
     def plugins(self) -> Path | None:
-        """The plugin folder for slurm.conf; None: the programs' default."""
+        """The plugin folder for slurm.conf; None: Slurm's default."""
         return None if self.prefix is None else self.prefix / "lib" / "slurm"
 
     @property
     def slurmd_options(self) -> tuple[str, ...]:
-        """Options of slurmd: by default it starts the slurmstepd of the folder that it was built for."""
+        """Options that make slurmd start the slurmstepd of `prefix`; by default it starts that of the folder it was
+        built for."""
         return () if self.prefix is None else ("-d", self.program("slurmstepd"))
 
     def missing(self) -> list[str]:
-        """Return the missing files of `prefix`; [] for the machine's own Slurm, which `requirements` checks."""
+        """Return the files that `prefix` lacks; [] for this machine's Slurm, which lab/requirements.py checks."""
         if self.prefix is None:
             return []
         wanted = [Path(self.program(name)) for name in (*DAEMONS, *CLIENTS)]

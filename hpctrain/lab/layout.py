@@ -1,4 +1,5 @@
-"""Names, addresses and paths of a lab. All that it makes has a recognizable name, so that leftovers are found."""
+"""Names, addresses and paths of a lab. Everything that a lab makes has a recognizable name, so that leftovers are
+found."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")
 
 FABRIC = "hpctfabric"
-"""Network namespace of the bridges, where the host's firewall and forwarding rules do not apply."""
+"""Network namespace that holds the bridges. The host's firewall and forwarding rules do not apply in it."""
 CONTROL = "hpctctl"
-"""The host's interface in the lab's network; its alias names the state folder."""
+"""Name of the host's interface in the lab's network; the interface's alias names the state folder."""
 ROOT_BRIDGE = "hpctbr"
 NODE_PREFIX = "hpct-"
-"""Network namespace of a node: hpct-node0."""
+"""Prefix of the name of a node's network namespace, as in hpct-node0."""
 ALIAS = "hpctrain lab "
 NODE_INTERFACE = "eth0"
 CPU_GROUP = "hpctrain-lab"
@@ -35,7 +36,7 @@ def state_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of the lab's state: $HPCTRAIN_LAB, else /run/hpctrain-lab.
 
     Raises:
-        InputError: the path cannot be used for a socket and for Slurm's configuration.
+        InputError: the path is not absolute, is too long for a socket, or has characters that slurm.conf cannot hold.
     """
     folder = Path(environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
     if (
@@ -51,7 +52,7 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def is_own_namespace(name: str) -> bool:
-    """Whether a lab made the network namespace of that name."""
+    """Whether `name` is that of a network namespace that a lab makes."""
     return name == FABRIC or name.startswith(NODE_PREFIX)
 
 
@@ -64,12 +65,12 @@ class LabLayout:
 
     @property
     def spec_file(self) -> Path:
-        """The spec as it was built; its presence marks the folder as a lab's."""
+        """The file with the spec that the lab was built from; its presence marks the folder as a lab's."""
         return spec_file(self.folder)
 
     @property
     def ready_file(self) -> Path:
-        """The file that is written when all nodes have answered."""
+        """The file that is written once all nodes have answered."""
         return self.folder / "ready"
 
     @property
@@ -127,21 +128,21 @@ class LabLayout:
         return f"{NODE_PREFIX}{name}"
 
     def port(self, name: str) -> str:
-        """Return the node's interface at its bridge, in the fabric's namespace."""
+        """Return the name of the node's interface at its bridge, in the namespace of the bridges."""
         return f"hpctv{self.index(name)}"
 
     def address(self, name: str) -> str:
         return str(self.spec.address(self.index(name)))
 
     def bridge(self, name: str) -> str:
-        """Return the bridge that the node is attached to."""
+        """Return the name of the bridge that the node is attached to."""
         for index, switch in enumerate(self.spec.switches):
             if name in switch.nodes:
                 return f"hpctsw{index}"
         return ROOT_BRIDGE
 
     def find(self, texts: Iterable[str]) -> list[str]:
-        """Return the names of the nodes in a person's words: 'node0', 'node[0-2]', 'all'.
+        """Return the names of the nodes that the texts name: 'node0', 'node[0-2]', 'all'.
 
         Raises:
             InputError: the lab has no such node.
@@ -171,7 +172,7 @@ def load_layout(folder: Path) -> LabLayout:
     """Return the layout of the lab that is up in `folder`.
 
     Raises:
-        InputError: no lab is up there.
+        InputError: no lab is up in `folder`.
     """
     if not spec_file(folder).is_file():
         raise InputError(f"no lab is up in {folder}; start one with `hpctrain lab up` (or set {FOLDER_VARIABLE})")

@@ -1,4 +1,4 @@
-"""The lab's access to this machine: commands, time, the process table and two files."""
+"""The lab's access to this machine: commands, time, the process table, and the files with mounts and host names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import CommandResult, Runner, SystemRunner
 
 _COMMAND_TIMEOUT_S = 30.0
-# A name in Linux's abstract namespace (unix(7)) vanishes with its process and leaves no file.
+# A name in Linux's abstract socket namespace (unix(7)) vanishes with its process and leaves no file.
 _LOCK = "\0hpctrain-lab"
 
 
 class ProcessTable(Protocol):
-    """The processes of this machine."""
+    """Access to the processes of this machine."""
 
     def commands(self) -> Iterable[tuple[int, Sequence[str]]]:
         """Return process id and argv of each living process."""
@@ -60,7 +60,7 @@ class SystemProcessTable:
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything of this machine that the lab uses, so that tests can replace it."""
+    """Everything on this machine that the lab uses; tests replace it."""
 
     runner: Runner
     clock: Clock
@@ -76,7 +76,7 @@ class Machine:
         """Run a command that must succeed.
 
         Raises:
-            CommandError: it ended with an error; the message has the command's own text.
+            CommandError: the command failed; the message has its error text.
         """
         done = self.try_run(argv)
         if done.code != 0:
@@ -89,12 +89,16 @@ class Machine:
         return self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S)
 
     def run_all(self, commands: Iterable[Sequence[str]]) -> None:
-        """Run commands in order, up to the first that fails."""
+        """Run commands in order, and stop at the first that fails.
+
+        Raises:
+            CommandError: a command failed; the message has its error text.
+        """
         for argv in commands:
             self.run(argv)
 
     def wait(self, until: Callable[[], bool], timeout_s: float, pause_s: float = 0.1) -> bool:
-        """Wait until `until` is true; return False at the timeout."""
+        """Wait until `until` returns true; return False at the timeout."""
         deadline = self.clock.now() + timeout_s
         while not until():
             if self.clock.now() >= deadline:
@@ -103,10 +107,11 @@ class Machine:
         return True
 
     def kill(self, pids: Callable[[], Sequence[int]], timeout_s: float = 10.0) -> int:
-        """Send SIGKILL to processes, and to those that they start meanwhile, until none remains; return their number.
+        """Send SIGKILL to the processes that `pids` returns, again and again until it returns none; return their
+        number.
 
         Raises:
-            CommandError: some still exist after `timeout_s`.
+            CommandError: processes still exist after `timeout_s`.
         """
         killed: set[int] = set()
 
@@ -131,10 +136,10 @@ def this_machine() -> Machine:
 
 @contextlib.contextmanager
 def lab_lock() -> Iterator[None]:
-    """Hold the lock under which one command at a time builds, changes or takes down the lab of this machine.
+    """Hold the lock of the lab: only one command at a time builds, changes or takes down the lab of this machine.
 
     Raises:
-        InputError: another command holds it.
+        InputError: another command holds the lock.
     """
     with socket.socket(socket.AF_UNIX) as lock:
         try:

@@ -20,11 +20,11 @@ Direction = Literal["in", "out"]
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
 UNSHAPED = "100gbit"
-"""Rate of an end that is not shaped."""
+"""Rate of a link's end whose rate is not limited."""
 QUEUE_S = 0.05
-"""Longest time that a packet waits at a shaped end, at the link's rate."""
-# A burst of 64 KiB gives 957 Mbit/s of payload at 1 Gbit/s. Slower links get a smaller burst, or a short measurement
-# would see only the burst.
+"""Longest time in seconds that a packet waits at a shaped end, at the link's rate."""
+# A burst of 64 KiB gives 957 Mbit/s of payload at 1 Gbit/s. Slower links get a smaller burst, because a short
+# measurement would otherwise see only the burst.
 _BURST_S, _BURST_MIN, _BURST_MAX = 0.005, 4096, 65536
 # The kernel sends up to 64 KiB as one packet, which a shorter queue would always drop.
 _QUEUE_MIN = 131072
@@ -100,16 +100,17 @@ def lane_commands(namespace: str, device: str, rate: str | None) -> list[Command
         _tc(namespace, "qdisc", device, "root", "handle", "1:", "htb", "default", "1"),
         *rate_commands(namespace, device, rate),
         _tc(namespace, "class", device, "parent", "1:", "classid", "1:2", "htb", "rate", "8kbit", "quantum", "1514"),
-        # No packet fits into a queue of one byte.
+        # No packet fits into a queue of one byte, so every packet is dropped.
         _tc(namespace, "qdisc", device, "parent", "1:2", "handle", "20:", "bfifo", "limit", "1"),
     ]
 
 
 def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
-    """Return the commands that set the rate of one end of a link; None: not shaped."""
+    """Return the commands that set the rate of one end of a link; a rate of None removes the limit."""
     rate = rate or UNSHAPED
     bytes_per_s = rate_bits_per_s(rate) / 8
-    # At least half a millisecond's worth, or the kernel's timers cannot keep up with a fast link.
+    # The burst is at least half a millisecond of traffic; with less, the kernel's timers cannot keep up with a fast
+    # link.
     burst = int(max(_BURST_MIN, min(_BURST_MAX, _BURST_S * bytes_per_s), 0.0005 * bytes_per_s))
     limit = int(max(_QUEUE_MIN, QUEUE_S * bytes_per_s + burst))
     shape = ("htb", "rate", rate, "ceil", rate, "burst", f"{burst}b", "cburst", f"{burst}b", "quantum", "60000")
@@ -127,7 +128,7 @@ def shape_commands(layout: LabLayout, name: str, direction: Direction, rate: str
 
 
 def link_command(layout: LabLayout, name: str, up: bool) -> Command:
-    """Return the command that sets a node's link up or down, at the bridge."""
+    """Return the command that sets a node's link up or down, at the bridge's end."""
     return _ip(FABRIC, "link", "set", layout.port(name), "up" if up else "down")
 
 
@@ -153,25 +154,26 @@ def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
 
 
 def list_cuts_command(layout: LabLayout, name: str) -> Command:
-    """Return the command whose output `parse_cuts` reads."""
+    """Return the tc command that lists the cuts of a node; `parse_cuts` reads its output."""
     return ("tc", "-n", FABRIC, "-j", "filter", "show", "dev", layout.port(name), "parent", "1:")
 
 
 def parse_cuts(layout: LabLayout, text: str) -> list[str]:
-    """Return the peers that a node is cut off from, from tc's JSON."""
+    """Return the nodes that a node is cut off from, from tc's JSON."""
     prefs = {entry.get("pref", 0) for entry in json.loads(text or "[]")}
     return [name for index, name in enumerate(layout.names) if _CUT_PREF + index in prefs]
 
 
 def list_rate_command(layout: LabLayout, name: str, direction: Direction) -> Command:
-    """Return the command whose output `parse_rate` reads: plain text, because tc has no JSON for classes."""
+    """Return the tc command that shows the rate of a node's link; `parse_rate` reads its output, which is plain text,
+    because tc has no JSON for classes."""
     namespace = layout.namespace(name) if direction == "out" else FABRIC
     device = NODE_INTERFACE if direction == "out" else layout.port(name)
     return ("tc", "-n", namespace, "class", "show", "dev", device)
 
 
 def parse_rate(text: str) -> float | None:
-    """Return the rate of a link's end in bits per second, from tc's text; None where it is not shaped."""
+    """Return the rate of a link's end in bits per second, from tc's text; None if the rate is not limited."""
     match = _CLASS_RATE.search(text)
     if match is None:
         return None
@@ -180,7 +182,7 @@ def parse_rate(text: str) -> float | None:
 
 
 def parse_links(text: str) -> dict[str, bool]:
-    """Return interface -> whether it is up, from the JSON of `ip -j link`."""
+    """Return whether each interface is up, by its name, from the JSON of `ip -j link`."""
     return {entry["ifname"]: "UP" in entry["flags"] for entry in json.loads(text or "[]")}
 
 

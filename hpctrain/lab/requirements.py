@@ -31,16 +31,16 @@ def require_root(machine: Machine, verb: str) -> None:
 
 
 def missing_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> list[str]:
-    """Return the required programs that are not on the path."""
+    """Return the required programs that are missing on this machine."""
     wanted = PROGRAMS if slurm.prefix is None else MACHINE_PROGRAMS
     return [program for program in wanted if which(program) is None]
 
 
 def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> None:
-    """Raise an error unless all programs exist.
+    """Raise an error unless all required programs exist.
 
     Raises:
-        InputError: some are missing.
+        InputError: programs are missing.
     """
     absent = slurm.missing()
     if absent:
@@ -57,7 +57,7 @@ def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> N
 
 
 def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.which) -> bool:
-    """Install missing programs with apt-get; return False when none was missing.
+    """Install missing programs with apt-get; return whether any was missing.
 
     Raises:
         InputError: there is no apt-get.

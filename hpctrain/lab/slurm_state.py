@@ -1,4 +1,5 @@
-"""The state of the lab's nodes and jobs in Slurm: the commands that ask for it, and pure parsers of the answers."""
+"""The state of the lab's nodes and jobs in Slurm: commands that ask for it, and pure functions that parse their
+output."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ class NodeState:
 
     name: str
     flags: tuple[str, ...]
-    """IDLE, ALLOCATED, MIXED, DOWN, … and flags such as DRAIN and NOT_RESPONDING."""
+    """The node's state in Slurm (IDLE, ALLOCATED, MIXED, DOWN, …) and flags such as DRAIN and NOT_RESPONDING."""
     started_s: float | None
-    """When its slurmd started, in seconds since 1970; None before it has registered."""
+    """Start time of the node's slurmd, in seconds since 1970; None before it has registered."""
 
     @property
     def healthy(self) -> bool:
-        """Whether Slurm gives it jobs."""
+        """Whether Slurm gives jobs to the node."""
         return bool(self.flags) and not _UNHEALTHY & set(self.flags)
 
     @property
@@ -38,25 +39,26 @@ class NodeState:
 
 
 def scontrol(layout: LabLayout, *words: str) -> tuple[str, ...]:
-    """Return an scontrol command for this lab, whatever SLURM_CONF is; times are seconds since 1970."""
+    """Return an scontrol command for this lab, independent of SLURM_CONF; its output has times in seconds since
+    1970."""
     return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", layout.slurm.program("scontrol"), *words)
 
 
 def squeue(layout: LabLayout) -> tuple[str, ...]:
-    """Return the command whose output `parse_jobs` reads."""
+    """Return the squeue command for this lab; `parse_jobs` reads its output."""
     program = layout.slurm.program("squeue")
     return ("env", f"SLURM_CONF={layout.slurm_conf}", program, "--noheader", "--all", f"--format={_JOB_FORMAT}")
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
-    """Return name -> state, from the output of `scontrol show node --oneliner`."""
+    """Return the state of each node by name, from the output of `scontrol show node --oneliner`."""
     states = {}
     for line in text.splitlines():
         fields = dict(_FIELD.findall(line))
         if "NodeName" not in fields:
             continue
         raw = fields.get("State", "").upper()
-        # For a node that does not answer, old versions put an asterisk behind the state, new ones a flag.
+        # If a node does not answer, old versions of Slurm put an asterisk behind its state, new ones a flag.
         flags = tuple(word.rstrip("*") for word in raw.split("+")) + (("NOT_RESPONDING",) if "*" in raw else ())
         started = fields.get("SlurmdStartTime", "")
         name = fields["NodeName"]

@@ -16,15 +16,15 @@ from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 
 BENCHMARKING = IPv4Network("198.18.0.0/15")
-"""Addresses reserved for measuring network equipment (RFC 2544, appendix C.2.2): in use nowhere else."""
+"""Addresses reserved for measuring network equipment (RFC 2544, appendix C.2.2); no other network uses them."""
 
 FIRST_NODE = 10
-"""Index of the first node's address in the network; the controller has index 1."""
+"""Index of the first node's address in the network; the controller's address has index 1."""
 
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)(kbit|mbit|gbit)$")
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _WALL_TIME = r"^(UNLIMITED|INFINITE|(\d+-)?\d+(:\d+){0,2})$"
-# Slurm's configuration cannot quote a path, and PATH cannot hold a colon within one.
+# Slurm's configuration cannot quote a path, and an entry of PATH cannot hold a colon.
 _FOLDER = r"^/[^\s#%,=:]*[^\s#%,=:/]$"
 _NODE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
 
@@ -33,7 +33,7 @@ def rate_bits_per_s(rate: str) -> float:
     """Return the bits per second of a rate as tc writes it: '100mbit' -> 1e8.
 
     Raises:
-        ValueError: the text is no such rate, or is below 8kbit.
+        ValueError: the text is no rate, or the rate is below 8kbit.
     """
     match = _RATE.match(rate)
     if match is None:
@@ -51,7 +51,7 @@ def _checked_rate(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """Return single names for 'node[0-2]' or a list of such texts; any other value unchanged."""
+    """Return a list of node names for 'node[0-2]' or a list of such texts; any other value is returned unchanged."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return value
@@ -75,44 +75,45 @@ Names = Annotated[
 
 
 class LabNode(Part):
-    """A virtual node: a network namespace with a host name, an address and a slurmd of its own."""
+    """A virtual node: a network namespace with its own host name, address and slurmd."""
 
     name: str = Field(pattern=_NODE_NAME)
-    """Host name, and the node's name in Slurm."""
+    """Name of the node: its host name, and its name in Slurm."""
     cpus: int | None = Field(default=None, ge=1, le=1024)
-    """CPUs that Slurm believes the node has. Default: the spec's `cpus`."""
+    """Number of CPUs that slurm.conf states for the node. Default: `cpus` of the lab."""
     memory_bytes: int | None = Field(default=None, ge=2**20)
-    """Memory that Slurm believes the node has. Default: the spec's `memory_bytes`."""
+    """Memory that slurm.conf states for the node, in bytes. Default: `memory_bytes` of the lab."""
     rate: Rate | None = None
-    """Rate of the node's link in each direction. Default: the spec's `rate`."""
+    """Rate of the node's link in each direction. Default: `rate` of the lab."""
     cpu_share: float | None = Field(default=None, ge=0.01)
-    """CPU time that all of the node's processes may use together, in cores: 0.5 is half of one. Default: the spec's."""
+    """CPU time that all processes of the node may use together, in cores: 0.5 is half a core. Default: `cpu_share` of
+    the lab."""
 
 
 class LabSwitch(Part):
-    """A switch of its own, joined to the root switch by one shaped uplink."""
+    """A switch, connected to the root switch by one shaped uplink."""
 
     nodes: Names
-    """The nodes at this switch, as a list or as 'node[0-1]'; nodes at no switch are at the root."""
+    """The nodes at this switch, as a list or as 'node[0-1]'. Nodes at no switch are at the root switch."""
     uplink_rate: Rate | None = None
-    """Rate of the uplink in each direction. Default: not shaped."""
+    """Rate of the uplink in each direction. Default: no limit."""
 
 
 class LabPartition(Part):
     """A Slurm partition."""
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,30}$")
-    """Its name."""
+    """Name of the partition."""
     nodes: Names | None = None
-    """Its nodes. Default: all of them."""
+    """Nodes of the partition. Default: all nodes."""
     default: bool = False
     """Whether jobs that name no partition go here."""
     priority_tier: int = Field(default=1, ge=0, le=65533)
-    """Jobs of a higher tier preempt those of a lower one."""
+    """Jobs of a partition with a higher tier preempt those of one with a lower tier."""
     preempt_mode: Literal["requeue", "cancel", "off"] = "requeue"
-    """What happens to a job of this partition that is preempted; off: it never is."""
+    """What happens to a preempted job of this partition; off: its jobs are never preempted."""
     grace_time_s: int = Field(default=0, ge=0)
-    """Seconds between the signal and the end of a preempted job."""
+    """Seconds between the notice to a preempted job and its end."""
     max_time: WallTime = "UNLIMITED"
     """Longest wall time of a job, as Slurm writes it: 30 (minutes), 1:30:00, 2-0."""
     default_time: WallTime | None = None
@@ -123,14 +124,13 @@ class LabSlurm(Part):
     """Settings of the Slurm in the lab. The defaults make faults show in seconds, not in minutes."""
 
     prefix: str | None = Field(default=None, pattern=_FOLDER)
-    """Folder of another Slurm than this machine's own, with bin, sbin and lib/slurm in it. Default: what is on the
-    path."""
+    """Folder with bin, sbin and lib/slurm of the Slurm to run. Default: the programs on the PATH."""
     preempt_send_user_signal: bool = True
-    """Whether a preempted job gets the signal that it asked for with --signal. Real clusters differ in this."""
+    """Whether a preempted job gets the signal that it requested with --signal. Real clusters differ in this."""
     slurmd_timeout_s: int = Field(default=10, ge=2)
-    """Silence after which a node is set down (Slurm's own default is 300)."""
+    """Seconds without an answer after which Slurm sets a node down (Slurm's own default is 300)."""
     cred_expire_s: int = Field(default=10, ge=5)
-    """Life of a job's credential; a requeued job waits for it (Slurm's own default is 120)."""
+    """Seconds that a job's credential is valid; a requeued job waits until it expires (Slurm's own default is 120)."""
     kill_wait_s: int = Field(default=5, ge=1)
     """Seconds between SIGTERM and SIGKILL at a time limit."""
     over_time_limit_min: int = Field(default=0, ge=0)
@@ -154,25 +154,25 @@ class LabSpec(Document):
     schema_kind: ClassVar[str] = "lab"
 
     network: str = Field(default="198.18.7.0/24", validate_default=True)
-    """Addresses of the lab, out of 198.18.0.0/15."""
+    """Network of the lab, within 198.18.0.0/15."""
     nodes: list[LabNode] = Field(
         default_factory=_default_nodes, min_length=1, json_schema_extra={"type": ["array", "integer"]}
     )
-    """The nodes: a number (node0, node1, …) or a list. Default: 4."""
+    """The nodes: a number (node0, node1, …) or a list. Default: 4 nodes."""
     cpus: int = Field(default=2, ge=1, le=1024)
-    """CPUs of a node that does not say."""
+    """Number of CPUs of each node without its own `cpus`."""
     memory_bytes: int = Field(default=4 * 2**30, ge=2**20)
-    """Memory of a node that does not say."""
+    """Memory in bytes of each node without its own `memory_bytes`."""
     rate: Rate | None = "1gbit"
-    """Link rate, in each direction, of a node that does not say; null: not shaped."""
+    """Link rate, in each direction, of each node without its own `rate`; null: no limit."""
     cpu_share: float | None = Field(default=None, ge=0.01)
-    """CPU share, in cores, of a node that does not say. Default: no limit."""
+    """CPU time, in cores, of each node without its own `cpu_share`. Default: no limit."""
     switches: list[LabSwitch] = []
-    """Switches below the root. Default: every node is at the root."""
+    """Switches below the root switch. Default: every node is at the root switch."""
     partitions: list[LabPartition] = Field(default_factory=_default_partitions, min_length=1)
-    """Slurm's partitions. Default: low, which is preempted and requeued, and high, which preempts."""
+    """Slurm's partitions. Default: low, whose jobs are preempted and requeued, and high, whose jobs preempt them."""
     slurm: LabSlurm = LabSlurm()
-    """Settings of Slurm."""
+    """Settings of the lab's Slurm."""
 
     @field_validator("network")
     @classmethod
@@ -225,15 +225,15 @@ class LabSpec(Document):
         return IPv4Network(self.network).network_address + FIRST_NODE + index
 
     def controller(self) -> IPv4Address:
-        """Return the address in the lab's network of this machine, where the controller runs."""
+        """Return this machine's address in the lab's network, where slurmctld runs."""
         return IPv4Network(self.network).network_address + 1
 
     def rate_of(self, node: LabNode) -> str | None:
-        """Return the rate of the node's link, or None where it is not shaped."""
+        """Return the rate of the node's link, or None if it is not limited."""
         return node.rate or self.rate
 
     def cpu_share_of(self, node: LabNode) -> float | None:
-        """Return the node's CPU share in cores, or None where there is no limit."""
+        """Return the node's CPU share in cores, or None if it is not limited."""
         return node.cpu_share or self.cpu_share
 
 
@@ -245,7 +245,7 @@ def _no_twice(names: list[str], where: str) -> None:
 
 def _known(names: list[str], info: ValidationInfo) -> None:
     if "nodes" not in info.data:
-        return  # the nodes themselves are wrong, and another error says so
+        return  # the list of nodes is wrong, which another error reports
     nodes = [node.name for node in info.data["nodes"]]
     unknown = [name for name in names if name not in nodes]
     if unknown:
@@ -256,7 +256,7 @@ def read_lab_spec(path: Path) -> LabSpec:
     """Return the lab spec in a file; an error lists every mistake with its line.
 
     Raises:
-        FileError: the file is missing, not YAML, or wrong.
+        FileError: the file is missing, is no YAML, or is wrong.
     """
     if not path.is_file():
         raise FileError(path, [FieldError("", "no such file; `hpctrain lab up --nodes N` needs none")])

@@ -1,4 +1,4 @@
-"""`lab status`: the current state of the lab, read from the kernel and Slurm, never from a record."""
+"""`lab status`: the current state of the lab, read from the kernel and from Slurm."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hpctrain.lab.slurm_state import node_states, parse_jobs, squeue
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """The current state of a node of the lab."""
+    """The current state of one node of the lab."""
 
     name: str
     address: str
     switch: str
     state: str | None
-    """Slurm's state of the node; None when the controller does not answer."""
+    """The node's state in Slurm; None if the controller does not answer."""
     processes: int
     link_up: bool
     out_bits_per_s: float | None
@@ -36,7 +36,7 @@ class NodeStatus:
     cpu_share: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values without those that are None."""
+        """Return the fields as JSON values, without those that are None."""
         values = {**asdict(self), "cut_from": list(self.cut_from)}
         return {key: value for key, value in values.items() if value is not None}
 
@@ -52,7 +52,7 @@ class LabStatus:
     jobs: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the fields as JSON values."""
         return {**asdict(self), "nodes": [node.to_json() for node in self.nodes], "jobs": list(self.jobs)}
 
 

@@ -1,4 +1,4 @@
-"""`lab up`: decide the parts of the lab, record its spec, build it, and wait until every node has answered."""
+"""`lab up`: decide the parts of the lab, write its files, build it, and wait until every node has answered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Blueprint:
     layout: LabLayout
     control: CpuController | None
     hosts: str
-    """The whole text of /etc/hosts."""
+    """The new text of /etc/hosts."""
     files: tuple[tuple[Path, str], ...]
     folders: tuple[Path, ...]
     groups: tuple[Path, ...]
@@ -46,7 +46,7 @@ class Blueprint:
     daemons: tuple[Command, ...]
 
     def lines(self) -> list[str]:
-        """Return what would be done, as shell lines and file names."""
+        """Return the commands and files of the build, as shell lines and file names."""
         lines = [f"mkdir -p {path}" for path in (*self.folders, *self.groups)]
         lines += [f"write {path} ({len(text)} bytes)" for path, text in self.files]
         lines += [f"echo {shlex.quote(text)} > {path}" for path, text in self.group_files]
@@ -55,10 +55,10 @@ class Blueprint:
 
 
 def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]) -> Blueprint:
-    """Return all parts of the lab; reads /etc/hosts and the mounts, changes nothing.
+    """Return all parts of the lab. /etc/hosts and the mounts are read; nothing is changed.
 
     Raises:
-        InputError: a node's name belongs to another host.
+        InputError: another host has the name of a node.
         RefusedError: the spec has a CPU share, and this machine cannot limit CPU time.
     """
     control = find_cpu_control(machine.mounts.read_text())
@@ -87,7 +87,7 @@ def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]
 
 
 def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
-    """Return the version of the slurmd that the lab runs: (22, 5).
+    """Return the version of the slurmd that the lab runs, such as (22, 5).
 
     Raises:
         CommandError: the output of slurmd has no version.
@@ -115,7 +115,7 @@ def _require_one_version(machine: Machine, layout: LabLayout) -> None:
 
 
 def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: Tell = lambda text: None) -> None:
-    """Build the lab. What an earlier one left behind is removed first, and nothing remains on failure.
+    """Build the lab. Leftovers of an earlier lab are removed first. After a failure, no part of the new lab remains.
 
     Args:
         replace: whether to take down a lab that is up.
@@ -170,7 +170,7 @@ def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
 
 
 def _record(machine: Machine, blueprint: Blueprint) -> None:
-    """Write the lab's files, the spec first: it marks the folder as a lab's even if the rest is interrupted."""
+    """Write the lab's files. The spec comes first: it marks the folder as a lab's even if the rest is interrupted."""
     layout = blueprint.layout
     with storage_errors(layout.folder):
         layout.folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def _record(machine: Machine, blueprint: Blueprint) -> None:
     with storage_errors(layout.folder):
         for folder in blueprint.folders:
             folder.mkdir(exist_ok=True)
-            folder.chmod(0o755)  # munged requires that nobody else can write there and that all can reach its socket
+            folder.chmod(0o755)  # munged requires that only the owner can write here and all can reach its socket
     write_bytes(layout.munge / "key", machine.random_bytes(_KEY_BYTES), mode=0o600)
     for path, text in blueprint.files:
         write_text(path, text)

@@ -1,1 +1,1 @@
-"""From a run file to its node processes: checks, job script, submission, and local processes."""
+"""Start a run: from a run file over checks, job script and submission to its node processes."""

@@ -1,4 +1,4 @@
-"""Commands of a run, inside its image where it has one, and the checks that are possible before anything starts."""
+"""Commands of a run, inside its image if it has one, and the checks that are possible before anything starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from hpctrain.records.run.run import Container, Run
 
 
 def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
-    """Return the argv that starts a module as a process of the run: in this Python, or in the image's."""
+    """Return the argv that starts a Python module as a process of the run: with the image's Python, or else with this
+    one."""
     if run.container is None:
         return program(module, flags=flags)
     return program(module, PYTHON, f"{LIBRARY}/{PACKAGE.name}", flags)
 
 
 def container_command(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
-    """Return the argv that runs `command` where the run's processes run. With pyxis, Slurm enters the image."""
+    """Return the argv that runs `command` where the run's processes run: in the run's image, or on the machine. With
+    pyxis it is `command` itself, because Slurm enters the image."""
     if run.container is None or run.container.runtime == "pyxis":
         return list(command)
     more = ["--with-code"] if with_code else []
@@ -30,14 +32,15 @@ def container_command(run: Run, folder: Path, command: Sequence[str], with_code:
 
 
 def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:
-    """Return the same command as a step's task, for a shell."""
+    """Return the shell command of a step's task that runs `command` in the run's image, or on the machine if there is
+    none."""
     if run.container is not None and run.container.runtime == "pyxis":
         return pyxis_command(run.container, command)
     return shlex.join(container_command(run, folder, command))
 
 
 def step_options(run: Run, folder: Path) -> str:
-    """Return srun's options for a step in the image, with a trailing space; empty unless pyxis starts the image."""
+    """Return srun's options for a step in the image, with a trailing space; '' unless pyxis starts the image."""
     if run.container is None or run.container.runtime != "pyxis":
         return ""
     binds = run_binds(run, folder, {})
@@ -48,7 +51,7 @@ def check_container(container: Container | None, local: bool, which: Which) -> N
     """Check that the image and the sources of its binds exist.
 
     Args:
-        local: the run's processes start on this machine.
+        local: the run's processes start on this machine, so the program that starts images must be here too.
 
     Raises:
         InputError: the image, a bind or, for a local run, the program that starts it, does not exist.
@@ -65,5 +68,5 @@ def check_container(container: Container | None, local: bool, which: Which) -> N
         raise InputError(
             f"container.image: {image}: there is no such file; build one with `hpctrain image build -o {image.name}`"
         )
-    if local:  # a job may load the module that provides it
+    if local:  # a Slurm job may load the program by an environment module
         find_runtime(container.runtime, which)

@@ -21,11 +21,12 @@ def local_nodes(count: int) -> list[str]:
 
 
 def local_environment(count: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of one of `count` virtual nodes: an equal share of this machine's cores as threads."""
+    """Return the environment of one of `count` virtual nodes; its number of threads is an equal share of this machine's
+    cores."""
     env = dict(os.environ if environ is None else environ)
     cores = len(os.sched_getaffinity(0))
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
-    # gloo must listen on loopback, whatever interface the host name resolves to.
+    # gloo must listen on the loopback interface, whatever interface the host name resolves to.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return env
 
@@ -43,11 +44,12 @@ class LocalNodes:
     def start(
         self, verb: str, node: str, log: Path, extra: Sequence[str] = (), keep_fds: Sequence[int] = ()
     ) -> Process:
-        """Start one of the nodes: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
+        """Start a virtual node: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
         words = program("hpctrain.node") if self.run is None else python_command(self.run, "hpctrain.node")
         argv = [*words, verb, "--folder", str(self.folder), "--node", node]
         argv += ["--nodes", str(NodeSet.fromlist(list(self.nodes))), "--local"]
-        # The parent's id is passed on: a child that asks for it may find another parent, if its own died at once.
+        # A child passes --parent because its parent could have died already, and getppid would then name another
+        # process.
         argv += ["--parent", str(os.getpid()), *extra]
         argv = argv if self.run is None else container_command(self.run, self.folder, argv)
         return self.runner.start(argv, env=local_environment(len(self.nodes)), log=log, keep_fds=keep_fds)

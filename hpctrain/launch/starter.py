@@ -1,4 +1,4 @@
-"""A first run that trains without changes: a commented run file, and a corpus made from text on this machine."""
+"""A starter run, which trains without changes: a commented run file, and a corpus from text on this machine."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
 
 @dataclass(frozen=True)
 class Starter:
-    """The values of a starter run; everything else in the file is defaults and comments."""
+    """The values of a starter run; all other keys of its run file have defaults."""
 
     name: str = "first"
     preset: str = "tiny-1m"
     steps: int = 200
     seed: int = 0
     nodes: int = 2
-    """Virtual nodes on this machine."""
+    """Number of virtual nodes on this machine."""
     seq_len: int = 128
     batch: int = 16
     """Sequences per step."""
     lr: float = 1e-4
-    """Learning rate of the paper's setup (section 4.1)."""
+    """Learning rate in the paper's experiments (section 4.1)."""
     checkpoint_every: int = 50
     data: str = "data"
     """Folder of the corpus, relative to the run file's folder."""
     tokenizer: str = "train:4096"
-    """Tokenizer of that corpus."""
+    """Tokenizer of the corpus: `train:4096` trains one with 4,096 tokens."""
     text_bytes: int = SAMPLE_TEXT_BYTES
-    """Bytes of text to search for."""
+    """Bytes of text to find on this machine for the corpus."""
 
 
 @dataclass(frozen=True)
 class WrittenStarter:
-    """What was written."""
+    """The files of a starter run that were written."""
 
     run_file: Path
     run: Run
@@ -57,7 +57,7 @@ class WrittenStarter:
     """The corpus folder; it exists only if `index` is not None."""
     index: CorpusIndex | None
     text_source: str
-    """One line about the text; empty if none was searched for."""
+    """A line about the text that was found; '' if no text was searched for."""
 
 
 def write_starter(
@@ -68,11 +68,11 @@ def write_starter(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> WrittenStarter:
-    """Write a run file and, with `with_data`, the corpus beside it. An existing corpus is kept unless forced.
+    """Write a run file and, with `with_data`, the corpus beside it. An existing corpus is not replaced unless `force`.
 
     Raises:
         InputError: the run file exists, a value is not allowed, or this machine has no text.
-        StorageError: something cannot be written.
+        StorageError: a file cannot be written.
     """
     check_starter(run_file, starter, force)
     data = run_file.parent / starter.data
@@ -114,7 +114,7 @@ def render(starter: Starter, file_name: str = "run.yaml") -> str:
 
 
 def _scalar(text: str) -> str:
-    """Return text as YAML, quoted only where YAML would read it as something else."""
+    """Return `text` as a YAML scalar, quoted only if YAML would read it as something else."""
     try:
         plain = bool(parse_yaml(f"[{text}]").value == [text])
     except FileError:

@@ -1,4 +1,4 @@
-"""A command beside the training: one more step of a running job. Pure: it returns argv and environment."""
+"""Run a command beside the training, as one more step of a running job. Pure: returns argv and environment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str
     """Return the node to run on.
 
     Args:
-        asked: the node that a person named; default: the first one of the attempt that is still a member.
+        asked: the node that the user named; None: the first one of the attempt that is still a member.
         attempt: nodes that the attempt started with.
-        members: nodes of its newest generation; a lost one stays in the job, and srun would wait for it for ever.
+        members: nodes of the run's newest generation. A lost node stays in the job, and srun would wait for it forever.
         job: nodes that the job has now.
 
     Raises:
-        InputError: the node is not one of the job's.
+        InputError: the named node is not one of the job's nodes.
     """
     if asked is not None and asked not in job:
         raise InputError(f"node: found '{asked}'; allowed: {', '.join(job)}")
@@ -36,15 +36,15 @@ def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str
 def step_command(
     job_id: str, node: str, setup: Sequence[str], command: Sequence[str], terminal: bool, options: str = ""
 ) -> list[str]:
-    """Return srun's argv for a step that shares CPUs, memory and GPUs with the training, which goes on.
+    """Return srun's argv for a step that shares CPUs, memory and GPUs with the training, which continues.
 
     Args:
-        setup: cluster.setup: the command gets the modules and the environment of the workers.
+        setup: cluster.setup, so that the command gets the environment modules and variables of the workers.
         options: further options for srun, as a shell reads them.
-        terminal: whether a person uses a terminal; then the command gets one of its own.
+        terminal: whether the user is at a terminal; then the command gets a pseudo-terminal.
     """
     argv = ["srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
-    # An allocation's --ntasks-per-node=8 would hold for its steps too.
+    # Set the tasks per node: otherwise the --ntasks-per-node=8 of an allocation would also hold for its steps.
     argv += ["--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL", *(["--pty"] if terminal else [])]
     argv += shlex.split(options)
     return [*argv, *_with_setup(setup, command)]
@@ -57,19 +57,20 @@ def _with_setup(setup: Sequence[str], command: Sequence[str]) -> list[str]:
 
 
 def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the command in a job: the person's variables, and those that describe the run."""
+    """Return the environment of a command in a job: the user's variables, and those that describe the run."""
     env = client_environment(environ)
     env.pop("SLURM_TIME_FORMAT")  # set only for output that hpctrain parses
     return env | _run_variables(folder, attempt, environ)
 
 
 def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the command beside a local run of `count` virtual nodes."""
+    """Return the environment of a command beside a local run of `count` virtual nodes."""
     return local_environment(count, environ) | _run_variables(folder, attempt, environ)
 
 
 def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with run folder, attempt, and the run's copy of the code first on the module path."""
+    """Return `environ` with the run folder and the attempt, and with the run's copy of the code first on the module
+    path."""
     env = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
     if (folder / CODE_FOLDER).is_dir():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / CODE_FOLDER), environ.get("PYTHONPATH")]))
@@ -77,7 +78,7 @@ def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> di
 
 
 def next_step_hint(state: str, name: str) -> str:
-    """Return what to do next about a run whose state allows no command, as a sentence."""
+    """Return a sentence with the next command for a run in which no command can be run now."""
     if state in ("queued", "requeued", "starting"):
         return f"wait until it runs: `hpctrain status {name}`"
     if state == "done":
@@ -86,6 +87,6 @@ def next_step_hint(state: str, name: str) -> str:
 
 
 def nodes_of_attempt(attempts: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the nodes that the newest attempt started with; [] before the first."""
+    """Return the nodes that the newest attempt started with; [] before the first attempt."""
     nodes = attempts[-1].get("nodes") if attempts else None
     return [str(node) for node in nodes] if isinstance(nodes, list) else []

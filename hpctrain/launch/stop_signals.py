@@ -1,4 +1,4 @@
-"""Two ways to stop a run with the keyboard: the first Ctrl-C lets it save, the second one ends it."""
+"""Stop a run from the keyboard: the first Ctrl-C lets it save a checkpoint, the second one ends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signals(on_first: Callable[[], None], on_further: Callable[[], None]) -> Iterator[None]:
-    """Call `on_first` at the first stop signal within the block, and `on_further` at each later one."""
+    """Call `on_first` at the first stop signal within the context, and `on_further` at each later one."""
     is_first = True
 
     def stop(*_: object) -> None:

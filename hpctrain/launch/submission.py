@@ -1,4 +1,4 @@
-"""Submitting a job through submitit: its executor submits the run's script, and each task becomes a node process."""
+"""Submit a job through submitit: its executor submits the run's script, and each task becomes a node process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SUPERVISOR_LOG = "logs/supervisor.log"
 
 
 def become(words: list[str]) -> None:
-    """Replace submitit's task by a module of the same Python; in an image, of the image's Python.
+    """Replace submitit's task process by a Python module, run by this Python or, in an image, by the image's.
 
-    exec resets signal handlers. submitit's own are not wanted: it ignores SIGTERM and lets only rank 0 requeue.
+    exec resets signal handlers. That removes those of submitit, which ignores SIGTERM and lets only rank 0 requeue.
 
     Args:
         words: the module's name and its arguments.
@@ -41,7 +41,7 @@ def become(words: list[str]) -> None:
 
 
 class ScriptExecutor(SlurmExecutor):
-    """submitit's Slurm executor with a given script and given sbatch options."""
+    """submitit's Slurm executor, with a given script and given sbatch options."""
 
     def __init__(self, folder: Path, text: str, options: Sequence[str]) -> None:
         super().__init__(folder)
@@ -52,25 +52,25 @@ class ScriptExecutor(SlurmExecutor):
         return self._text
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # Options override the script's own lines, as for later jobs: a node that is no longer bad must not stay in the
-        # script.
+        # Options on the command line override those in the script. Excluded nodes go here, because the script is used
+        # again for later jobs, when a node may no longer be bad.
         return ["sbatch", *self._options, str(submission_file_path)]
 
 
 def preview(run: Run, folder: Path) -> str:
-    """Return job.sh as it would be submitted."""
+    """Return the text of job.sh as it would be submitted."""
     return render_job(run, folder, _task_command(run, folder))
 
 
 def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
-    """Submit the run's job and return its id. job.sh in the run folder is exactly what was submitted.
+    """Submit the run's job and return its id. job.sh in the run folder is a copy of the submitted script.
 
     Args:
         exclude: nodes that the job excludes.
 
     Raises:
         InputError: there is no Slurm on the path.
-        CommandError: sbatch refused; the message has its own words.
+        CommandError: sbatch refused the job; the message quotes sbatch.
         StorageError: the run folder cannot be written.
     """
     text = preview(run, folder.path)
@@ -90,10 +90,11 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
 
 
 def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
-    """Start a supervisor with `count` virtual nodes in the background; return its process id, which is the job's id.
+    """Start a supervisor with `count` virtual nodes in the background; return its process id, which serves as the job's
+    id.
 
-    It has a session of its own, so it survives this terminal. Its output goes to a file: if it held this process's
-    output open, a reader such as `$(hpctrain submit …)` would wait for the end of the run.
+    The supervisor starts a new session, so that it survives this terminal. Its output goes to a file: if it held this
+    process's stdout open, a reader such as `$(hpctrain submit …)` would wait for the end of the run.
 
     Raises:
         CommandError: it cannot be started.
@@ -112,7 +113,7 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
 
 
 def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
-    """Record the job's id in the run folder and return it. A job that cannot be recorded is cancelled."""
+    """Record the job's id in the run folder and return it. If that fails, the job is cancelled."""
     try:
         record_job(folder.path, str(job.job_id))
     except StorageError:
@@ -128,7 +129,8 @@ def _task_command(run: Run, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _in_clean_environment() -> Iterator[None]:
-    """Clean this process's environment within the block: submitit passes it to sbatch."""
+    """Remove variables that must not reach the job from this process's environment, until the context ends: submitit
+    passes the environment to sbatch."""
     before = dict(os.environ)
     cleaned = client_environment(before)
     for name in before.keys() - cleaned.keys():

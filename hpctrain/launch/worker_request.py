@@ -1,4 +1,4 @@
-"""A request to a process that holds tensors, and its answer."""
+"""Ask a process that holds tensors for something, and read its answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def ask_worker(verb: str, question: Mapping[str, object], runner: Runner, does: 
     """Return the answer of `python -m hpctrain.worker VERB`, one JSON object.
 
     Args:
-        does: what the process does, for errors ("exports").
+        does: what the process does, as a verb for error messages ("exports").
 
     Raises:
         InputError, HpctrainError: the process reported an error, or ended without an answer.
@@ -30,15 +30,16 @@ def worker_reply(
     verb: str, question: Mapping[str, object], runner: Runner, does: str, options: Sequence[str] = (),
     limit_s: float | None = None,
 ) -> tuple[int, dict[str, Any]]:  # fmt: skip
-    """Return exit code and answer of `python -m hpctrain.worker VERB`; the answer to a mistake is its `error`.
+    """Return exit code and answer of `python -m hpctrain.worker VERB`. If the request was wrong, the answer has the key
+    `error`.
 
     Args:
         options: further words of the command line.
-        limit_s: seconds that the process may take; None: without limit.
+        limit_s: seconds that the process may take; None: no limit.
 
     Raises:
         HpctrainError: the process ended without an answer.
-        CommandTimeoutError: it took longer than `limit_s`.
+        CommandTimeoutError: the process took longer than `limit_s`.
     """
     done = runner.run([*WORKER, verb, json.dumps(question), *options], timeout_s=limit_s)
     try:

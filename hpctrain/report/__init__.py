@@ -1,1 +1,1 @@
-"""A run's files presented to people: report.html, the run's status, and the live view on the terminal."""
+"""Show a run's files to people: report.html, the run's status, and the live view on the terminal."""

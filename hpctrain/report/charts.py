@@ -19,10 +19,11 @@ from hpctrain.report.validation import HELD_OUT, losses_by_set
 Trace = dict[str, Any]
 Value = Callable[[MetricRow], float | None]
 Series = dict[str, tuple[Value, str]]
-"""Name of a line -> its value at a step, and the text at the pointer without the step."""
+"""Lines of a chart by name: a function that returns the line's value at a step, and the format of the hover text
+without the step."""
 
 MOST_POINTS = 2000
-"""Most points of a line; a longer run shows every n-th step, including the first and the last one."""
+"""Most points of a line. If a run has more steps, every n-th step is shown, including the first and the last one."""
 
 COLOURS = 8
 
@@ -40,26 +41,26 @@ class Chart:
 
 
 def colour(index: int) -> str:
-    """The colour of a series by its number; after the last colour comes the first again."""
+    """Return the colour of a series by its number; after the last colour the first one is used again."""
     return f"@{index % COLOURS + 1}"
 
 
 def thinned(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    """At most about `MOST_POINTS` rows, evenly spaced, including the last one."""
+    """Return at most about `MOST_POINTS` rows, evenly spaced, including the last one."""
     stride = -(-len(rows) // MOST_POINTS) or 1
     spaced = list(rows[::stride])
     return spaced if not rows or spaced[-1] is rows[-1] else [*spaced, rows[-1]]
 
 
 def loss_chart(view: RunView) -> Chart:
-    """Training loss by generation, validation loss, and a line at each recovery."""
+    """Return the chart of the training loss by generation and the validation loss, with a line at each recovery."""
     traces = by_generation(view.rows, lambda row: row.loss, "%{y:.4f} nats a token, step %{x}")
     validated = [(row.step, losses) for row in view.history if (losses := losses_by_set(row))]
     names = dict.fromkeys(name for _, losses in validated for name in losses)
     for number, name in enumerate(names):
         points = [(step, losses[name]) for step, losses in validated if name in losses]
         title = name.replace(HELD_OUT, "validation", 1)
-        ink = "@ink" if name == HELD_OUT else colour(COLOURS - 1 - number)  # from the other end than generations
+        ink = "@ink" if name == HELD_OUT else colour(COLOURS - 1 - number)  # generations take colours from the start
         hover = f"{title} %{{y:.4f}} after step %{{x}}<extra></extra>"
         style = {
             "mode": "lines+markers",
@@ -72,21 +73,21 @@ def loss_chart(view: RunView) -> Chart:
 
 
 def throughput_chart(view: RunView) -> Chart:
-    """Tokens per second over the steps."""
+    """Return the chart of tokens per second over the steps."""
     traces = by_generation(view.rows, lambda row: row.tokens_per_s, "%{y:.4s} tokens/s, step %{x}")
     note = "Tokens of the whole job, by the time from one step's end to the next."
     return Chart("throughput", "Throughput (tokens/s)", note, traces, layout("step", zero=True, recovery_lines=view))
 
 
 def step_time_chart(view: RunView) -> Chart:
-    """Seconds per step."""
+    """Return the chart of seconds per step."""
     traces = by_generation(view.rows, lambda row: row.step_time_s, "%{y:.3s} s, step %{x}")
     note = "The first step of a generation also warms up caches and connections."
     return Chart("step-time", "Time of a step (s)", note, traces, layout("step", zero=True, recovery_lines=view))
 
 
 def stage_chart(view: RunView) -> Chart | None:
-    """Compute time of each pipeline stage; None if no step has reported it."""
+    """Return the chart of each pipeline stage's compute time; None if no step has reported it."""
     stages = range(max((len(row.stage_time_s) for row in view.history), default=0))
     series: Series = {
         f"stage {stage}": (partial(_stage_time, stage=stage), f"stage {stage}: %{{y:.3s}}s") for stage in stages
@@ -100,7 +101,7 @@ def _stage_time(row: MetricRow, stage: int) -> float | None:
 
 
 def bubble_chart(view: RunView) -> Chart | None:
-    """Share of the schedule's time without computation; None where no step had a pipeline."""
+    """Return the chart of the bubble fraction; None if no step had a pipeline."""
     note = "Share of the pipeline's time in which a device waited for its neighbours; mean over devices."
     series: Series = {"bubble": (lambda row: row.bubble_fraction, "%{y:.1%} idle")}
     chart = _step_chart(view, "bubble", "Pipeline bubble", note, series)
@@ -111,7 +112,7 @@ def bubble_chart(view: RunView) -> Chart | None:
 
 
 def bytes_chart(view: RunView) -> Chart | None:
-    """Bytes sent in a step by mesh axis; None if nothing was sent."""
+    """Return the chart of the bytes sent in a step, by mesh axis; None if nothing was sent."""
     series: Series = {name: (partial(_bytes_sent, axis=axis), f"{name}: %{{y:.4s}}B") for axis, name in _AXES.items()}
     note = "On the wire of the whole job, counted where it is sent."
     return _step_chart(view, "bytes", "Bytes sent in a step (B)", note, series)
@@ -123,7 +124,8 @@ def _bytes_sent(row: MetricRow, axis: str) -> float:
 
 
 def wall_chart(view: RunView) -> Chart:
-    """Steps over wall time: a drop is work lost to a fault, a flat stretch is time without training."""
+    """Return the chart of steps over wall time: a drop is work lost to a fault, a flat stretch is time without
+    training."""
     start = view.start_s or 0.0
     traces = by_generation(view.rows, lambda row: row.step, "step %{y} at %{x:.1f} s", x=lambda row: row.time_s - start)
     faults = [event for recovery in view.recoveries for event in recovery.faults]
@@ -137,7 +139,7 @@ def wall_chart(view: RunView) -> Chart:
 
 
 def by_generation(rows: Sequence[MetricRow], y: Value, hover: str, x: Value = lambda row: row.step) -> list[Trace]:
-    """One line per generation, so that repeated steps appear twice."""
+    """Return one line per generation, so that repeated steps appear twice."""
     generations: dict[int, list[MetricRow]] = {}
     for row in rows:
         generations.setdefault(row.generation, []).append(row)
@@ -154,7 +156,7 @@ def by_generation(rows: Sequence[MetricRow], y: Value, hover: str, x: Value = la
 
 
 def _step_chart(view: RunView, id_: str, title: str, note: str, series: Series) -> Chart | None:
-    """A chart over the steps that led to the final model; None if no step has a value."""
+    """Return a chart over the steps that led to the final model; None if no step has a value."""
     rows = thinned(view.history)
     steps = [row.step for row in rows]
     traces = [
@@ -166,7 +168,7 @@ def _step_chart(view: RunView, id_: str, title: str, note: str, series: Series) 
 
 
 def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace:
-    """A line; a single point appears as a dot, and a value that is not finite (a diverged loss) as a gap."""
+    """Return a line. A single point appears as a dot, and an infinite or NaN value (a diverged loss) as a gap."""
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 1 else "markers",
@@ -180,7 +182,7 @@ def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace
 
 
 def layout(x_title: str, zero: bool = False, recovery_lines: RunView | None = None) -> dict[str, Any]:
-    """Axes and layout shared by the line charts."""
+    """Return the axes and the layout that the line charts share."""
     shape: dict[str, Any] = {
         "xaxis": {"title": {"text": x_title, "standoff": 8}},
         "yaxis": {"rangemode": "tozero" if zero else "normal"},

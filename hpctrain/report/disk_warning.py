@@ -11,10 +11,10 @@ _TRIES = ("checkpoint_saved", "checkpoint_skipped", "waiting_for_room")
 
 
 def disk_warning(events: Sequence[Event], free_bytes: float | None) -> str | None:
-    """A warning of checkpoints that could not or will not be written; None if there is no problem.
+    """Return a warning about checkpoints that could not or will not be written; None if there is no problem.
 
     Args:
-        free_bytes: free on the run folder's file system; None if unknown.
+        free_bytes: free bytes on the run folder's file system; None if unknown.
     """
     tries = [event for event in events if event.kind in _TRIES and "step" in event.data]
     saved = next((event for event in reversed(tries) if event.kind == "checkpoint_saved"), None)

@@ -1,4 +1,4 @@
-"""Events as one sentence each, the same on the terminal, in `hpctrain status` and in the report."""
+"""Events as one sentence each, used on the terminal, in `hpctrain status` and in the report."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ _EXIT_WORDS = {
     EXIT_INFRASTRUCTURE: "fault of the machine",
     EXIT_NO_PROGRESS: "no progress",
 }
-"""Meaning of a worker's exit codes, except 0 (done); any other code is an error in the program."""
+"""Meaning of a worker's exit codes other than 0 (done); a code that is missing here is an error in the program."""
 
 _EVENT = f'{{"schema": "hpctrain.{Event.schema_kind}/'
 
 
 def describe_event(event: Event) -> str:
-    """What happened, without time and without final punctuation."""
+    """Return a sentence that describes the event, without its time and without a full stop."""
     phrase = _PHRASES.get(event.kind)
     text = phrase(event) if phrase else ""
     return text or event.reason.rstrip(".") or event.kind.replace("_", " ")
 
 
 def log_line_text(line: str) -> str:
-    """A line of a log for a person: an event, which agents print as JSON, as a sentence; any other line unchanged."""
+    """Return a line of a log for a person: an event, which agents print as JSON, as a sentence; any other line
+    unchanged."""
     if not line.startswith(_EVENT):
         return line
     try:
@@ -40,7 +41,7 @@ def log_line_text(line: str) -> str:
 
 
 def signal_name(value: Any) -> str:
-    """The name of a signal given by number or name: 9 -> 'SIGKILL'."""
+    """Return the name of a signal given by number or name: 9 -> 'SIGKILL'."""
     if isinstance(value, int):
         try:
             return signal.Signals(value).name
@@ -65,7 +66,7 @@ def _worker_died(event: Event) -> str:
 
 def _node_lost(event: Event) -> str:
     if event.data.get("crashed"):
-        return ""  # its reason has more detail
+        return ""  # the event's reason has more detail
     return f"node {event.data.get('node', event.node)} was lost"
 
 

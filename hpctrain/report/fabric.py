@@ -12,9 +12,10 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.report.charts import Chart
 
 MOST_LABELLED = 12
-"""With more nodes than this the cells show no numbers; hovering still does."""
+"""Most nodes for which cells show their numbers; above it, the numbers show only at the pointer."""
 MOST_ROWS = 128
-"""With more nodes than this a cell is the median of a block of pairs: a million cells are unreadable, and 20 MB."""
+"""Most rows of a matrix. With more nodes, a cell is the median of a block of pairs: a million cells would be
+unreadable, and 20 MB."""
 
 Matrix = list[list[float | None]]
 
@@ -28,10 +29,10 @@ class Quantity:
     note: str
     unit: str
     scale: float
-    """Factor from the file's unit to the shown unit."""
+    """Factor from the unit in the topology file to the shown unit."""
     of_link: Callable[[LinkFigures], float | None]
     of_pairs: str
-    """Name of the figure in the file of all pairs, which a large topology has."""
+    """Name of this figure in the file of all pairs, which belongs to the topology of a large cluster."""
 
 
 QUANTITIES = (
@@ -51,18 +52,19 @@ QUANTITIES = (
 
 
 def fabric_charts(topology: Topology) -> list[Chart]:
-    """Heat maps of the measured quantities; one without any figure is left out."""
+    """Return the heat maps of the measured quantities, without quantities that no pair has."""
     return [chart for quantity in QUANTITIES if (chart := _heat_map(topology, quantity)) is not None]
 
 
 def matrix(topology: Topology, quantity: Quantity) -> tuple[list[str], Matrix]:
-    """Names of the rows in the file's order, and cells[source][target] in the file's unit; None where not measured.
+    """Return (names of the rows, cells[source][target]) in the order and the unit of the topology file; a cell that was
+    not measured is None.
 
-    A row is a node; with more than `MOST_ROWS` nodes, a block of nodes.
+    A row is a node; with more than `MOST_ROWS` nodes, a row is a block of nodes.
     """
     names = [node.id for node in topology.nodes]
     if topology.pairs is not None:
-        from hpctrain.report.pair_blocks import block_medians, block_names  # numpy is only for large clusters
+        from hpctrain.report.pair_blocks import block_medians, block_names  # needs numpy, for large clusters only
 
         size = -(-len(names) // MOST_ROWS)
         return block_names(names, size), block_medians(topology.pairs, quantity.of_pairs, size)
@@ -78,11 +80,11 @@ def _heat_map(topology: Topology, quantity: Quantity) -> Chart | None:
     names, cells = matrix(topology, quantity)
     if all(value is None for row in cells for value in row):
         return None
-    # Four digits are more than the precision of the measurement; all sixteen would make the page three times as long.
+    # Four digits exceed the precision of the measurement; all sixteen would make the page three times as large.
     shown = [[None if value is None else float(f"{value * quantity.scale:.4g}") for value in row] for row in cells]
-    # Plotly interprets a little HTML in labels; names from a file are plain text.
+    # Names from a file are plain text, but plotly would interpret HTML in labels.
     labels = [html.escape(name, quote=False) for name in names]
-    gap = 2 if topology.pairs is None else 0  # with many cells, gaps would take all the space
+    gap = 2 if topology.pairs is None else 0  # gaps between many cells would take all the space
     trace: dict[str, Any] = {
         "type": "heatmap",
         "x": labels,

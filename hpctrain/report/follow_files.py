@@ -21,7 +21,8 @@ RecordT = TypeVar("RecordT", bound=Document)
 
 
 class FileTail:
-    """The whole lines appended to a file since the last call of `values`; a partial line waits for its end."""
+    """Reads the complete lines that were appended to a file since the last call of `values`; an incomplete line is read
+    later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -29,7 +30,7 @@ class FileTail:
         self._rest = b""
 
     def values(self) -> list[Any]:
-        """The JSON object of each new line. A line cut short by the writer's death is left out.
+        """Return the JSON value of each new line. A line that is cut short, because its writer died, is left out.
 
         Raises:
             UntrustedError: another user owns the file or its folder, or can write to it.
@@ -48,12 +49,12 @@ class FileTail:
 def follow(
     folder: Path, clock: Clock, until: Callable[[], bool], poll_s: float = POLL_S
 ) -> Iterator[MetricRow | Event]:
-    """Rows and events of a run in the order of time, from the first one on, as they are written.
+    """Yield the metrics and events of a run in the order of time, from the first one on, as they are written.
 
     Args:
         until: checked before each poll; once it returns True, the remaining lines are yielded and the iteration ends.
 
-    A line that this version cannot read is left out: a view must not stop the run that it shows.
+    A line that this version of hpctrain cannot read is left out, so that a view never fails on it.
     """
     events, metrics = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
     over = False
@@ -66,7 +67,7 @@ def follow(
 
 
 def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
-    """The records among the values; values that this version cannot read are left out."""
+    """Yield the records among the values, without values that this version of hpctrain cannot read."""
     for value in values:
         try:
             yield kind.from_json(value)

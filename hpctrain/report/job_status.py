@@ -1,4 +1,4 @@
-"""A run's status combined with its job's state: files know the training, the queue knows the job."""
+"""Combine a run's status with its job's state: the run's files show the training, Slurm's queue shows the job."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from hpctrain.report.status import RunStatus, State
 from hpctrain.slurm.job import JobInfo, needs_action, pending_job_text
 
 HORIZON_S = 300 * 86400.0
-"""Ignore a start estimate beyond this: behind a job without a time limit, Slurm assumes that job's end in a year."""
+"""Seconds from now beyond which an estimated start is ignored. Behind a job without a time limit, Slurm assumes that
+the job ends in a year."""
 
 
 def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool = False) -> RunStatus:
-    """Combine the status with the job's state.
+    """Return the status combined with the job's state.
 
     Args:
         job: the job's information; None if Slurm has forgotten the job, as it does some minutes after the end, and
             accounting has no record either.
         now: wall clock, seconds since 1970.
-        cancelled: whether a person cancelled the run: then its end is no failure, whatever Slurm reports.
+        cancelled: whether a person cancelled the run; then the job's end counts as no failure.
     """
     if status.state == "done":
         return status
@@ -41,7 +42,7 @@ def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool
         if status.state in ("queued", "unknown", "requeued"):
             return replace(status, state="starting", reason=f"job {job.job_id} is {word.lower()}")
         if status.state == "failed":
-            # Its agents gave up; only when the job ends it is decided whether the run continues.
+            # The agents gave up, but the end of the job decides whether the run continues.
             reason = f"{status.reason}; its job {job.job_id} is {word.lower()} still"
             return replace(status, state="recovering", reason=reason)
         return status
@@ -59,7 +60,7 @@ def _expected_start(job: JobInfo, now: float) -> float | None:
 
 
 def with_remark(status: RunStatus, remark: str) -> RunStatus:
-    """The status from the run's files alone, with the reason why its job says nothing about it."""
+    """Return the status by the run's files, with `remark` as the reason why the job's state is missing from it."""
     return replace(status, reason=f"{status.reason}; {remark}")
 
 

@@ -15,11 +15,11 @@ from hpctrain.report.follow_files import FileTail, rows_of
 from hpctrain.report.status import RunStatus, decide_status, lock_held
 
 ROWS = 2000
-"""Most steps in memory; a view needs only the last ones."""
+"""Most metrics rows in memory; a view needs only the last ones."""
 
 
 class LiveRun:
-    """What the files say of a run, kept up to date by `read`."""
+    """The events and metrics in a run's files, updated by `read`."""
 
     def __init__(self, folder: Path) -> None:
         """Open the run in `folder`.
@@ -36,8 +36,8 @@ class LiveRun:
         self._tails = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
 
     def read(self) -> list[Event | MetricRow]:
-        """What was written since the last read, in the order of time."""
-        # The lock is checked first: a run that ends in between has then written how it ended.
+        """Return the events and metrics that were written since the last read, in the order of time."""
+        # Check the lock before the files: if the run ends in between, its files already say how it ended.
         self.held = lock_held(self.folder)
         events, rows = (tail.values() for tail in self._tails)
         new: list[Event | MetricRow] = [*rows_of(Event, events), *rows_of(MetricRow, rows)]
@@ -46,14 +46,14 @@ class LiveRun:
         return sorted(new, key=lambda item: item.time_s)
 
     def read_run(self) -> None:
-        """Read run.yaml again: a run that was submitted again may have other settings."""
+        """Read run.yaml again, because a run that was resubmitted may have other settings."""
         try:
             self.run = run_of(self.folder)
         except FileError:
-            return  # a view continues with the settings that it has
+            return  # run.yaml cannot be read: keep the settings of the last read
 
     def status(self, now: float) -> RunStatus:
-        """The status according to the files; repeated steps are counted only among the rows in memory.
+        """Return the status by the run's files; repeated steps are counted only among the rows in memory.
 
         Args:
             now: wall clock, seconds since 1970.

@@ -1,4 +1,4 @@
-"""The logs of a run, selected by attempt, node or rank."""
+"""Find the logs of a run by attempt, node or rank."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpctrain.report.log_lines import LogFile
 def find_logs(
     folder: Path, node: str | None = None, rank: int | None = None, attempt: int | None = None
 ) -> list[LogFile]:
-    """The logs of a run: its jobs' scripts, their agents, their workers.
+    """Return the logs of a run: those of its job scripts, agents and workers.
 
     Args:
-        node: select what this node's agent and workers printed.
-        rank: select what this global rank printed. Its worker changes with the generation.
-        attempt: select this attempt; the script and the agents of a job write one log for all its attempts.
+        node: select the output of this node's agent and workers.
+        rank: select the output of this global rank. The worker with this rank changes with the generation.
+        attempt: select this attempt; a job script and its agents write one log for all attempts of a job.
 
     Raises:
         InputError: workers were started, and none of them was this rank.
@@ -51,22 +51,22 @@ def _jobs(folder: Path, attempt: int) -> set[str]:
 
 
 def _of_attempt(path: Path, attempt: int, jobs: set[str]) -> bool:
-    """Whether a log belongs to that attempt: it lies in its folder, or is the log that its job's attempts share."""
+    """Whether a log belongs to an attempt: it lies in the attempt's folder, or is a log of the attempt's job."""
     if len(path.parts) > 1:
         return path.parts[0] == str(attempt)
     return path.name.partition(".")[0] in jobs
 
 
 def _of_node(name: str, node: str) -> bool:
-    """Whether a log is of that node: NODE.RANK.log of a worker, NODE.agent.log or JOB.NODE.agent.log of an agent."""
+    """Whether a log belongs to a node: NODE.RANK.log of a worker, NODE.agent.log or JOB.NODE.agent.log of an agent."""
     if re.fullmatch(rf"{re.escape(node)}\.\d+\.log", name):
         return True
-    # Slurm uses the short host name in file names.
+    # Slurm uses the short host name in the names of log files.
     return any(re.fullmatch(rf"(\d+\.)?{re.escape(form)}\.agent\.log", name) for form in (node, node.split(".")[0]))
 
 
 def _of_rank(folder: Path, rank: int) -> list[LogFile]:
-    """The logs of the workers that had this rank, each limited to the time of their generations."""
+    """Return the logs of the workers that had this rank, each limited to the time of their generations."""
     starts = [event for event in read_events(folder / "events.jsonl") if event.kind == "generation_started"]
     spans: dict[Path, list[tuple[float, float]]] = {}
     most = 0
@@ -87,7 +87,7 @@ def _of_rank(folder: Path, rank: int) -> list[LogFile]:
 
 
 def _ranks(folder: Path, start: Event) -> Sequence[DeviceId]:
-    """The device of each rank in a generation."""
+    """Return the device of each rank in the generation that `start` began."""
     try:
         return Plan.read(folder / str(start.data.get("plan", "plan.json")), owned=True).ranks
     except FileError:
@@ -95,7 +95,7 @@ def _ranks(folder: Path, start: Event) -> Sequence[DeviceId]:
 
 
 def _worker_log(folder: Path, attempt: int, ranks: Sequence[DeviceId], rank: int) -> Path:
-    """The log of a rank's worker; the workers of a node are numbered in the order of their ranks."""
+    """Return the log of a rank's worker; the workers of a node are numbered in the order of their ranks."""
     node = ranks[rank].node
     local = sum(device_id.node == node for device_id in ranks[:rank])
     return folder / "logs" / str(attempt) / f"{node}.{local}.log"

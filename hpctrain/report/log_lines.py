@@ -15,12 +15,13 @@ from hpctrain.base.log_timestamps import parse_timestamp
 from hpctrain.base.owned_files import open_owned
 
 BLOCK_BYTES = 32 * 1024
-"""Bytes read at once. A longer line counts as several: a file without line breaks must not fill the memory."""
+"""Bytes that are read at once. A longer line counts as several lines, so that a file without line breaks cannot fill
+the memory."""
 LOOK_BACK_BYTES = 2**20
-"""How far back to search for the timestamp that applies to the lines at the end of a file."""
+"""Bytes before a position in which to search for the timestamp that applies to the line there."""
 POLL_S = 0.5
 POLL_MAX_S = 5.0
-"""Longest pause between two polls; the pause doubles up to this while nothing is written."""
+"""Longest pause in seconds between two polls; the pause doubles up to this value while nothing is written."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class LogLine:
     """A line of a log."""
 
     time_s: float
-    """When it was written, seconds since 1970. A line without a timestamp normally has that of the line before it."""
+    """Time of the line, in seconds since 1970. A line without a timestamp normally has that of the line before it."""
     source: str
-    """Origin of the line, for people: `0/node1.0` is the first worker of node1 in attempt 0."""
+    """Name of the log for people: `0/node1.0` is the first worker of node1 in attempt 0."""
     text: str
 
 
@@ -41,19 +42,20 @@ class LogFile:
     path: Path
     source: str
     spans: tuple[tuple[float, float], ...] | None = None
-    """Select lines in these (from, to) intervals, seconds since 1970. None: all lines."""
+    """Intervals (from, to) whose lines are selected, in seconds since 1970. None: all lines."""
     is_script: bool = False
-    """Whether it is a job script's log. Only the attempt's beginning and end have timestamps there, hours apart, and
-    the output of srun and Slurm in between is about the end. So a line without a timestamp has that of the next one,
-    and the last lines have the file's modification time."""
+    """Whether this is the log of a job script. In it, only the first and the last lines of an attempt have timestamps,
+    hours apart, and the output of srun and Slurm between them belongs to the end. So a line without a timestamp gets
+    that of the next line with one, and the last lines get the file's modification time."""
 
     def holds(self, time_s: float) -> bool:
-        """Whether a line of that time is selected."""
+        """Whether `spans` select a line of that time."""
         return self.spans is None or any(start <= time_s < end for start, end in self.spans)
 
 
 class LogReader:
-    """Reads a log from where the last read stopped. It keeps no file open: a large run has thousands of logs."""
+    """Reads a log from where the last read stopped. It leaves no file open between reads, because a large run has
+    thousands of logs."""
 
     def __init__(self, file: LogFile, offset: int = 0) -> None:
         self.file = file
@@ -62,10 +64,10 @@ class LogReader:
         self._looked_around = False
 
     def lines(self, rest: bool = True) -> Iterator[LogLine]:
-        """The lines up to the present end of the file.
+        """Yield the lines up to the present end of the file.
 
         Args:
-            rest: whether to include a last line without line end. Otherwise it waits for its end.
+            rest: whether to include a last line without a line break; otherwise it is read when it is complete.
         """
         while block := _block(self.file.path, self._offset):
             used = block.rfind(b"\n") + 1
@@ -82,7 +84,7 @@ class LogReader:
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
 
     def _times(self, stamps: Sequence[float | None]) -> list[float]:
-        """The time of each line of a block, from the timestamps of those that have one."""
+        """Return the time of each line of a block, from the timestamps of those lines that have one."""
         if self.file.is_script:
             return _filled(stamps[::-1], _modified(self.file.path))[::-1]
         times = _filled(stamps, self._time_of_first())
@@ -91,22 +93,23 @@ class LogReader:
         return times
 
     def _time_of_first(self) -> float:
-        """The time of the next line if it has no timestamp."""
+        """Return the time that the next line has if it is without a timestamp."""
         if self._time_s is None and not self._looked_around:
             self._looked_around = True
             self._time_s = _stamp_near(self.file.path, self._offset)
-        # Without any timestamp so far, the file's modification time tells when the newest lines were written.
+        # Without any timestamp so far, the file's modification time is that of its newest lines.
         return self._time_s if self._time_s is not None else _modified(self.file.path)
 
 
 def last_lines(
     files: Iterable[LogFile], count: int | None, rest: bool = True
 ) -> tuple[list[LogReader], Iterable[LogLine]]:
-    """Return the last lines of all logs together, and readers that continue after them once these lines were consumed.
+    """Return (readers, lines): the last lines of all logs together, merged by time, and readers that continue after
+    them. Consume the lines before you use the readers.
 
     Args:
         count: number of lines; None: all lines.
-        rest: whether to include last lines without line end; where logs are followed, those come later.
+        rest: whether to include last lines without a line break; False if you follow the logs, which yields them later.
     """
     readers = [LogReader(file, _start(file, count)) for file in files]
     merged = heapq.merge(*(reader.lines(rest) for reader in readers), key=lambda line: line.time_s)
@@ -119,7 +122,7 @@ def follow_lines(
     clock: Clock,
     over: Callable[[], bool],
 ) -> Iterator[LogLine]:
-    """New lines as they are written, sorted by time within each poll.
+    """Yield new lines as they are written, sorted by time within each poll.
 
     Args:
         readers: readers of the known logs, at the positions to continue from.
@@ -140,17 +143,20 @@ def follow_lines(
 
 
 def _filled(stamps: Sequence[float | None], first: float) -> list[float]:
-    """The timestamps, with each missing one replaced by the one before it; `first` where there is none before."""
+    """Return the timestamps, with each missing one replaced by the last one before it, or by `first` if there is
+    none."""
     return list(accumulate(stamps, lambda before, stamp: before if stamp is None else stamp, initial=first))[1:]
 
 
 def _start(file: LogFile, count: int | None) -> int:
-    """Offset from which to read the last `count` lines; 0 with `spans`, as only lines within them count."""
+    """Return the offset from which to read the last `count` lines; 0 if the log has `spans`, because only lines within
+    them count."""
     return 0 if count is None or file.spans is not None else _tail_offset(file.path, count)
 
 
 def _tail_offset(path: Path, count: int) -> int:
-    """Offset of the last `count` lines, found by counting line breaks from the end; long lines count as several."""
+    """Return the offset of the last `count` lines, found by counting line breaks from the end; long lines count as
+    several."""
     end = _size(path)
     missing = count + (_block(path, max(0, end - 1)) == b"\n")
     for start, block in _blocks_before(path, end):
@@ -167,7 +173,8 @@ def _tail_offset(path: Path, count: int) -> int:
 
 
 def _stamp_near(path: Path, offset: int) -> float | None:
-    """The timestamp that applies to a line without one at `offset`: the last one before, else the first one after."""
+    """Return the timestamp for a line without one at `offset`: the last one before it, else the first one after it;
+    None if there is none nearby."""
     for _, block in _blocks_before(path, offset, LOOK_BACK_BYTES):
         if stamps := _stamps(block):
             return stamps[-1]
@@ -175,7 +182,8 @@ def _stamp_near(path: Path, offset: int) -> float | None:
 
 
 def _blocks_before(path: Path, end: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """The blocks of a file from `end` backwards, each with its offset; at most about `most_bytes`."""
+    """Yield the blocks of a file from `end` backwards, each with its offset; about `most_bytes` in all, None: up to the
+    start."""
     first = 0 if most_bytes is None else max(0, end - most_bytes)
     while end > first:
         start = max(first, end - BLOCK_BYTES)
@@ -188,7 +196,7 @@ def _stamps(block: bytes) -> list[float]:
 
 
 def _block(path: Path, offset: int) -> bytes:
-    """At most `BLOCK_BYTES` from `offset` on; nothing if the file is gone or may not be read."""
+    """Return at most `BLOCK_BYTES` from `offset` on; b"" if the file is gone or may not be read."""
     try:
         descriptor = open_owned(path)
     except OSError:

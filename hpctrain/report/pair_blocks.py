@@ -1,4 +1,5 @@
-"""The pairs of a large cluster as a matrix small enough for a page: neighbours in the file's order form blocks."""
+"""The pairs of a large cluster as a matrix small enough for a page: nodes that follow each other in the topology file
+form blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from hpctrain.records.topology.pair_matrix import PairMatrix
 
 
 def block_medians(pairs: PairMatrix, figure: str, size: int) -> list[list[float | None]]:
-    """cells[source][target]: median of the figure over the pairs of two blocks of `size` nodes; None without figures.
+    """Return cells[source][target]: the median of the figure over the pairs of two blocks of `size` nodes; None without
+    figures.
 
     Args:
         figure: one of pair_matrix.FIGURES.
@@ -20,7 +22,7 @@ def block_medians(pairs: PairMatrix, figure: str, size: int) -> list[list[float 
 
 
 def block_names(nodes: Sequence[str], size: int) -> list[str]:
-    """The name of each block: its first and last node, or its only one."""
+    """Return the name of each block of `size` nodes: its first and its last node, or its only node."""
     blocks = [nodes[start : start + size] for start in range(0, len(nodes), size)]
     return [block[0] if len(block) == 1 else f"{block[0]} to {block[-1]}" for block in blocks]
 

@@ -11,7 +11,7 @@ from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow, last_row_of_each_step
 
 FAULTS = ("worker_died", "worker_hung", "node_lost")
-"""Events after which a generation ends."""
+"""Kinds of events after which a generation ends."""
 
 ROBUSTNESS_STEPS = 1000
 
@@ -21,19 +21,19 @@ class FaultRecovery:
     """A recovery from one fault, or from several at once."""
 
     faults: tuple[Event, ...]
-    """Recorded faults; empty if workers had to be restarted without one."""
+    """The recorded faults; () if workers were restarted without a recorded fault."""
     generation: int | None = None
-    """Generation that replaced the broken one; None if none has started yet."""
+    """Number of the generation that replaced the broken one; None if none has started yet."""
     restore_step: int | None = None
-    """Step whose state the new generation started from."""
+    """Step of the checkpoint or state from which the new generation started; None if none has started yet."""
     step: int | None = None
-    """First step done afterwards; None if there is none yet."""
+    """First step that the new generation made; None if there is none yet."""
     reason: str = ""
     """Why the new generation was started."""
     seconds: float | None = None
-    """Seconds from the detection of the fault to the end of that step."""
+    """Seconds from the detection of the fault to the end of `step`."""
     time_s: float | None = None
-    """When that step was done, seconds since 1970."""
+    """Time at which `step` ended, in seconds since 1970."""
 
     @property
     def done(self) -> bool:
@@ -41,7 +41,8 @@ class FaultRecovery:
 
 
 def restored_step(start: Event) -> int:
-    """Step from which a generation_started event continues: the number in its checkpoint's name, 0 without one."""
+    """Return the step from which a generation_started event continues: the number in its checkpoint's name, or 0
+    without a checkpoint."""
     step = start.data.get("restore_step")
     if step is not None:
         return int(step)
@@ -50,9 +51,9 @@ def restored_step(start: Event) -> int:
 
 
 def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
-    """Every fault with its recovery, in order; the last recovery may be incomplete.
+    """Return every fault with its recovery, in order; the last recovery may be incomplete.
 
-    A second fault before training goes on belongs to the same recovery.
+    A second fault before training continues belongs to the recovery of the first one.
     """
     known: list[FaultRecovery] = []
     faults: list[Event] = []
@@ -72,7 +73,7 @@ def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
 
 
 def _recovery(faults: Sequence[Event], start: Event | None, end: Event | None) -> FaultRecovery:
-    """A recovery so far: its faults, the start of the new generation, and the first step afterwards."""
+    """Return one recovery: its faults, the start of the new generation, and the first step afterwards."""
     newest = end or start
     recovery = FaultRecovery(tuple(faults), newest.generation if newest else None)
     if start is not None:
@@ -84,14 +85,16 @@ def _recovery(faults: Sequence[Event], start: Event | None, end: Event | None) -
 
 
 def lost_steps(rows: Sequence[MetricRow]) -> int:
-    """Number of steps that were repeated after a fault."""
+    """Return the number of steps that were repeated after a fault."""
     return len(rows) - len({row.step for row in rows})
 
 
 def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
-    """The paper's robustness score and the number of steps behind it; None with fewer than two steps.
+    """Return the paper's robustness score and the number of steps that it is computed from; None with fewer than two
+    steps.
 
-    1 − std(T_step) / mean(T_step) over the last 1,000 steps (section 4.1, metric 4); the population's deviation.
+    The score is 1 − std(T_step) / mean(T_step) over the last 1,000 steps (section 4.1, metric 4), with the standard
+    deviation of a population.
     """
     times = [row.step_time_s for row in last_row_of_each_step(list(rows))][-ROBUSTNESS_STEPS:]
     if len(times) < 2:
@@ -100,17 +103,19 @@ def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
 
 
 def steady_step_time(rows: Sequence[MetricRow]) -> float | None:
-    """Median step time in seconds, without the first step of each generation, which includes warm-up."""
+    """Return the median step time in seconds, without the first step of each generation, which includes warm-up; None
+    without steps."""
     return _median([row.step_time_s for row in _warm(rows)])
 
 
 def steady_tokens_per_s(rows: Sequence[MetricRow]) -> float | None:
-    """Median throughput, without the first step of each generation."""
+    """Return the median throughput in tokens per second, without the first step of each generation; None without
+    steps."""
     return _median([row.tokens_per_s for row in _warm(rows)])
 
 
 def _warm(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    """The rows without the first of each generation, or all of them if nothing else is left."""
+    """Return the rows without the first of each generation, or all rows if no other is left."""
     seen: set[int] = set()
     warm = []
     for row in rows:

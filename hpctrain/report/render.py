@@ -1,4 +1,4 @@
-"""Write report.html from a run folder: one file that contains everything it needs."""
+"""Write report.html from a run folder: one file that needs no other file."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def write_report(folder: Path, target: Path, now: float) -> None:
 
 
 def plotly_script() -> str:
-    """The text of plotly.js, from the Python package that carries it.
+    """Return the text of plotly.js, from the Python package plotly.
 
     Raises:
-        InputError: the package is not installed.
+        InputError: plotly is not installed.
     """
     try:
         return (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def plotly_script() -> str:
 
 
 def render(view: RunView, script: str) -> str:
-    """The page as text.
+    """Return the report as HTML.
 
     Args:
         script: text of plotly.js, inserted into the page unchanged.
@@ -72,7 +72,7 @@ def render(view: RunView, script: str) -> str:
 
 
 def render_page(template: str, **values: object) -> str:
-    """The text of a page from its template in `pages`."""
+    """Return the text of a page from its template in the folder `pages`."""
     environment = Environment(
         loader=PackageLoader("hpctrain.report", "pages"),
         autoescape=True,
@@ -87,7 +87,7 @@ def render_page(template: str, **values: object) -> str:
 
 
 def _charts(view: RunView, *make: Callable[[RunView], Chart | None]) -> Sequence[Chart]:
-    """The charts that have data; none before the first step."""
+    """Return the charts that have data; none before the first step."""
     if not view.rows:
         return []
     return [chart for chart in (draw(view) for draw in make) if chart is not None]

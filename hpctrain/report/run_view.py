@@ -26,56 +26,56 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class PlanUse:
-    """A plan and the measurements while it was in use."""
+    """A plan and the measurements of the steps that it was used for."""
 
     file: str
     plan: Plan
     generations: list[int]
-    """Generations that ran it, according to the events."""
+    """Numbers of the generations that used the plan, according to the events."""
     rows: list[MetricRow]
-    """Steps done under it."""
+    """Metrics of the steps that were made with the plan."""
 
     @property
     def step_time_s(self) -> float | None:
-        """Median measured time of a step, without the first of each generation."""
+        """Median measured time of a step in seconds, without the first step of each generation; None without steps."""
         return steady_step_time(self.rows)
 
     @property
     def memory_bytes(self) -> float | None:
-        """Largest measured memory of a worker."""
+        """Largest measured memory of a worker, in bytes; None if it was not measured."""
         return max((row.memory_bytes_max for row in self.rows if row.memory_bytes_max is not None), default=None)
 
     @property
     def placement(self) -> list[RankPlacement]:
-        """What each rank held and ran, read back from the built workers."""
+        """For each rank, the device, blocks and micro-batches that its worker reported."""
         return next((row.placement for row in self.rows if row.placement), [])
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as a report shows it."""
+    """The data of a run that a report shows."""
 
     folder: str
     written_s: float
-    """When the report was made, seconds since 1970."""
+    """Time at which the report was made, in seconds since 1970."""
     run: Run
     run_text: str
-    """Text of the run.yaml in the folder."""
+    """Text of the run folder's run.yaml."""
     status: RunStatus
     events: list[Event]
     recoveries: list[FaultRecovery]
     rows: list[MetricRow]
-    """Every line of metrics.jsonl, including repeated steps."""
+    """Every row of metrics.jsonl, including repeated steps."""
     history: list[MetricRow]
-    """One row per step: those that led to the final model."""
+    """One row for each step, the one that led to the final model."""
     topology: Topology | None = None
     plans: list[PlanUse] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    """Files that could not be read, with the reason."""
+    """Lines that name files that could not be read, with the reason."""
 
     @property
     def start_s(self) -> float | None:
-        """Time of the first line in the run's files; times in the report count from here."""
+        """Time of the first line in the run's files, in seconds since 1970; times in the report count from it."""
         times = [event.time_s for event in self.events[:1]] + [row.time_s - row.step_time_s for row in self.rows[:1]]
         return min(times, default=None)
 
@@ -88,7 +88,7 @@ class RunView:
 
 
 def read_run_view(folder: Path, now: float) -> RunView:
-    """Read a run folder, of a finished run or one in progress.
+    """Return the view of a run folder, whose run may have ended or be in progress.
 
     Args:
         now: wall clock, seconds since 1970.
@@ -123,7 +123,7 @@ def _topology(folder: Path, damaged: list[str]) -> Topology | None:
 
 
 def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:
-    """The first plan, then its replacements, with the generations that ran each."""
+    """Return the first plan and then its replacements, each with the generations that used it."""
     used = _generations_by_plan(events)
     uses = []
     for path in _plan_files(folder):
@@ -136,10 +136,10 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
 
 
 def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
-    """Generations that ran each plan file.
+    """Return the numbers of the generations that used each plan file, by the file's name.
 
-    A generation may name a copy of its plan beside its own record. The last (re)planned event before it names the file
-    that was copied; later generations that keep the plan name the same copy.
+    A generation may name a copy of its plan beside its record. The last event before it that made a plan (kind planned
+    or replanned) names the file that was copied; later generations with that plan name the same copy.
     """
     used: dict[str, list[int]] = {}
     newest = "plan.json"
@@ -155,13 +155,13 @@ def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
 
 
 def _plan_files(folder: Path) -> list[Path]:
-    """plan.json, then plan-<generation>.json in order."""
+    """Return plan.json, then plan-<generation>.json in order."""
     numbered = [(int(match[1] or -1), path) for path in folder.iterdir() if (match := _PLAN.match(path.name))]
     return [path for _, path in sorted(numbered)]
 
 
 def _or_damaged(read: Callable[[Path], Value], path: Path, damaged: list[str]) -> Value | None:
-    """Read the file; if it cannot be read, add a line to `damaged` and return None."""
+    """Return the content of the file; if it cannot be read, add a line to `damaged` and return None."""
     try:
         return read(path)
     except FileError as error:

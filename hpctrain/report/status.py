@@ -1,4 +1,4 @@
-"""How a run is doing, decided from its files and from whether a process holds its folder's lock."""
+"""Decide the status of a run from its files, and from whether a process holds the lock of its folder."""
 
 from __future__ import annotations
 
@@ -26,58 +26,59 @@ State = Literal["queued", "starting", "running", "recovering", "requeued", "done
 
 LOCK_FILE = "run.lock"
 QUIET_S = 60.0
-"""A run in a queue whose files changed this recently counts as alive: its lock may not be visible from this node."""
+"""Seconds since the last change of its files for which a run in a queue counts as alive, because its lock may not be
+visible from this node."""
 
 _PAUSED = ("preempted", "time_limit")
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run is doing. An unknown value is None, and absent in the JSON form."""
+    """The status of a run. An unknown value is None, and absent in the JSON form."""
 
     state: State
     reason: str
-    """The reason for the state, as one sentence."""
+    """One sentence that says why the run has this state."""
     name: str
     attempt: int
     generation: int
     step: int
-    """Steps done."""
+    """Number of steps done."""
     steps: int
-    """Steps asked for."""
+    """Number of steps of the run file."""
     nodes: list[str]
-    """Nodes of the newest generation."""
+    """Names of the nodes of the newest generation."""
     recoveries: int
     """Number of faults after which training continued."""
     lost_steps: int
-    """Number of steps done again after a fault."""
+    """Number of steps that were repeated after a fault."""
     loss: float | None = None
     valid_loss: float | None = None
     valid_sets: dict[str, dict[str, float]] | None = None
     """Loss and perplexity of each named validation set of the run file."""
     source_samples: dict[str, int] | None = None
-    """Samples so far from each training folder, if the folders have weights."""
+    """Number of samples read so far from each training folder, if the folders have weights."""
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    """Seconds to the last step at the present pace; only while running."""
+    """Seconds to the last step at the present speed; only while the run trains."""
     weights_sha256: str | None = None
-    """Hash of the final weights, for a finished run with `deterministic: true`."""
+    """Hash of the final weights, for a run that is done and has `deterministic: true`."""
     last_sign_s: float | None = None
     """Age in seconds of the newest line in the run's files."""
     warning: str | None = None
-    """A problem of a run that continues, such as a full disk."""
+    """A problem that does not stop the run, such as a full disk."""
     job_state: str | None = None
     """Slurm's state of the run's newest job, if Slurm was asked and knows it."""
     expected_start_s: float | None = None
-    """When Slurm expects a waiting job to start, seconds since 1970. Slurm revises it all the time."""
+    """Time at which Slurm expects a waiting job to start, in seconds since 1970. Slurm revises it all the time."""
     needs_action: bool | None = None
-    """True: the job waits until a person does what `reason` says."""
+    """True if the job waits until a person does what `reason` says."""
     last_end: str | None = None
-    """How the newest ended attempt ended, according to the run's ledger; None if the run is done."""
+    """How the newest ended attempt ended, by its line in attempts.jsonl; None if the run is done."""
 
     @property
     def further_words(self) -> list[str]:
-        """How the last attempt ended, if `reason` does not say it: Slurm's part in it is only in the ledger."""
+        """[`last_end`] if `reason` does not contain it, else []; only attempts.jsonl holds Slurm's part in an end."""
         is_known = self.last_end is None or self.last_end.partition("): ")[2] in self.reason
         return [] if is_known or self.last_end is None else [self.last_end]
 
@@ -88,12 +89,12 @@ class RunStatus:
         return held_out | {f"{HELD_OUT} {name}": losses["loss"] for name, losses in (self.valid_sets or {}).items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The status as JSON values; unknown ones are absent."""
+        """Return the status as JSON values; unknown values are absent."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def read_status(folder: Path, now: float) -> RunStatus:
-    """The status of the run in `folder`.
+    """Return the status of the run in `folder`.
 
     Args:
         now: wall clock, seconds since 1970.
@@ -103,7 +104,7 @@ def read_status(folder: Path, now: float) -> RunStatus:
     """
     run = run_of(folder)
     held = lock_held(folder)
-    # The lock is checked first: a run that ends in between has then written how it ended.
+    # Check the lock before the files: if the run ends in between, its files already say how it ended.
     events = read_events(folder / "events.jsonl")
     metrics = read_metrics(folder / "metrics.jsonl")
     return decide_status(run, events, metrics, now, held, read_jsonl(folder / ATTEMPTS_FILE), _free_bytes(folder))
@@ -117,13 +118,13 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def lock_held(folder: Path) -> bool:
-    """Whether a process holds the run folder's lock, which it does while it supervises the run."""
+    """Whether a process holds the run folder's lock, as it does while it supervises the run."""
     try:
         descriptor = open_owned(folder / LOCK_FILE)
     except OSError:
         return False
     try:
-        # A shared lock, so that two people may ask at once; refused while the supervisor holds the exclusive lock.
+        # A shared lock is refused while the supervisor holds the exclusive one, and lets two people ask at once.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -136,14 +137,15 @@ def decide_status(
     run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
     attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None,
 ) -> RunStatus:  # fmt: skip
-    """Decide the status from the run's files, the wall clock `now` and whether a process holds the folder.
+    """Return the status by the run's files, the wall clock `now` (seconds since 1970) and whether a process holds the
+    folder.
 
     Args:
-        attempts: lines of the run's ledger.
+        attempts: lines of attempts.jsonl.
         free: free bytes on the run folder's file system; None if unknown.
     """
     rows = last_row_of_each_step(list(metrics))
-    # The last line, not the highest step: after a fault the run continues from an earlier step.
+    # Take the last row and not the highest step: after a fault the run continues from an earlier step.
     row = metrics[-1] if metrics else None
     age = _age(events, metrics, now)
     state, reason = _decide(run, _this_attempt(events), list(metrics), lock_held, age)
@@ -181,7 +183,7 @@ def _sets(row: MetricRow | None) -> dict[str, dict[str, float]] | None:
 
 
 def _step(events: Sequence[Event], row: MetricRow | None) -> int:
-    """Steps that the run need not repeat, according to the files."""
+    """Return the number of steps that the run need not repeat, according to the files."""
     start = _newest(events, "generation_started")
     if start is not None and (row is None or row.generation < start.generation):
         return restored_step(start)
@@ -189,7 +191,7 @@ def _step(events: Sequence[Event], row: MetricRow | None) -> int:
 
 
 def _this_attempt(events: Sequence[Event]) -> list[Event]:
-    """The events since the newest start of the job."""
+    """Return the events since the newest start of the job."""
     starts = [index for index, event in enumerate(events) if event.kind == "attempt_started"]
     return list(events[starts[-1] :]) if starts else list(events)
 
@@ -237,8 +239,8 @@ def _decide(
 
 
 def _end(events: list[Event]) -> Event | None:
-    """The event that ended the attempt, if it has ended. An agent that lost contact also writes `failed` while the
-    others continue; its event counts only if no later generation began."""
+    """Return the event that ended the attempt; None if it has not ended. An agent that lost contact also writes
+    `failed` while the others continue; its event counts only if no later generation began."""
     finished = _newest(events, "finished")
     if finished is not None:
         return finished
@@ -251,13 +253,14 @@ def _end(events: list[Event]) -> Event | None:
 
 
 def _written_at_the_end(events: list[Event], index: int) -> bool:
-    """Whether a `failed` without generation, as the job script writes it, comes after every start of a generation."""
+    """Whether a `failed` event without a generation, which the job script writes, comes after the last start of a
+    generation."""
     later = events[index + 1 :]
     return events[index].generation < 0 and not any(event.kind == "generation_started" for event in later)
 
 
 def _decide_extended(run: Run, held: bool) -> tuple[State, str]:
-    """The state of a finished run that was given more steps and has not yet continued."""
+    """Return the state, with its reason, of a finished run that was given more steps and has not yet continued."""
     reason = f"it finished, and was then given more steps: {run.steps}"
     if held:
         return "starting", reason

@@ -1,4 +1,4 @@
-"""The tables of a report, with every number as text, so that the page only lays them out."""
+"""The tables of a report. Every number is text already, so that the page only lays it out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ABSENT = "–"
 
 
 def headline(view: RunView) -> list[tuple[str, str, str]]:
-    """The figures at the top of the page: a label, a value and a note."""
+    """Return the figures at the top of the page, each as (label, value, note)."""
     status, steady = view.status, "median, without first steps"
     tokens_per_s = steady_tokens_per_s(view.rows)
     figures = [
@@ -35,30 +35,30 @@ def headline(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def or_absent(value: float | None, words: Callable[[float], str] = str) -> str:
-    """A value as text; a dash where there is none."""
+    """Return a value as text, and a dash for None."""
     return ABSENT if value is None else words(value)
 
 
 def mood(event: Event) -> str:
-    """How the page marks an event: fault, good or plain."""
+    """Return how the page marks an event: fault, good or plain."""
     if event.kind in (*FAULTS, "failed"):
         return "fault"
     return "good" if event.kind in ("recovered", "finished") else "plain"
 
 
 def device_speed(device: Device) -> str:
-    """The sustained matrix products of a device by type of number."""
+    """Return the sustained FLOP/s of a device by data type, as text."""
     return ", ".join(f"{format_si(value, 'FLOP/s')} {dtype}" for dtype, value in device.flops.items()) or ABSENT
 
 
 def health_text(node: Node) -> str:
-    """The verdict on a node with its reasons."""
+    """Return the health of a node with its reasons, as text."""
     reasons = "; ".join(reason.text for reason in node.health.reasons)
     return f"{node.health.verdict}: {reasons}" if reasons else node.health.verdict
 
 
 def plan_summary(plan: Plan) -> str:
-    """Degrees, schedule, solver and memory options of a plan."""
+    """Return degrees, schedule, solver and memory options of a plan, as text."""
     text = (
         f"{plan.dims} on {plural(len(plan.nodes), 'node')}, "
         f"schedule {plan.schedule}, {plan.sequences} sequences a step, solver {plan.solver}"
@@ -67,7 +67,7 @@ def plan_summary(plan: Plan) -> str:
 
 
 def step_time(use: PlanUse) -> list[tuple[str, str]]:
-    """Predicted parts of the step time, their total, and the measured time."""
+    """Return rows (name, value) with the predicted parts of the step time, their total, and the measured time."""
     rows: list[tuple[str, str]] = []
     predicted = use.plan.predicted
     if predicted is not None:
@@ -85,7 +85,7 @@ def step_time(use: PlanUse) -> list[tuple[str, str]]:
 
 
 def memory(use: PlanUse) -> list[tuple[str, str]]:
-    """Predicted peak by device, and the measured one."""
+    """Return rows (name, value) with the predicted peak memory of each device and the largest measured one."""
     predicted = use.plan.predicted.memory_bytes if use.plan.predicted else {}
     rows: list[tuple[str, str]] = [(device, format_bytes(value)) for device, value in predicted.items()]
     if use.memory_bytes is not None:
@@ -97,7 +97,7 @@ def memory(use: PlanUse) -> list[tuple[str, str]]:
 
 
 def _against(measured: float, predicted: float | None) -> str:
-    """Difference of a measurement from its prediction: ' (12 % above the prediction)'."""
+    """Return the difference of a measurement from its prediction, as ' (12 % above the prediction)'."""
     if not predicted:
         return ""
     off = measured / predicted - 1.0
@@ -112,7 +112,7 @@ def _recovery_times(view: RunView) -> str:
 
 
 def block_range(layers: tuple[int, int]) -> str:
-    """The blocks of a stage: 'blocks 0 to 3'."""
+    """Return the blocks of a stage as text: 'blocks 0 to 3'."""
     start, stop = layers
     if start == stop:
         return "no block"
@@ -120,5 +120,5 @@ def block_range(layers: tuple[int, int]) -> str:
 
 
 def plural(count: int, noun: str, ending: str = "s") -> str:
-    """A count with its noun: '1 node', '2 nodes'."""
+    """Return a count with its noun: '1 node', '2 nodes'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"

@@ -1,4 +1,4 @@
-"""A run on the terminal: one progress line, rewritten in place, and one line for each other event."""
+"""Show a run on the terminal: one progress line, rewritten in place, and one line for each event."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _REWRITE = "\r\x1b[2K"
 
 @dataclass(frozen=True)
 class TerminalLine:
-    """A line of the view; a transient line may be replaced by the next one."""
+    """A line of the view; if it is transient, the next line may replace it."""
 
     text: str
     transient: bool
 
 
 def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) -> str:
-    """Format a step as one line.
+    """Return a step as one line.
 
     Args:
-        steps: steps of the whole run.
-        step_time_s: present pace, for the remaining time; default: this step's.
+        steps: number of steps of the whole run.
+        step_time_s: present step time in seconds, for the remaining time; None: that of this step.
     """
     width = len(str(steps))
     remaining_s = (steps - row.step) * (step_time_s if step_time_s is not None else row.step_time_s)
@@ -49,7 +49,7 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
 
 
 def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[TerminalLine]:
-    """Lines for rows and events, as `follow` yields them.
+    """Yield lines for metrics and events, as `follow` yields them.
 
     Args:
         every_s: fewest seconds of the run between two progress lines; the last step and validations always appear.
@@ -68,7 +68,7 @@ def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 
 
 
 def show(lines: Iterable[TerminalLine], out: TextIO, in_place: bool) -> None:
-    """Write lines; if `in_place` (a terminal), the next line overwrites a transient one."""
+    """Write the lines to `out`. With `in_place`, for a terminal, each line overwrites a transient line before it."""
     transient = False
     for line in lines:
         if transient:
@@ -82,7 +82,7 @@ def show(lines: Iterable[TerminalLine], out: TextIO, in_place: bool) -> None:
 
 
 def status_lines(status: RunStatus, now: float) -> list[str]:
-    """Format a status for a person.
+    """Return a status as lines for a person.
 
     Args:
         now: wall clock, seconds since 1970.
@@ -109,17 +109,17 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
 
 
 def figures(status: RunStatus) -> list[str]:
-    """Loss, validation losses and speed, those that are known."""
+    """Return the known ones of loss, validation losses and speed, as texts."""
     loss = [] if status.loss is None else [f"loss {status.loss:.4f}"]
     speed = [] if status.tokens_per_s is None else [f"{format_count(status.tokens_per_s)} tokens/s"]
     return [*loss, *loss_words(status.valid_losses), *speed]
 
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:
-    """When a queued run may start, or that it needs action; empty if it is not queued."""
+    """Return a line that says when a queued run may start, or that it needs action; [] if neither is known."""
     if status.needs_action:
         return ["  it stays in the queue until somebody does that"]
     if status.expected_start_s is None or "BeginTime" in status.reason:
-        return []  # a pause: the reason says how long it is
+        return []  # the run pauses, and the reason says for how long
     wait = format_seconds(max(0.0, status.expected_start_s - now))
     return [f"  Slurm expects to start it in {wait} ({utc_text(status.expected_start_s)})"]

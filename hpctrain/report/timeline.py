@@ -20,27 +20,28 @@ KINDS = {
     "S": "sum over replicas",
     "U": "norm and optimizer",
 }
-"""Meaning of each letter, in the order of their colours."""
+"""Meaning of each letter of a timeline, in the order of the colours."""
 WAITS = "·"
 STYLES = {"F": "blue", "B": "dark_orange", "I": "green", "W": "yellow", "S": "magenta", "U": "cyan", WAITS: "dim"}
 MOST_BARS = 20_000
-"""Most bars of a page that a browser can still scroll."""
+"""Most bars of a page; a browser can still scroll a page with so many."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One action of a row, with start and end in seconds."""
+    """One action in a row of a timeline, with its start and end in seconds."""
 
     row: int
     kind: str
-    """A key of KINDS."""
+    """Kind of the action, a key of KINDS."""
     label: str
     start_s: float
     end_s: float
 
 
 def letters(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[str]:
-    """One line of `width` letters for each row: the kind with most of each column's time, WAITS where there is none."""
+    """Return one line of `width` letters for each row. A letter is the kind of action that takes most of the column's
+    time, or WAITS if there is none."""
     if total_s <= 0:
         return [WAITS * width] * rows
     column_s = total_s / width
@@ -62,7 +63,7 @@ def _letter(cell: dict[str, float], column_s: float) -> str:
 
 
 def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[Text]:
-    """The letters with colours, each line after its pipeline rank, and a legend below."""
+    """Return the lines of `letters` in colour, each after its pipeline rank, and a legend below."""
     head = len(str(rows - 1)) + 1
     lines = []
     for number, line in enumerate(letters(bars, rows, total_s, max(10, width - head))):
@@ -76,7 +77,7 @@ def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -
 
 
 def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
-    """One horizontal bar per action, one row per pipeline rank."""
+    """Return a chart with one horizontal bar per action and one row per pipeline rank."""
     shown = bars[:MOST_BARS]
     traces: list[Trace] = []
     for index, (kind, words) in enumerate(KINDS.items()):

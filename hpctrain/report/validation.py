@@ -1,4 +1,4 @@
-"""Validation losses for people: each set with its perplexity."""
+"""Validation losses as text: each set with its perplexity."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ HELD_OUT = "valid"
 
 
 def losses_by_set(row: MetricRow) -> dict[str, float]:
-    """The validation losses of a step by display name; empty if it did not validate."""
+    """Return the validation losses of a step by display name; {} if the step had no validation."""
     held_out = {} if row.valid_loss is None else {HELD_OUT: row.valid_loss}
     return held_out | {f"{HELD_OUT} {name}": losses.loss for name, losses in (row.valid_sets or {}).items()}
 
 
 def loss_words(losses: Mapping[str, float]) -> list[str]:
-    """The losses as text: ['valid 3.2500 (perplexity 25.79)', 'valid code 4.1000 (perplexity 60.34)']."""
+    """Return the losses as texts: ['valid 3.2500 (perplexity 25.79)', 'valid code 4.1000 (perplexity 60.34)']."""
     return [f"{name} {loss:.4f} ({_perplexity(loss)})" for name, loss in losses.items()]
 
 

@@ -20,7 +20,7 @@ from hpctrain.report.terminal import figures, progress_line, queue_lines
 from hpctrain.report.validation import losses_by_set
 
 EVENTS = 8
-"""Number of newest events in a view."""
+"""Number of events that a view shows, the newest ones."""
 PROGRESS_EVERY_S = 10.0
 """Fewest seconds of the run between two plain progress lines."""
 BAR_WIDTH = 40
@@ -31,7 +31,7 @@ _COLOURS = {"done": "green", "running": "green", "failed": "red", "cancelled": "
 
 
 def node_states(events: Sequence[Event]) -> dict[str, str]:
-    """The state of each node of the newest attempt. Nodes that take part include spares."""
+    """Return the state of each node of the newest attempt, by name. Spares count as nodes that take part."""
     states: dict[str, str] = {}
     for event in events:
         if event.kind == "attempt_started":
@@ -66,7 +66,7 @@ def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | Non
 
 
 class PlainView:
-    """Prints what is new as plain lines."""
+    """Prints news of a run as plain lines."""
 
     def __init__(self) -> None:
         self._first = True
@@ -78,7 +78,8 @@ class PlainView:
         """Return the lines to print after a poll.
 
         Args:
-            new: events and steps since the last poll; at the first poll all past ones, of which only the end is shown.
+            new: events and metrics since the last poll; at the first poll all past ones, of which only the last are
+                shown.
             now: wall clock, seconds since 1970.
         """
         items = [item for item in new if isinstance(item, Event)][-EVENTS:] if self._first else new
@@ -87,7 +88,8 @@ class PlainView:
         if status.last_end is not None and status.last_end != self._shown_end:
             self._shown_end = status.last_end
             lines.append(status.last_end)
-        # For an active run, its events say the rest. Numbers are left out: the time to the start always changes.
+        # The events of an active run say the rest. Numbers in the reason are ignored: the time to the start always
+        # changes.
         state = status.state, "" if status.state in _AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
         if state != self._state:
             self._state = state
@@ -115,5 +117,5 @@ def _nodes(events: Sequence[Event]) -> str:
 
 
 def _clock_time(moment: float) -> str:
-    """Time of day in UTC with its letter, as in the files and in `hpctrain logs`."""
+    """Return the UTC time of day with a Z after it."""
     return f"{datetime.fromtimestamp(moment, timezone.utc):%H:%M:%S}Z"

@@ -1,1 +1,1 @@
-"""Compression methods compared: time, bytes, convergence, and the cost of their parts."""
+"""Compare compression methods: time, bytes, convergence, and the cost of their parts."""

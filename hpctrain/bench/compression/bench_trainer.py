@@ -1,4 +1,4 @@
-"""One model in training, with one of the gradient synchronisations that a bench compares."""
+"""A model in training with one of the gradient synchronisations that the bench compares."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpctrain.records.plan.codec import CodecSpec
 
 
 class GradientSync:
-    """How the gradients of the replicas become those of the whole batch. This one has no communication: each process
-    trains on its own data, so the difference from the other methods is their cost."""
+    """Base class of the methods that sum gradients over the processes. It communicates nothing: each process trains on
+    its own data, so the time of another method minus its time is the cost of that method."""
 
     averages = True
-    """Whether the gradients are means over the processes, as with DDP and FSDP; otherwise they are sums."""
+    """Whether gradients are averaged over the processes, as by DDP and FSDP; otherwise they are summed."""
     planned: CodecSpec | None = None
-    """The codec that the planner chose, where it chose one."""
+    """The codec that the planner chose; None for a method that does not ask the planner."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -68,15 +68,15 @@ class ReducerSync(GradientSync):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step."""
+    """Loss and sent bytes of one step."""
 
     loss: Tensor
-    """Mean over this process's sequences, before the step."""
+    """Mean loss over this process's sequences, before the step."""
     sent_bytes: int | None
 
 
 class BenchTrainer:
-    """A model with its optimizer and gradient synchronisation; `step` takes this process's sequences."""
+    """A model with its optimizer and gradient synchronisation; `step` takes the sequences of this process."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class BenchTrainer:
 
     @property
     def planned(self) -> CodecSpec | None:
-        """The codec that the planner chose, where it chose one."""
+        """The codec that the planner chose; None for a method that does not ask the planner."""
         return self.exchange.planned
 
     def step(self, rows: Tensor) -> StepResult:
-        """Make one step on int64 [rows, seq_len + 1]; every process passes the same number of sequences."""
+        """Make one step on int64 [sequences, seq_len + 1]; every process passes equally many sequences."""
         loss = _loss(self.exchange.model, rows)
         (loss * self._scale).backward()
         sent = self.exchange.reduce()
@@ -110,7 +110,8 @@ class BenchTrainer:
 
     @torch.no_grad()
     def validate(self, rows: Tensor) -> float:
-        """The mean loss of the same sequences over the processes, as replicas may differ between syncs. Collective."""
+        """Return the loss on `rows`, which every process passes alike: the mean over the processes, as replicas may
+        differ between two outer syncs. Collective."""
         loss = _loss(self.exchange.model, rows).detach().double()
         dist.all_reduce(loss)
         return float(loss) / dist.get_world_size()

@@ -31,15 +31,15 @@ from hpctrain.model.build import build_stage
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
 REFERENCE = "dense"
-"""The method that the losses of the others are compared with: exact sums."""
+"""The method with exact sums, whose losses the others are compared with."""
 SMALL_SPEC = DecoderSpec(layers=3, dim=128, heads=4, vocab=320)
-"""0.68 M parameters, tokens are bytes."""
+"""A model of 0.68 M parameters, whose tokens are bytes."""
 VALIDATION_ROWS = 256
 
 
 @dataclass(frozen=True)
 class ConvergenceSettings:
-    """Settings of the training, the same for every method and seed."""
+    """Settings of the trainings, equal for every method and seed."""
 
     workers: int = 4
     steps: int = 2000
@@ -59,7 +59,7 @@ class ConvergenceSettings:
     spec: DecoderSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step, numbered from 0."""
+        """Return the learning rate of a step; the first step is 0."""
         rise = max(1, round(self.warmup_share * self.steps))
         if step < rise:
             return self.lr * (step + 1) / rise
@@ -67,7 +67,7 @@ class ConvergenceSettings:
         return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
     def validated_after(self, step: int) -> bool:
-        """Whether to validate after that many steps."""
+        """Whether to validate after `step` steps."""
         return step == self.steps or step % max(10, self.steps // self.validations) == 0
 
     def as_json(self) -> dict[str, Any]:
@@ -76,16 +76,16 @@ class ConvergenceSettings:
 
 @dataclass(frozen=True)
 class Training:
-    """One method with one seed, from the first step to the last."""
+    """Result of training with one method and one seed."""
 
     method: str
     seed: int
     curve: list[tuple[int, float]]
-    """(steps made, validation loss); the curve ends early where the loss was not finite."""
+    """Pairs (steps made, validation loss). The curve ends early if the loss became infinite or NaN."""
     loss: float | None
     """The last validation loss; None where the training diverged."""
     diverged_step: int | None
-    """Steps made when the loss was first found not to be finite."""
+    """Number of steps after which the loss was first found infinite or NaN; None if it never was."""
     cpu_s: float
     """Processor seconds of a step, mean over steps and workers."""
     sent_bytes: float | None
@@ -99,13 +99,14 @@ def train_all(
     path: Path,
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Train what the file of rows lacks, write each row as soon as it is done, and return all rows.
+    """Train each pair of method and seed that the file of rows lacks, write each row as soon as it is done, and return
+    all rows.
 
-    The reference is trained with every seed, even when it is not among `methods`.
+    The reference is trained with every seed, even if it is not among `methods`.
 
     Raises:
         InputError: the file has rows of other settings or another text, or there is no text on this machine.
-        HpctrainError: a process failed; the rows before it are kept.
+        HpctrainError: a process failed; rows that were written before remain.
     """
     alike = what_rows_share(settings)
     store = RowStore(path, alike)
@@ -122,8 +123,8 @@ def train_all(
 
 
 def what_rows_share(settings: ConvergenceSettings) -> dict[str, Any]:
-    """What must be equal for losses to be comparable: the settings and the text. Packages that are installed between
-    two trainings change the text that is found on a machine."""
+    """Return what must be equal for losses to be comparable: the settings, and a hash of the sample text's paths and
+    sizes. Packages that are installed between two trainings can change the sample text that a machine has."""
     text = hashlib.sha256()
     for path in find_sample_text(settings.text_bytes).files:
         text.update(f"{path} {path.stat().st_size}\n".encode())
@@ -134,7 +135,7 @@ def train_jobs(
     rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: ConvergenceSettings, folder: Path, path: Path,
     alike: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Train these methods and seeds one after the other, in each worker; the first worker writes the rows."""
+    """Train these (method, seed) pairs one after the other, in each worker; the first worker writes the rows."""
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), world), rank=rank, world_size=world)
     store = RowStore(path, alike) if rank == 0 else None
     for method, seed in jobs:
@@ -148,7 +149,7 @@ def train_jobs(
 def _train(method: str, seed: int, settings: ConvergenceSettings, corpus: Path, rank: int, world: int) -> Training:
     train = Corpus.open([corpus], "train", settings.seq_len)
     valid = Corpus.open([corpus], "valid", settings.seq_len)
-    # Each worker takes a part of the validation sequences; they are the same in every training.
+    # Each worker takes a part of the validation sequences; the parts are equal in all trainings.
     share = min(VALIDATION_ROWS, valid.windows) // world
     valid_rows = torch.from_numpy(valid.rows(0, rank * share, share))
     group = dist.new_group(list(range(world)))

@@ -17,13 +17,17 @@ from hpctrain.report.render import plotly_script
 
 PALETTE = ("#1f5fbf", "#c8502d", "#2b8a57", "#8a4fbf", "#b58a00", "#0f8b8d", "#a83279", "#5c6b7a")
 FIRST_SHOWN = 0.05
-"""Share of the steps that is left out at the beginning, where all curves fall together."""
+"""Share of the steps at the beginning that the charts leave out, because all curves fall together there."""
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
-    """Write a page of loss over steps, and over time at each link rate; bands: 95 % interval of the mean over seeds.
+    """Write a page with the loss over steps, and over time at each link rate. Bands are the 95 % interval of the mean
+    over seeds.
+
+    Args:
+        rates: link rates in bits per second.
 
     Raises:
         InputError: plotly is not installed.

@@ -28,17 +28,17 @@ class Band:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of one method."""
+    """The results of one method over all its seeds."""
 
     method: str
     loss: Band | None
-    """Loss at the last step; None where no seed reached it."""
+    """Loss at the last step; None if no seed reached the last step."""
     gap_pct: Band | None
-    """Gap of the loss to the reference with the same seed, at equal steps."""
+    """Gap of the loss to the reference with the same seed, at equal steps, in percent of the reference's loss."""
     diverged: int
-    """Seeds whose loss became not finite."""
+    """Number of seeds whose loss became infinite or NaN."""
     sent_bytes: float | None
-    """Payload bytes of a worker in a step."""
+    """Payload bytes that a worker sends in a step; None where they are not counted."""
     cpu_s: float
     at_rate: dict[float, AtRate]
     """Results by link rate in bits per second; empty where the bytes are not counted."""
@@ -46,13 +46,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class AtRate:
-    """One method on a network of one rate; a step takes its processor time plus the time of its bytes."""
+    """The results of one method on links of one rate; a step takes its processor time plus the time of its bytes."""
 
     step_s: float
     gap_pct: Band | None
-    """Gap of the loss to the reference's at the time when the fastest method has made its last step."""
+    """Gap of the loss to the reference's, in percent, at the time when the fastest method has made its last step."""
     target_s: float | None
-    """Mean time to come within `TARGET_GAP` of the reference's last loss; None where a seed never does."""
+    """Mean seconds to come within `TARGET_GAP` of the reference's last loss; None where a seed never does."""
 
 
 def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summary]:
@@ -89,7 +89,7 @@ def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
 
 
 def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
-    """Validation loss after that many steps, interpolated linearly; None outside the curve."""
+    """Validation loss after `steps` steps, interpolated linearly; None outside the curve."""
     points = row["curve"]
     if not points or not points[0][0] <= steps <= points[-1][0] * (1 + 1e-9):
         return None
@@ -110,7 +110,7 @@ def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
 
 
 def _budget_s(rows: Rows, rate: float) -> float:
-    """Time at which the fastest method has made its last step."""
+    """Seconds until the fastest method has made its last step, on links of `rate` bits per second."""
     whole = [(row, step_s) for row in rows if "loss" in row and (step_s := step_seconds(row, rate)) is not None]
     return min((row["curve"][-1][0] * step_s for row, step_s in whole), default=math.inf)
 

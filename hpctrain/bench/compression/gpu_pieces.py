@@ -1,4 +1,4 @@
-"""What selecting the largest values of a gradient costs on a GPU, compared with torch's top-k and a full copy."""
+"""Time to select the largest values of a gradient on a GPU, compared with torch's top-k and a full copy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpctrain.compress.select.device_select import by_torch, threshold_select
 from hpctrain.compress.select.selectors import select_with_values
 
 NUMBERS = 2**28
-"""1 GiB in fp32: far more than any cache holds."""
+"""Values in the gradient. In fp32 they take 1 GiB, far more than any cache holds."""
 _COPY = "copy"
 
 
 @dataclass(frozen=True)
 class GpuPieceRow:
-    """One part of a codec at one density; median over the repeats, parts measured in turns."""
+    """Result of one part of a codec at one density: the median over the repeats. The parts are measured in turns."""
 
     piece: str
     density: float
@@ -33,7 +33,7 @@ class GpuPieceRow:
     """Time between two events on the device; host work counts where the device waits for it."""
     low_s: float
     high_s: float
-    """Smallest and largest of the repeats."""
+    """`low_s` and `high_s`: the shortest and the longest of the repeats."""
     bytes_per_s: float
     """Bytes of the gradient divided by the time; each byte counts once, however often it is read."""
     share_of_copy: float
@@ -66,13 +66,13 @@ def measure_on_gpu(
 def measure_pieces_of(
     values: Tensor, densities: Sequence[float], repeats: int, seconds_of: Callable[[Work], float]
 ) -> list[GpuPieceRow]:
-    """Measure each part on these values.
+    """Return the measurement of each part on `values`.
 
     Args:
         values: [n], fp32, contiguous.
         densities: shares to select.
         repeats: counted repeats, after one warm-up.
-        seconds_of: runs a piece of work and returns how long it took.
+        seconds_of: runs a piece of work and returns its seconds.
     """
     return [row for density in densities for row in _at(density, values, repeats, seconds_of)]
 

@@ -1,4 +1,4 @@
-"""hpctrain's own gradient synchronisations as a bench opens them: through the product's public functions."""
+"""hpctrain's gradient synchronisations for the bench, opened through the functions that workers use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from hpctrain.records.plan.compression import LocalSteps, make_codec
 
 
 def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
-    """The codec of `compression` as in run.yaml, with that many exact steps at its beginning if it has any."""
+    """Return the codec of `settings`, the `compression` of a run file; its warm-up has `dense_steps` steps if it has
+    one."""
     codec = make_codec(settings)
     if "warmup_steps" in type(codec).model_fields:
         codec = codec.model_copy(update={"warmup_steps": dense_steps})
@@ -30,12 +31,12 @@ def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
 
 
 def open_codec(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
-    """Whole replicas with a codec; its reducer overlaps the backward pass where a worker would overlap it."""
+    """Return whole replicas with a codec; its reducer overlaps the backward pass where a worker would overlap it."""
     return _open(codec_spec(settings, dense_steps), model, group)
 
 
 def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
-    """Whole replicas with the reducer of the codec in a plan."""
+    """Return whole replicas with the reducer of a plan's codec."""
     exchange = _open(codec_spec(spec.codec.to_json(), dense_steps), model, group)
     exchange.planned = spec
     return exchange
@@ -61,7 +62,8 @@ def open_sharded(
     zero: int = 3,
     compute: torch.dtype | None = None,
 ) -> GradientSync:
-    """Sharded state with the reduce-scatter of a codec; weights are gathered in the precision of the computation."""
+    """Return a sharded model with the reduce-scatter of a codec; weights are gathered in the precision of the
+    computation."""
     apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero, compute)
     counted = _Counted()
     scatters = build_reduce_scatters(codec_spec(settings, dense_steps), flat_gradient_layouts(model), group, "cpu")
@@ -71,7 +73,8 @@ def open_sharded(
 
 
 class ShardedSync(GradientSync):
-    """Weights are gathered and gradients summed part by part, during the forward and backward pass."""
+    """Synchronisation of a sharded model: weights are gathered and gradients summed module by module, during the
+    forward and the backward pass."""
 
     averages = False
 
@@ -87,7 +90,7 @@ class ShardedSync(GradientSync):
 
 
 class _InPrecision(nn.Module):
-    """A model whose matrix products use a lower precision than the rest, as in training."""
+    """A model that computes matrix products in a lower precision than other operations, as in training."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()

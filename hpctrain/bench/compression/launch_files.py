@@ -1,4 +1,4 @@
-"""What one launch of the bench measures and returns: two files between the bench and its processes."""
+"""The two files between the bench and its processes: what one launch measures, and what it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
 BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)
-"""10.87 M parameters; tokens are bytes."""
+"""A model of 10.87 M parameters, whose tokens are bytes."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class LaunchSettings:
     block_steps: int = 2
     """Steps that one method makes before the next one's turn."""
     warm_steps: int = 5
-    """Unmeasured steps of each method; methods with dense steps make them among these."""
+    """Steps of each method before the measured ones; methods with dense steps make them among these."""
     rows: int = 1
     """Sequences of a process in a step."""
     seq_len: int = 64
     lr: float = 0.1
-    """Learning rate of plain SGD: fifteen models with AdamW's moments would not fit into a small machine's memory."""
+    """Learning rate of plain SGD. AdamW's moments for fifteen models would not fit into a small machine's memory."""
     seed: int = 1
     spec: DecoderSpec = BENCH_SPEC
 
@@ -40,17 +40,17 @@ class LaunchSettings:
 
 
 def as_json(settings: LaunchSettings) -> dict[str, Any]:
-    """The settings as plain values."""
+    """Return the settings as JSON values."""
     return asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)}
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One launch: these methods in turns on that many nodes."""
+    """One launch: the methods that it measures in turns, and its number of nodes."""
 
     nodes: int
     interface: str
-    """Interface that carries the messages and whose counters are read."""
+    """Network interface that carries the messages and whose counters are read."""
     methods: tuple[str, ...]
     settings: LaunchSettings
 
@@ -75,11 +75,11 @@ class Samples:
     counted_bytes: float | None
     """Payload bytes of a rank in a step by the method's own count, mean; None where the method does not count."""
     loss: float | None
-    """Mean over the validation sequences after the last step; None where it is not finite."""
+    """Mean over the validation sequences after the last step; None where it is infinite or NaN."""
     choice: str | None = None
     """The mode that method auto chose."""
     planned_step_s: dict[str, float] | None = None
-    """Predicted step time of method auto for each mode, the most exact first."""
+    """Predicted step time of method auto for each mode, the least lossy mode first."""
 
 
 @dataclass(frozen=True)

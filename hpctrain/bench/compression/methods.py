@@ -23,7 +23,8 @@ from hpctrain.records.plan.compression import MODES, Quantized
 
 AUTO = "auto"
 ONE_BUCKET_MB = 1 << 14
-"""Bucket size for torch's PowerSGD hook. It starts collectives in callbacks; on gloo, only one bucket works."""
+"""Bucket size in MB for torch's PowerSGD hook. The hook starts collectives in callbacks, which on gloo works with one
+bucket only."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ Open = Callable[[nn.Module, MethodContext], GradientSync]
 
 
 def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
-    """DDP in fp32, with its own all-reduce or with a communication hook."""
+    """Return how to open DDP in fp32, with its own all-reduce or with a communication hook."""
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         wrapped = _wrapped(model, context)
@@ -72,7 +73,8 @@ def _wrapped(model: nn.Module, context: MethodContext, **keys: Any) -> Distribut
 
 
 def _fsdp2(dtype: torch.dtype | None) -> Open:
-    """FSDP2 with its defaults: each block by itself, weights resharded after the forward pass (ZeRO 3)."""
+    """Return how to open FSDP2 with its defaults: each block by itself, weights resharded after the forward pass (ZeRO
+    3)."""
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         mesh = DeviceMesh.from_group(context.group, "cpu")
@@ -86,22 +88,22 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
 
 
 def _codec(settings: dict[str, Any]) -> Open:
-    """Whole replicas and the reducer that `compression` in run.yaml selects."""
+    """Return how to open whole replicas with the reducer that `settings`, the `compression` of a run file, selects."""
     return lambda model, context: open_codec(settings, model, context.group, context.dense_steps)
 
 
 def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | None = torch.bfloat16) -> Open:
-    """A sharded state; with ZeRO 2 the weights are gathered once a step, in bf16."""
+    """Return how to open a sharded model; with ZeRO 2 the weights are gathered once a step, in bf16."""
     return lambda model, context: open_sharded(settings, model, context.group, context.dense_steps, zero, compute)
 
 
 def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
-    """What the planner chooses for the link and the device."""
+    """Return whole replicas with the codec that the planner chooses for the link and the device."""
     return open_chosen(choose_codec(context.group, context.work), model, context.group, context.dense_steps)
 
 
 def _ring_bytes(model: nn.Module, world: int) -> int:
-    """Values that a rank sends in a ring all-reduce of all gradients."""
+    """Return the number of values that a rank sends in a ring all-reduce of all gradients."""
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
 
 
@@ -115,22 +117,23 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "topk_10": {"density": 0.1, "selector": "exact", "values": "fp32"},  # TopK-Sync
         "topk_7": {"density": 0.07},
     },
-    # Ratio and density as published together (TAGC, table 1); auto: the smallest message that all is read from.
+    # Ratio and density as published together (TAGC, table 1); auto takes the smallest message from which all values can
+    # be read.
     "tagc": {
         "tagc_2x": {"ratio": 2, "density": 0.2},
         "tagc_4x": {"ratio": 4, "density": 0.1},
         "tagc_10x": {"ratio": 10, "density": 0.0125},
         "tagc_auto": {"ratio": "auto", "density": 0.05},
     },
-    # The first: the paper's equations (2) to (5) word for word.
+    # The first variant follows the paper's equations (2) to (5) to the letter.
     "adaptive": {"adaptive_paper": _PAPER, "adaptive": {}, "adaptive_no_feedback": {"feedback": "none"}},
 }
-"""Mode -> method -> settings. A mode that is not here is a method of its own name, with its defaults."""
+"""Settings by mode and method. A mode that is missing here is a method of that name, with the mode's defaults."""
 
 CODEC_METHODS: dict[str, dict[str, Any]] = {
     name: {"mode": mode, **settings} for mode in MODES for name, settings in _VARIANTS.get(mode, {mode: {}}).items()
 }
-"""Method -> `compression` as in run.yaml: at least one for each mode."""
+"""The `compression` of a run file, by method; each mode has at least one method."""
 
 # DDP rejects torch's bf16 hook on gloo by the function's name, though gloo can sum bf16: hence the lambda.
 METHODS: dict[str, Open] = {
@@ -147,4 +150,4 @@ METHODS: dict[str, Open] = {
     "fsdp2_sparse": _sharded({"mode": "topk", "density": 0.1}),
     **{f"fsdp2_{mode}": _sharded({"mode": mode}) for mode in Quantized.modes()},
 }
-"""Method by its name in `--method` and in the record."""
+"""Functions that open a method, by the method's name in `--method` and in the record."""

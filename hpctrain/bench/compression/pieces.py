@@ -1,4 +1,4 @@
-"""What selecting and encoding the largest values of a gradient costs on a CPU, compared with torch's top-k."""
+"""Processor time to select and encode the largest values of a gradient on a CPU, compared with torch's top-k."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class PieceRow:
-    """One part of a codec at one density; median over the repeats, parts measured in turns."""
+    """Result of one part of a codec at one density: the median over the repeats. The parts are measured in turns."""
 
     piece: str
     density: float
@@ -29,10 +29,10 @@ class PieceRow:
     chosen: float
     """Share of the values that was selected."""
     cpu_ns_per_number: float
-    """Processor nanoseconds per value of the whole gradient, one thread."""
+    """Processor nanoseconds for each value of the gradient, sent or not, on one thread."""
     low_ns: float
     high_ns: float
-    """Smallest and largest of the repeats."""
+    """`low_ns` and `high_ns`: the shortest and the longest of the repeats."""
     bytes_per_number: float | None
     """Bytes of the message per value of the gradient; None where the part neither writes nor reads a message."""
 
@@ -40,7 +40,8 @@ class PieceRow:
 def measure_pieces(
     densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
 ) -> list[PieceRow]:
-    """Measure each part on the same normally distributed values, as large as small gradients."""
+    """Return the measurement of each part. All parts get one set of normally distributed values, whose magnitude is
+    that of small gradients."""
     torch.set_num_threads(1)
     values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
     return [row for density in densities for row in _at(density, values, repeats)]
@@ -73,7 +74,8 @@ def _at(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
 
 
 def in_turns(works: Mapping[str, Work], repeats: int, seconds_of: Callable[[Work], float]) -> dict[str, list[float]]:
-    """Seconds of each piece of work by repeat. Pieces take turns, so that noise of the machine affects all of them."""
+    """Return the seconds of each piece of work, one for each repeat. The pieces take turns, so that noise of the
+    machine affects all of them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():

@@ -1,4 +1,5 @@
-"""Pipelines of `hpctrain bench compression --activations`, by the compression of their stage messages."""
+"""Pipelines that `hpctrain bench compression --activations` compares: they differ in how stage messages are
+compressed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from hpctrain.records.plan.stage_messages import Messages
 from hpctrain.schedule.resolve import schedule_of
 
 PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}
-"""Name in the comparison -> compression of all stage messages."""
+"""Compression of all stage messages, by the pipeline's name in the comparison."""
 PIPELINE_SPEC = DecoderSpec(layers=4, dim=256, heads=4, vocab=320)
 """A narrow model: a stage message has `dim` values per token, a block's products about 12·dim² multiplications."""
 CLIP_NORM = 1.0
@@ -37,7 +38,8 @@ class PipelineBenchTrainer:
         self._optimizer = torch.optim.SGD(self._parameters, lr=lr)
 
     def step(self, rows: Tensor) -> StepResult:
-        """Make one step on int64 [sequences of the plan, seq_len + 1]; the loss is the last stage's, 0 elsewhere."""
+        """Make one step on int64 [sequences of the plan, seq_len + 1]. The returned loss is that of the last stage; on
+        other stages it is 0."""
         loss = self._pipeline.step(rows[:, :-1], rows[:, 1:])
         clip_gradients(self._parameters, gradient_norm(self._parameters, self._plan), CLIP_NORM)
         self._optimizer.step()
@@ -46,7 +48,7 @@ class PipelineBenchTrainer:
         return StepResult(torch.tensor(loss), sent)
 
     def validate(self, rows: Tensor) -> float:
-        """The mean loss of as many of the sequences as fill whole steps. Collective."""
+        """Return the mean loss of `rows`, without the last ones that do not fill a whole step. Collective."""
         whole = [part for part in rows.split(self._plan.sequences) if len(part) == self._plan.sequences]
         loss = torch.tensor([self._pipeline.evaluate(part[:, :-1], part[:, 1:]) for part in whole], dtype=torch.float64)
         dist.all_reduce(loss)
@@ -54,7 +56,7 @@ class PipelineBenchTrainer:
 
 
 def open_pipeline(messages: Messages, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
-    """This process's stage of a pipeline over all processes. Collective."""
+    """Return this process's stage of a pipeline over all processes. Collective."""
     plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
     *first, last = plan.stages
     plan = plan.model_copy(

@@ -23,14 +23,14 @@ from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20)
-"""Numbers of fp32 values in the all-reduces that measure a link."""
+"""Numbers of fp32 values in the all-reduces by which a link is measured."""
 REPEATS = 3
 STEPS = 10_000
-"""Steps of the planned run: enough that its warm-up does not matter."""
+"""Steps of the run that is planned; with so many, the warm-up does not matter."""
 
 
 class StepWorkload(NamedTuple):
-    """The training work of a method in one step."""
+    """The work of one process in a training step of a method."""
 
     spec: DecoderSpec
     rows: int
@@ -39,19 +39,20 @@ class StepWorkload(NamedTuple):
 
 
 def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
-    """The codec that `compression: {mode: auto}` selects for whole replicas on these processes. The link is measured by
-    all-reduces in the group, the devices as in a probe. Collective; the same on every rank."""
+    """Return the codec that `compression: {mode: auto}` selects for whole replicas on these processes, equal on every
+    rank. All-reduces in the group measure the link; the devices are measured as by a probe. Collective."""
     cost = _link_cost(group)
-    # All at the same time, as in a probe: processes that share cores then measure their real share.
+    # All processes measure at the same time, as in a probe: those that share cores then measure their real share.
     dist.barrier(group)
     measured: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(measured, (_device(), cost), group=group)
-    # Every rank makes the same plan, from what all have measured and the link as the first one has.
+    # Every rank makes the same plan: from the devices of all ranks, and from the link as the first rank measured it.
     return _planned([device for device, _ in measured], work, measured[0][1])
 
 
 def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
-    """(alpha in seconds, beta in seconds per byte), with all processes sending at once."""
+    """Return (alpha in seconds, beta in seconds per byte) of the link, measured while all processes send at once.
+    Collective."""
     world = dist.get_world_size(group)
     points = []
     for numbers in SIZES:
@@ -62,13 +63,13 @@ def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
             start = time.perf_counter()
             dist.all_reduce(values, group=group)
             taken.append(time.perf_counter() - start)
-        # A ring all-reduce is 2·(n−1) messages of an n-th each.
+        # A ring all-reduce sends 2·(n−1) messages, each an n-th of the values.
         points.append((values.nbytes / world, statistics.median(taken) / (2 * (world - 1))))
     return fit_alpha_beta(points)
 
 
 def _device() -> Device:
-    """The device of this process, as measured; without a memory size, which does not matter here."""
+    """The measured device of this process. It has no memory size, because memory does not matter here."""
     timer = DeviceTimer(torch.device("cpu"))
     return Device(
         id="cpu0",
@@ -91,7 +92,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
 
 
 def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
-    """A topology with one device per node and equal links."""
+    """Return a topology with one device per node and equal links."""
     nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
     return Topology(
         provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),

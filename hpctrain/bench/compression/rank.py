@@ -1,7 +1,7 @@
 """One process of `hpctrain bench compression`: `python -m hpctrain.bench.compression.rank FOLDER RANK`.
 
-All methods keep their model in the process and take turns by blocks of steps, so that other load on the machine
-affects all of them alike.
+All methods keep their model in the process and take turns by blocks of steps, so that other load on the machine affects
+all of them alike.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ VALIDATION_ROWS = 16
 
 
 class StepSample(NamedTuple):
-    """One step of a method in this process."""
+    """The measurements of one step of a method in this process."""
 
     wall_s: float
     cpu_s: float
     interface_bytes: float
-    """Bytes at the interface."""
+    """Bytes that the node's network interface sent in the step."""
     counted_bytes: int | None
-    """Bytes by the method's own count."""
+    """Payload bytes that this rank sent, by the method's own count; None where the method does not count."""
 
 
 class MethodRunner:
-    """The methods of a launch, open in this process."""
+    """All methods of a launch, opened in this process and measured in turns."""
 
     def __init__(self, scene: LaunchSpec, folder: Path, rank: int) -> None:
         self._scene, self._settings = scene, scene.settings
@@ -68,7 +68,7 @@ class MethodRunner:
                 self._block(name, min(settings.steps - done, settings.block_steps), keep=True)
 
     def outcome(self) -> LaunchResult:
-        """The measurements of all processes, the same on each. Collective."""
+        """Return the measurements of all processes, equal on each of them. Collective."""
         factor = header_factor(self._counter)
         everyone: list[Any] = [None] * self._scene.nodes
         dist.all_gather_object(everyone, (self._measured, factor))
@@ -92,11 +92,11 @@ class MethodRunner:
         start, cpu_start = time.perf_counter(), time.process_time()
         result = trainee.step(rows)
         wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
-        dist.barrier()  # by now the others have received what this one sent
+        dist.barrier()  # by now the other ranks have received what this rank sent
         return StepSample(wall_s, cpu_s, self._counter.read() - sent, result.sent_bytes)
 
     def _rows(self, step: int, every: bool) -> torch.Tensor:
-        """This process's sequences of a step, or those of all processes."""
+        """The sequences of a step: this process's, or with `every` those of all processes."""
         count, nodes = self._settings.rows, self._scene.nodes
         start = (step * nodes + (0 if every else self._rank)) * count
         count *= nodes if every else 1
@@ -134,7 +134,7 @@ def _open(name: str, settings: LaunchSettings, rank: int, world: int) -> BenchTr
 def main(folder: Path, rank: int) -> None:
     """Join the process group and measure; rank 0 writes the samples."""
     scene = LaunchSpec.read(folder)
-    # Before torch opens a connection: otherwise gloo resolves the host's name.
+    # Set before torch opens a connection; without it, gloo resolves the host's name.
     os.environ["GLOO_SOCKET_IFNAME"] = scene.interface
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), scene.nodes), rank=rank,

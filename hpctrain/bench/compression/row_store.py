@@ -1,4 +1,5 @@
-"""Rows of a long bench in a file, one line as soon as it is measured, so that an interrupted bench can resume."""
+"""Rows of a long bench in a file. Each row is written as soon as it is measured, so that an interrupted bench
+resumes."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ class RowStore:
         """Read the rows in the file, or create it.
 
         Raises:
-            InputError: its rows were measured with other settings.
+            InputError: the rows in the file were measured with other settings.
             StorageError: the folder cannot be written.
         """
         self._path = path
         self.rows: list[dict[str, Any]] = []
-        settings = json.loads(json.dumps(settings))  # normalised as the file returns it: tuples become lists
+        settings = json.loads(json.dumps(settings))  # normalised as JSON returns it: tuples become lists
         lines = read_jsonl(path, owned=False) if path is not None else []
         if lines:
             self._check(lines[0].get("settings", {}), settings)
@@ -34,7 +35,7 @@ class RowStore:
             append_line(path, json.dumps({"settings": settings}))
 
     def find(self, **key: Any) -> dict[str, Any] | None:
-        """The first row with these values, or None."""
+        """Return the first row with these values, or None."""
         return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
 
     def add(self, row: dict[str, Any]) -> None:

@@ -32,37 +32,39 @@ VALID_FRACTION = 0.02
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method on one link."""
+    """Result of one method on one link."""
 
     method: str
     link: str
-    """Rate that the links were shaped to, or 'loopback'."""
+    """Rate that the links were shaped to, as tc writes it, or 'loopback'."""
     nodes: int
     step_time_s: float
-    """Median of the measured steps; each counts its slowest process."""
+    """Median over the measured steps of the time of a step's slowest process."""
     step_time_low_s: float
     step_time_high_s: float
-    """First and third quartile."""
+    """`step_time_low_s` and `step_time_high_s`: first and third quartile of the measured steps."""
     step_time_mean_s: float
-    """Mean of the measured steps, for methods whose steps differ."""
+    """Mean of the measured steps; it matters for methods whose steps take different times."""
     cpu_s: float
-    """Processor seconds of a step and process, mean."""
+    """Mean processor seconds of a process in a step."""
     bytes_per_parameter: float
-    """Bytes that a node sent in a step by its interface's count, without headers, per parameter; mean."""
+    """Payload bytes that a node sent in a step, by its interface's counter, divided by the number of parameters;
+    mean."""
     counted_bytes_per_parameter: float | None
-    """Bytes per parameter by the method's own count."""
+    """Payload bytes that a rank sent in a step, by the method's own count, divided by the number of parameters; None
+    where the method does not count."""
     header_factor: float
     """Bytes at the interface for each byte of payload, measured on this link."""
     own_core_s: float | None
-    """`cpu_s` plus the time of the interface's bytes at the link's rate: a step of nodes that share no processor and
-    overlap nothing. None on a loopback, which has no rate."""
+    """Seconds of a step on nodes that share no processor and overlap nothing: `cpu_s` plus the time of the interface's
+    bytes at the link's rate. None on a loopback, which has no rate."""
     loss: float | None
-    """Loss on validation text after the last step; None where it is not finite."""
+    """Loss on validation text after the last step; None where it is infinite or NaN."""
     steps: int
     choice: str | None
     """The mode that method auto chose."""
     planned_step_s: dict[str, float] | None
-    """Predicted step time of method auto for each mode, the most exact first."""
+    """Predicted step time of method auto for each mode, the least lossy mode first."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +74,19 @@ class LaunchSite:
     link: str
     interface: str
     prefixes: tuple[tuple[str, ...], ...]
-    """For each process, the words before its command."""
+    """Words before the command of each process, which enter its namespace; empty on this machine."""
     bits_per_s: float | None
 
 
 @contextlib.contextmanager
 def local_site(nodes: int) -> Iterator[LaunchSite]:
-    """That many processes on this machine, on its loopback."""
+    """Yield a site of `nodes` processes on this machine, on its loopback."""
     yield LaunchSite("loopback", LOOPBACK, ((),) * nodes, None)
 
 
 @contextlib.contextmanager
 def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iterator[LaunchSite]:
-    """The first nodes of a lab, with their links shaped to a rate until the context ends.
+    """Yield a site of the lab's first `nodes` nodes, their links shaped to `rate` until the context ends.
 
     Raises:
         CommandError: a link cannot be shaped.
@@ -118,7 +120,7 @@ def measure(
     progress: Callable[[str], None],
     together: int | None = None,
 ) -> dict[str, Any]:
-    """Measure on each site all methods that the store has no row of; skip a site that is complete.
+    """Measure on each site all methods that the store has no row of; a site whose methods all have rows is skipped.
 
     Args:
         together: number of methods in one launch; their rows are stored when it ends. None: all of them.

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 LOOPBACK = "lo"
 CALIBRATION_NUMBERS = 2 * 2**20
-"""fp32 values in an all-reduce of known payload; large enough that the barriers around it do not matter."""
+"""Number of fp32 values in an all-reduce of known payload; with so many, the barriers around it do not matter."""
 
 
 class Counter:
-    """Bytes that this process's node sends. On a loopback that all processes share, each gets an equal part."""
+    """Bytes that this process's node sends. Processes that share one loopback each count an equal part of its bytes."""
 
     def __init__(self, interface: str, world: int) -> None:
         self._interface = interface

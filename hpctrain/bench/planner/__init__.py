@@ -1,1 +1,1 @@
-"""The planner's search times, its predictions against runs on this machine, and what placement is worth."""
+"""The planner's search times, its predictions against runs on this machine, and the gain from placement."""

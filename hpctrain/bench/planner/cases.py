@@ -21,10 +21,10 @@ PAPER = "paper-32-gpu.json"
 
 
 class SearchCase(NamedTuple):
-    """A search; `name` is what the command line takes."""
+    """A search that is timed; `name` selects it on the command line."""
 
     machines: str
-    """equal; unlike (every second node has slower GPUs); or paper."""
+    """Kind of the devices: equal; unlike (every second node has slower GPUs); or paper."""
     gpus: int
     model: str
 
@@ -42,11 +42,11 @@ CASES = (
     *(SearchCase("unlike", gpus, "7B") for gpus in (16, 32, 256, 1024, 10_000)),
     *(SearchCase("paper", 32, model) for model in MODELS),
 )
-"""All cases; those with the same kind of devices and the same model are in order of size."""
+"""All cases. Cases with equal kinds of devices and equal models are in order of size."""
 
 
 def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
-    """The run and the topology of a case."""
+    """Return the run and the topology of a case."""
     if case.machines == "paper":
         topology = Topology.model_validate_json(package_data_path("topology", PAPER).read_text())
         return _run(case.model, 512, "fp16"), topology
@@ -67,7 +67,8 @@ def _run(model: str, rows: int, precision: str) -> Run:
 
 
 def gpus_of(count: int, unlike: bool = False) -> Topology:
-    """Nodes of eight GPUs with A100-like figures; if `unlike`, every second node has 100 TFLOP/s and 32 GB."""
+    """Return a topology of `count` A100-like GPUs, eight a node; if `unlike`, every second node has 100 TFLOP/s and 32
+    GB."""
     fast = Device(
         id="cuda0", type="type0", flops={"bf16": 2.5e14}, memory_bytes=80e9, memory_bytes_per_s=1.6e12, launch_s=6e-6
     )
@@ -86,7 +87,7 @@ def gpus_of(count: int, unlike: bool = False) -> Topology:
 
 
 def published(nodes: list[Node], kind: str, alpha_s: float, bytes_per_s: float) -> Topology:
-    """A topology in which all links are equal."""
+    """Return a topology of these nodes in which all links are equal."""
     types = {device.type for node in nodes for device in node.devices}
     return Topology(
         provenance=Provenance(version=__version__, created="", transport="tcp", mode="published"),

@@ -10,20 +10,20 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of a problem's runs, in percent of the measured figure."""
+    """Errors of a problem's predictions, in percent of the measured figures."""
 
     runs: int
     mean: float
-    """Mean absolute error."""
+    """Mean absolute error, in percent of the measured figure."""
     largest: float
     bias: float
-    """Mean signed error; above 0, the prediction is too slow or too large."""
+    """Mean signed error; above 0, predictions are too slow or too large."""
     below: float
-    """Share of the runs whose prediction is below the measurement, in percent."""
+    """Percentage of the runs whose prediction is below the measurement."""
 
 
 def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
-    """Errors of predictions; both sequences are not empty and all measurements are above 0."""
+    """Return the errors of predictions; both sequences must not be empty, and all measurements must be above 0."""
     error = 100 * (np.array(predicted) / np.array(measured) - 1)
     size = np.abs(error)
     return Errors(

@@ -1,8 +1,8 @@
 """`hpctrain bench plan --own`: the planner's predictions compared with runs of hpctrain's workers on this machine.
 
-The machine is probed, then a few small plans of two workers each are trained by the same code that workers run. A
-profile is fitted to some of them; all others are predicted without it and with it. The fitted ones are among the
-rows, but count in no mean.
+The machine is probed, then a few small plans of two workers each are trained by the code that workers run. A profile is
+fitted to some of the runs. The other runs are predicted without the profile and with it. The record lists the fitted
+runs too, but its mean errors leave them out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OwnRunSettings:
     """Sequences in a step; a multiple of 4."""
     seq_len: int = 128
     specs: tuple[DecoderSpec, ...] = (SMALL, LARGE)
-    """Models; the profile is fitted to runs of the first one."""
+    """Models that are trained; the profile is fitted to runs of the first one."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ PLANS: dict[str, Callable[[int, int], Plan]] = {
     "pp2, 4 micro-batches": lambda layers, rows: make_plan(2, 1, layers, rows // 4, 4),
     "dp2, zero 1": lambda layers, rows: make_plan(1, 2, layers, rows // 2, 1, zero=1),
 }
-"""Case -> function (blocks of the model, sequences in the batch) that makes its plan."""
+"""Function that makes the plan of a case, from (blocks of the model, sequences in the batch)."""
 FITTED = ("dp2", "pp2", "tp2")
 """Cases of the first model whose runs the profile is fitted to."""
 
 
 def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Probe, train, fit and compare.
+    """Probe this machine, train the plans, fit the profile, and return the comparison as the bench's record.
 
     Raises:
         HpctrainError: the probe or a process of the bench failed.
@@ -116,7 +116,7 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
 
 
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
-    """Fit the profile to the chosen runs, predict all of them, and return the record of the bench."""
+    """Fit the profile to the runs of `FITTED`, predict all runs, and return the record of the bench."""
     first = settings.specs[0]
     chosen = [run for run in trained if run.spec == first and run.case in FITTED]
     profile = merge_profiles([fit_profile(run.plan, run.run, run.spec, topology, run.rows, run.case) for run in chosen])
@@ -132,7 +132,8 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSett
 
 
 def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: str) -> dict[str, Any]:
-    """Errors of the rows that the profile was not fitted to, without and with it; the arguments name their figures."""
+    """Errors without and with the profile, over the rows that it was not fitted to; `measured`, `before` and `after`
+    are keys of a row."""
     others = [row for row in rows if not row["fitted"]]
     return {
         name: asdict(errors_of([row[key] for row in others], [row[measured] for row in others]))
@@ -143,8 +144,8 @@ def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: s
 def _row(trained: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> dict[str, Any]:
     """The measured and the predicted step of a plan, and the errors in percent of the measured figure.
 
-    Above 0, the prediction is too slow or too large. 'predicted' is with the package's constants, 'profiled' with the
-    profile.
+    An error above 0 means that the prediction is too slow or too large. 'predicted' is with the package's constants,
+    'profiled' with the profile.
     """
     usual_s, usual_bytes = _predicted(trained, topology, None)
     profiled_s, profiled_bytes = _predicted(trained, topology, profile)
@@ -160,7 +161,7 @@ def _row(trained: Trained, fitted: bool, topology: Topology, profile: Calibratio
 
 
 def _predicted(trained: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
-    """Predicted seconds of a step, and peak bytes of the fullest worker."""
+    """Predicted seconds of a step, and predicted peak memory in bytes of the worker that needs most."""
     plan = trained.plan.model_copy(update={"profile": profile})
     scene = layout_of_plan(trained.run, trained.spec, plan, topology)
     seconds = predict(scene.cost, scene.layout, whole=True).total
@@ -168,5 +169,5 @@ def _predicted(trained: Trained, topology: Topology, profile: CalibrationProfile
 
 
 def _name(spec: DecoderSpec) -> str:
-    """'4 × 256'."""
+    """Name of a model by blocks and width, as '4 × 256'."""
     return f"{spec.layers} × {spec.dim}"

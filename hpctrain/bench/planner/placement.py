@@ -25,10 +25,11 @@ from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule.generate import why_no_schedule
 
 PLACED = tuple(case for case in CASES if case.gpus == 32)
-"""Clusters of one size: equal nodes, two kinds of nodes, and the paper's cluster, whose mixed nodes hold two kinds."""
+"""Cases with 32 GPUs: equal nodes, two kinds of nodes, and the paper's cluster, some of whose nodes hold two kinds of
+GPUs."""
 
 ORDERS = 20
-"""Number of random orders of the nodes; they are the same in every run of the bench."""
+"""Number of random orders of the nodes; every run of the bench draws the same orders."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class PlacementRow:
     plan: str
     planned_s: float
     listed_s: float | None
-    """Placed without knowledge, nodes in the topology file's order; None where that does not fit into memory."""
+    """Step when ranks are placed in the topology file's order of nodes; None where the model does not fit into
+    memory."""
     shuffled_s: tuple[float, float, float] | None
-    """Placed without knowledge, nodes in random orders: median, smallest and largest of those that fit."""
+    """Step when ranks are placed in random orders of nodes: median, smallest and largest over the orders that fit into
+    memory; None where no order fits."""
     fitting: int
     """Number of random orders that fit into memory."""
 
@@ -49,7 +52,8 @@ class PlacementRow:
 def measure(
     progress: Callable[[str], None], cases: Sequence[SearchCase] = PLACED, orders: int = ORDERS
 ) -> dict[str, Any]:
-    """Plan every case, and predict its plan without placement, also with the nodes in `orders` random orders."""
+    """Plan every case, and predict the plan's step without placement: with the nodes as listed, and in `orders` random
+    orders."""
     rows = []
     for case in cases:
         progress(case.name)
@@ -78,9 +82,11 @@ def _row(case: SearchCase, orders: int) -> PlacementRow:
 
 
 def unplaced_s(scene: CostedLayout, nodes: Sequence[str]) -> float | None:
-    """Predicted seconds of a step without placement: the plan's degrees on its devices in the order of these nodes,
-    with equal stages and shares. The micro-batch is the largest up to the plan's that fits into memory; None where none
-    does."""
+    """Return the predicted seconds of a step without placement, or None if the model does not fit into memory.
+
+    The plan's degrees take its devices in the order of `nodes`, with equal stages and equal shares of the batch. The
+    micro-batch is the largest one up to the plan's that fits into memory.
+    """
     layout = scene.layout
     devices = [device for unit in layout.units() for device in unit.devices]
     line = sorted(devices, key=lambda device: (nodes.index(device.node), device.device_id))

@@ -1,8 +1,8 @@
 """Search time of the planner, and the gap of its plan to the best of all plans of a small problem.
 
-As a program, `python -m hpctrain.bench.planner.search CASE` searches, loses a node and replans as a run's agents do,
-once without compression and once with mode auto. It prints processor seconds, which other load on the machine does
-not change.
+As a program, `python -m hpctrain.bench.planner.search CASE` searches for a plan. Then a node is lost and the program
+replans as a run's agents do, once without compression and once with mode auto. It prints processor seconds, which other
+load on the machine does not change.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from hpctrain.records.topology.topology import Device, Node, Topology
 from hpctrain.schedule.generate import why_no_schedule
 
 LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
-"""Compression of a run that loses a node, by the key of its figures."""
+"""Compression of the runs that lose a node, by the key of their figures in the record."""
 Figures = dict[str, Any]
-"""Figures of a case, by their names in the record."""
+"""Figures of one case, by their names in the record."""
 
 
 def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -58,7 +58,12 @@ def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], Non
 
 
 def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:
-    """The result of `figures_of` by the name of the case, and for the others the reason why they have none."""
+    """Return (figures by case, reasons by case): the result of `figures_of` for cases that ended, and for the others
+    the reason why they have no figures.
+
+    Args:
+        limit_s: seconds after which a case is stopped.
+    """
     figures: dict[str, Figures] = {}
     unfinished: dict[str, str] = {}
     late: set[tuple[str, str]] = set()
@@ -81,13 +86,13 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
 
 
 def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
-    """Search seconds for the 7B model on equal GPUs, by the number of GPUs."""
+    """Return the search seconds for the 7B model on equal GPUs, by the number of GPUs."""
     equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
     return {equal[name]: figures_of_case["search_s"] for name, figures_of_case in figures.items() if name in equal}
 
 
 def brute_force_gap_pct() -> float:
-    """How much slower the planner's plan is than the best of all plans on three different devices, in percent."""
+    """Return by how many percent the planner's plan is slower than the best of all plans on three different devices."""
     run, topology = _small_run(), _unlike_devices()
     spec = run.spec()
     work, _ = workload_of(run, spec)
@@ -99,7 +104,7 @@ def brute_force_gap_pct() -> float:
 
 
 def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload) -> Iterator[Layout]:
-    """Every layout with tp 1 that fits: order of devices, cut, micro-batch, share of the batch and schedule."""
+    """Yield every layout with tp 1 that fits: order of devices, cut, micro-batch, share of the batch and schedule."""
     units = make_tensor_parallel_groups(make_device_pool(run, topology), 1)
     for pp, dp in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         for chosen in itertools.permutations(units, pp * dp):
@@ -116,7 +121,7 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
 
 
 def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Every split of the layers into blocks by stage; only the first and the last stage may have none."""
+    """Yield every split of the layers into blocks by stage; only the first and the last stage may have no blocks."""
     for blocks in compositions(layers, stages, 0):
         if all(blocks[1:-1]):
             yield blocks
@@ -146,9 +151,10 @@ def _unlike_devices() -> Topology:
 
 
 def figures_of(run: Run, topology: Topology) -> Figures:
-    """Figures of a search and, with each of `LOSSES`, of the plan after the loss of the node in the middle.
+    """Return the figures of a search and, for each compression in `LOSSES`, of the replan after the middle node is
+    lost.
 
-    For the search: processor seconds, the predicted step and its gap to the bound. For the loss: processor seconds,
+    For the search: processor seconds, the predicted step and its gap to the bound. For the replan: processor seconds,
     blocks that are sent to another device, and blocks that the devices of the new plan hold.
     """
     figures: Figures = {}
@@ -176,7 +182,8 @@ def _predicted(plan: Plan) -> dict[str, float]:
 
 
 def _state(plan: Plan) -> dict[str, int]:
-    """Number of blocks that are sent, and that devices hold; a block counts once for each such device."""
+    """Number of blocks that are sent, and number that devices hold; a block counts once for each device that receives
+    or holds it."""
     return {
         "sent_blocks": sum(upto - start for start, upto in (move.layers for move in plan.moves)),
         "held_blocks": plan.layers * plan.dp * plan.tp,

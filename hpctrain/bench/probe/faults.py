@@ -1,4 +1,5 @@
-"""`hpctrain bench probe --faults`: whether the probe names each fault of a lab's node, and none where there is none."""
+"""`hpctrain bench probe --faults`: whether the probe names each fault of a lab node, and reports none without a
+fault."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ from hpctrain.records.topology.topology import Topology
 
 NODES = 4
 VICTIM = 2
-"""Index of the faulty node; not the first, which is the coordinator."""
+"""Index of the faulty node; index 0 is the coordinator."""
 CPU_SHARE = 0.1
-"""Cores of the throttled node: less than its fair share of the machine, otherwise the quota has no effect."""
+"""CPU time of the throttled node, in cores. It is less than the node's fair share of the machine; otherwise the limit
+has no effect."""
 _GROUP = "hpctrain-bench-faults"
 _RATE = "1gbit"
-"""Rate of links that the lab does not shape; slow links get a quarter of it."""
+"""Rate of links whose rate the lab does not limit; a slow link gets a quarter of it."""
 
 What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "kill", "cpu"]
 
@@ -40,10 +42,10 @@ class FaultCase:
     name: str
     what: What
     code: str | None
-    """Expected fault code; None: nothing is wrong."""
+    """The expected fault code; None if the case has no fault."""
     device: str = "none"
     also: tuple[str, ...] = ()
-    """Further codes that are true of the node."""
+    """Further codes that the probe may report, because they are true of the node."""
 
 
 CASES = (
@@ -60,7 +62,7 @@ CLEAN = FaultCase("clean", "none", None, device="cpu")
 
 @dataclass(frozen=True)
 class FaultRow:
-    """Result for one fault."""
+    """Result of the probe with one fault."""
 
     case: str
     expected: str
@@ -70,8 +72,8 @@ class FaultRow:
 
 
 def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:
-    """Return codes with the node that they name, and whether they are right: the case's code, possibly `also`, all on
-    the victim. A clean case expects none."""
+    """Return the reported codes, each with its node, and whether they are right: all name the victim, `code` is among
+    them, and any others are in `also`. A case without a fault expects no codes."""
     named = [
         (node.id, reason.code) for node in topology.nodes if node.health is not None for reason in node.health.reasons
     ]
@@ -112,7 +114,7 @@ def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Ca
 
 
 def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: FaultCase) -> tuple[Topology, float]:
-    """Make one probe with the fault in place; afterwards the lab is as before."""
+    """Make one probe with the fault in place, and restore the lab; return the topology and the seconds of the probe."""
     with contextlib.ExitStack() as undo:
         special = _make_faulty(machine, layout, names[VICTIM], case.what, undo)
         return probe_lab_nodes(machine, layout, names, case.device, special)
@@ -121,7 +123,7 @@ def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: F
 def _make_faulty(
     machine: Machine, layout: LabLayout, victim: str, what: What, undo: contextlib.ExitStack
 ) -> ModifiedNode:
-    """Put the fault in place, and on `undo` what takes it away; return how the victim differs from the others."""
+    """Inject the fault, and register its removal on `undo`; return how the victim differs from the other nodes."""
     rate, namespace = layout.spec.rate_of(layout.node(victim)), layout.namespace(victim)
     if what in ("rate", "direction"):
         slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
@@ -153,14 +155,15 @@ def _is_removed(group: Path) -> bool:
 
 
 def _add_interface(machine: Machine, namespace: str) -> None:
-    """Add a second interface: Linux answers for its address on the first one too."""
+    """Add a second network interface to the namespace; Linux answers requests for its address on the first interface
+    too."""
     machine.run(["ip", "-n", namespace, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1-peer"])
     for name in ("eth1", "eth1-peer"):
         machine.run(["ip", "-n", namespace, "link", "set", name, "up"])
 
 
 def _cpu_group(machine: Machine) -> Path:
-    """A CPU group limited to `CPU_SHARE` cores.
+    """Return a new CPU group limited to `CPU_SHARE` cores.
 
     Raises:
         InputError: this machine cannot limit CPU time.
@@ -181,7 +184,7 @@ def _cpu_group(machine: Machine) -> Path:
 
 
 def _stop_at_links(machine: Machine, folder: Path, process: Process, number: signal.Signals) -> None:
-    """Send the signal once the nodes measure links."""
+    """Wait until the nodes measure links, then send the signal `number` to `process`."""
 
     def measuring() -> bool:
         try:
@@ -195,7 +198,7 @@ def _stop_at_links(machine: Machine, folder: Path, process: Process, number: sig
 
 
 def _second_address(machine: Machine, layout: LabLayout, name: str) -> str:
-    """Set a free address of the lab's network on the second interface, and return it."""
+    """Set a free address of the lab's network on the node's second interface, and return the address."""
     first, _, last = layout.address(name).rpartition(".")
     taken = {layout.address(other) for other in layout.names}
     addr = next(free for host in range(254, 1, -1) if (free := f"{first}.{host}") not in taken and str(host) != last)
@@ -204,6 +207,6 @@ def _second_address(machine: Machine, layout: LabLayout, name: str) -> str:
 
 
 def _loopback_hosts(machine: Machine, name: str) -> str:
-    """An /etc/hosts as many installers write it: the host's own name is 127.0.1.1."""
+    """Return the text of an /etc/hosts in which the host's own name is 127.0.1.1, as many installers write it."""
     lines = [line for line in machine.hosts.read_text().splitlines() if name not in line.split()]
     return "\n".join([*lines, f"127.0.1.1 {name}", ""])

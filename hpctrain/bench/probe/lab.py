@@ -1,7 +1,7 @@
 """`hpctrain bench probe`: the probe's bandwidth compared with iperf3's, on links of the lab whose rate is known.
 
-Both measure the same pair of nodes in the same direction, in turns and without other traffic. The error is between
-their medians.
+Both measure the same pair of nodes in the same direction, in turns and without other traffic. The error compares the
+medians of the two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.link import LinkFigures
 
 PORT = 5201
-"""iperf3's default port; the lab's nodes have network namespaces of their own."""
+"""Default port of iperf3. It is free, because each node has a network namespace."""
 CONNECT_S = 10.0
 
 
@@ -37,18 +37,18 @@ class RateSettings:
     """Rates that the links are shaped to."""
     repeats: int = 3
     iperf3_s: int = 4
-    """Seconds that iperf3 sends; it leaves out the first one."""
+    """Seconds that iperf3 sends; iperf3 leaves the first second out of its result."""
 
 
 @dataclass(frozen=True)
 class RateRow:
-    """Results for one rate."""
+    """Results for one link rate."""
 
     case: str
     ours_bytes_per_s: float
     iperf3_bytes_per_s: float
     error_pct: float
-    """Error of the probe relative to iperf3; below 0, the probe is lower."""
+    """Error of the probe in percent of iperf3's rate; below 0, the probe's rate is lower."""
     ours_spread_pct: float
     """Largest minus smallest of the probe's repeats, in percent of the median."""
     iperf3_spread_pct: float
@@ -83,7 +83,7 @@ def measure(
 
 
 def compare_rates(case: str, ours: Sequence[LinkFigures], iperf3: Sequence[float]) -> RateRow:
-    """Make one row from the repeats.
+    """Return one row from the repeats.
 
     Raises:
         ValueError: one side has no figures.
@@ -112,11 +112,11 @@ def _row(machine: Machine, layout: LabLayout, pair: tuple[str, str], rate: str, 
 
 
 def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds: int) -> float:
-    """Bytes per second at iperf3's receiver."""
+    """Return the bytes per second that iperf3's receiver measures."""
     source, target = pair
     addr = layout.address(target)
     listen = _inside(layout, target, ["iperf3", "-s", "-1", "-B", addr, "-p", str(PORT)])
-    # The client receives the server's output as well; stdout is for the record.
+    # The client receives the server's output as well, and stdout of the bench is for its record: drop the server's.
     server = machine.runner.start(listen, log=Path(os.devnull))
     words = ["iperf3", "-c", addr, "-p", str(PORT), "-t", str(seconds), "-O", "1", "-J"]
     client = _inside(layout, source, words)
@@ -126,15 +126,15 @@ def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds:
             if machine.clock.now() >= deadline:
                 message = " ".join((done.stderr or done.stdout).split())
                 raise CommandError(f"bench probe: iperf3 from {source} to {target} gave no rate: {message}")
-            machine.clock.sleep(0.2)  # its server has not started yet
+            machine.clock.sleep(0.2)  # the iperf3 server has not started yet
         return received
     finally:
         end_process(server)
 
 
 def received_bytes_per_s(text: str) -> float | None:
-    """The receiver's rate in the output of `iperf3 -J`; None where it is missing. A failed connection looks like this,
-    because iperf3 then exits with 0."""
+    """The receiver's rate in the output of `iperf3 -J`; None where it is missing, as after a failed connection, because
+    iperf3 then exits with 0."""
     try:
         return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The probe's node processes in the namespaces of a lab's nodes, started as by a job but without Slurm."""
+"""Run the probe's node processes in the namespaces of a lab's nodes, as in a job but without Slurm."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.topology import Topology
 
 PROBE_S = 180.0
-"""Time limit of a probe of a lab; after it, the probe counts as hung."""
-# $0: host name; $1: a file to mount over /etc/hosts, or empty; $2: the CPU group to enter, or empty.
+"""Seconds that a probe of a lab may take; a probe that takes longer counts as hung."""
+# $0: host name; $1: a file to mount over /etc/hosts, or empty; $2: the CPU group to enter, or empty
 _ENTER = (
     'echo "$0" >/proc/sys/kernel/hostname && { [ -z "$1" ] || mount --bind "$1" /etc/hosts; } && '
     '{ [ -z "$2" ] || echo $$ >"$2"; } && shift 2 && exec "$@"'
@@ -26,7 +26,7 @@ _ENTER = (
 
 @dataclass(frozen=True)
 class ModifiedNode:
-    """Changes that make one node differ from the others."""
+    """Changes that make one node differ from the others; None leaves a part unchanged."""
 
     node: str
     addr: str | None = None
@@ -36,13 +36,14 @@ class ModifiedNode:
     cpu_group: Path | None = None
     """CPU group that the node's processes run in."""
     stop: Callable[[Path, Process], None] | None = None
-    """Called with the probe's folder and the node's process once all are started; that node is not waited for."""
+    """Function that is called with the probe's folder and this node's process once all nodes are started; None: no
+    call. The probe does not wait for a node that has one."""
 
 
 def probe_lab_nodes(
     machine: Machine, layout: LabLayout, names: Sequence[str], device: str = "none", special: ModifiedNode | None = None
 ) -> tuple[Topology, float]:
-    """Return the topology that these nodes measure, and how many seconds it took.
+    """Return the topology that these nodes measure, and the seconds that the probe took.
 
     Raises:
         CommandError: a node's process failed.
@@ -69,7 +70,7 @@ def probe_lab_nodes(
 
 
 def _enter(layout: LabLayout, odd: ModifiedNode, folder: Path) -> list[str]:
-    # nsenter, and not `ip netns exec`, which hides the CPU groups (lab/daemons.py).
+    # `ip netns exec` would hide the CPU groups, so this is nsenter (lab/daemons.py).
     hosts, join = "", ""
     if odd.hosts is not None:
         file = folder / "hosts"

@@ -22,7 +22,7 @@ JOB_NODES = 4
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One whole probe."""
+    """Result of one whole probe."""
 
     case: str
     seconds: float
@@ -36,7 +36,8 @@ class TimeRow:
 
 
 def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Probe four nodes with their devices as a Slurm job, then the links of all nodes of the lab.
+    """Probe four nodes with their devices as a Slurm job, then the links of all nodes of the lab; return the bench's
+    record.
 
     Raises:
         InputError: the lab has fewer than four nodes.
@@ -55,7 +56,7 @@ def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str],
 
 
 def time_row(case: str, topology: Topology, seconds: float) -> TimeRow:
-    """Make the row of one probe."""
+    """Return the row of one probe."""
     nodes = len(topology.nodes)
     complete = sum(
         all(side.latency_s is not None and side.isolated_bytes_per_s is not None for side in (link.ab, link.ba))

@@ -1,8 +1,9 @@
-"""`hpctrain bench checkpoint`: what a save costs the training, compared with other ways to save the same state.
+"""`hpctrain bench checkpoint`: how long a save stalls the training, compared with other ways to save the same state.
 
 Each round saves the state of a real trainer in four ways, in an order that rotates: hpctrain's save in the background,
 hpctrain's save when the training waits for the writer, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the
-time until the training may go on. Then follow steps without a writer, and as many while hpctrain's writer works.
+time until the training may go on. Each round ends with steps while hpctrain's writer works, and with as many steps
+without a writer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SPEC = DecoderSpec(layers=10, dim=384, heads=6, vocab=BYTES_VOCABULARY)
 
 @dataclass(frozen=True)
 class SaveSettings:
-    """Number of rounds and the model: its weights and moments are 220 MB."""
+    """Number of rounds, and the model, whose weights and moments are 220 MB."""
 
     rounds: int = 10
     rows: int = 2
@@ -45,7 +46,7 @@ class SaveSettings:
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure with one process and its writer.
+    """Measure all ways of saving in one process and its writer; return the record of the bench.
 
     Raises:
         HpctrainError: the process failed, or a save did.
@@ -83,7 +84,7 @@ def _saves(
 
 
 class SaveMethods:
-    """Save the same state in several ways, each into a folder of its own, which is emptied before."""
+    """Save one state in several ways, each into its own folder, which is emptied before the save."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self._trainer = trainer
@@ -91,7 +92,8 @@ class SaveMethods:
         self._group = dist.new_group(backend="gloo")
 
     def stall(self, method: str) -> TimeSample:
-        """Time that the training waits for a save; a background writer has ended when this returns."""
+        """Return the time that the training waits for a save; a background writer has ended when this function
+        returns."""
         tensors = self._tensors()
         target = self._folder / "torch"
         shutil.rmtree(target, ignore_errors=True)
@@ -102,7 +104,7 @@ class SaveMethods:
         return taken
 
     def save(self) -> None:
-        """Start hpctrain's save, which goes on in the background."""
+        """Start hpctrain's save, which continues in the background."""
         self._trainer.saver.save(self._tensors(), manifest_of(self._trainer))
 
     def writing(self) -> bool:
@@ -117,7 +119,7 @@ class SaveMethods:
         assert saved is None or saved.error is None, saved
 
     def _start(self, method: str, tensors: dict[str, Tensor], target: Path) -> Callable[[], object]:
-        """Save in that way as far as the training has to wait; return a function that waits for the rest."""
+        """Save with `method` as far as the training has to wait; return a function that waits for the rest."""
         if method == TORCH_SAVE:
             dcp.save(tensors, storage_writer=dcp.FileSystemWriter(target), process_group=self._group)
             return lambda: None
@@ -136,7 +138,8 @@ class SaveMethods:
 
 
 def _steps_beside_writer(loop: Loop, methods: SaveMethods, first: bool) -> tuple[TimeSample, TimeSample]:
-    """Median steps (while hpctrain writes, without a writer), measured in either order."""
+    """Median times of a step (while hpctrain writes, without a writer); `first` says which of them is measured
+    first."""
     if first:
         beside = _while_writing(loop, methods)
         return beside, _median([_step(loop) for _ in range(3)])
@@ -150,7 +153,7 @@ def _while_writing(loop: Loop, methods: SaveMethods) -> TimeSample:
     while methods.writing():
         samples.append(_step(loop))
     methods.finish()
-    # The writer was active during a part of the last step only.
+    # The writer worked only during a part of the last step, so it counts only if it is the only one.
     return _median(samples[:-1] or samples)
 
 

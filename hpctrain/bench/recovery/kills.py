@@ -1,9 +1,10 @@
 """`hpctrain bench checkpoint --kills N`: N times SIGKILL at a random moment of a real training loop that always saves.
 
-Two pipeline ranks save after every step. One of them, or both, is killed at a random moment, the rest soon after, as
-agents do it. Then the run folder is checked as the next generation does it: the published checkpoint verifies, is not
-older than the one before, and loads. Every rank records a hash of its state before each save. The state that the next
-life loads must have the hash of its step, and training on from it must give the same hashes again.
+Two pipeline ranks save after every step. One rank, or both, is killed at a random moment, and a rank that is left is
+killed soon after, as agents do it. Then the run folder is checked as the next generation does it: the published
+checkpoint verifies, is not older than the one before the kill, and loads. Every rank records a hash of its state before
+each save. The state that the next life (a start of both ranks up to their kill) loads must have the hash of its step,
+and training on from it must give the recorded hashes again.
 """
 
 from __future__ import annotations
@@ -37,28 +38,29 @@ WORLD = 2
 SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
 PATIENCE_S = 60.0
 OLDER_ONE = 0.25
-"""Share of lives that start from the older of the two remaining checkpoints, so that a step is published twice."""
+"""Share of lives that start from the older of the two remaining checkpoints, so that a step is saved twice. A life is a
+start of the ranks up to their kill."""
 
 
 @dataclass
 class KillResult:
-    """Counts over all kills."""
+    """Numbers of kills by their effect, over all kills."""
 
     kills: int = 0
     while_writing: int = 0
     """Kills that left an unfinished checkpoint behind."""
     lost: int = 0
-    """Kills after which nothing could be loaded, although something could before."""
+    """Kills after which no checkpoint could be loaded, although one could be loaded before."""
     older: int = 0
-    """Kills after which the newest checkpoint was older than the one before."""
+    """Kills after which the newest checkpoint was older than the newest one before the kill."""
     corrupt: list[str] = field(default_factory=list)
-    """Published checkpoints that did not verify, and why."""
+    """Published checkpoints that did not verify, each with the reason."""
     last_step: int = 0
     seconds: float = 0.0
 
 
 def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) -> dict[str, Any]:
-    """Kill `count` times.
+    """Kill the ranks `count` times, checking after each kill; return the record of the bench.
 
     Raises:
         HpctrainError: a checkpoint that verified did not load, or the loaded state was not the saved one.
@@ -75,7 +77,8 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
 
 
 def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> KillResult:
-    """Run all lives in a process that has imported everything and never computed: its forks are workers at once."""
+    """Start and kill the ranks `count` times. This process has imported everything and computed nothing, so that its
+    forks are workers at once."""
     chance, result, start = random.Random(seed), KillResult(), time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     checkpoints, newest = folder / "checkpoints", 0
@@ -140,7 +143,7 @@ def _await_steps(news: int, count: int, folder: Path) -> None:
 
 
 def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, report: int) -> NoReturn:
-    """The whole life of a forked worker: it ends by being killed."""
+    """Train and save in a forked worker, until it is killed."""
     try:
         # torch's messages about a killed peer are expected here.
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
@@ -156,7 +159,7 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
             loop.one_step()
             if rank == 0:
                 os.write(report, b".")
-    except BaseException:  # whatever it is, it must not go on as a second parent
+    except BaseException:  # no error may let the fork go on as a second parent
         # A rank whose peer was killed ends here too; the parent reads only what was written before the kill.
         (folder / f"error-{rank}.txt").write_text(traceback.format_exc())
         os.write(report, b"!")
@@ -171,7 +174,7 @@ class StateHashes:
         self._trainer = trainer
 
     def before_each_save(self) -> None:
-        """Record the hash of each state that is saved from now on."""
+        """Make the trainer record the hash of each state that it saves from now on."""
         save = self._trainer.saver.save
 
         def noted(tensors: dict[str, Any], manifest: Manifest) -> None:
@@ -181,7 +184,7 @@ class StateHashes:
         self._trainer.saver.save = noted  # type: ignore[method-assign]
 
     def compare(self, step: int) -> None:
-        """Record the hash of the present state.
+        """Record the hash of the present state under `step`.
 
         Raises:
             HpctrainError: a different hash was recorded for this step before.

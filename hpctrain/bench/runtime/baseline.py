@@ -1,4 +1,4 @@
-"""Training loops written with torch alone, on the same model, data and optimizer as a trainer's."""
+"""Training loops written with torch alone, on the model, data and optimizer of a trainer."""
 
 from __future__ import annotations
 

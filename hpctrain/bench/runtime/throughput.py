@@ -1,9 +1,9 @@
-"""`hpctrain bench runtime`: cost of the training runtime compared with the same work written by hand in torch.
+"""`hpctrain bench runtime`: cost of the training runtime compared with hand-written torch code for equal work.
 
-one_process  a step of the worker's loop against a bare training loop
-dp2          two replicas against torch's DistributedDataParallel, the same batch a rank
-pp2          two stages under 1F1B against the schedule's ideal: the same table, with the stage times of the same step,
-             simulated without any cost for messages or for the executor
+one_process  a step of the worker's loop compared with a bare training loop
+dp2          two replicas compared with torch's DistributedDataParallel, with equal batches per rank
+pp2          two stages under 1F1B compared with the schedule's ideal: its action table is simulated with the
+             measured stage times of the step, and messages and the executor take no time
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ThroughputSettings:
 
     pairs: int = 30
     block_steps: int = 3
-    """Steps that one side makes before the other's turn."""
+    """Steps that hpctrain or the plain loop makes before the other's turn."""
     warm_steps: int = 5
     rows: int = 8
     """Sequences of a process in a step."""
@@ -45,7 +45,7 @@ class ThroughputSettings:
 
 
 def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure these of `CASES`, one after the other.
+    """Measure the named `CASES` one after the other; return the record of the bench.
 
     Raises:
         HpctrainError: a process of the bench failed.
@@ -64,7 +64,8 @@ def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Call
 def against_plain(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
-    """Compare blocks of steps of the worker's loop and of the plain loop, in an order that alternates."""
+    """Compare blocks of steps of the worker's loop with blocks of the plain loop; which of them comes first
+    alternates."""
     trainer, loop = open_loop(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
     sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
@@ -108,4 +109,4 @@ CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., 
     "dp2": (2, lambda s: make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
     "pp2": (2, lambda s: make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),
 }
-"""Case -> number of processes, its plan, what each process runs."""
+"""For each case: its number of processes, the function that makes its plan, and the function that each process runs."""

@@ -1,1 +1,1 @@
-"""`hpctrain bench`: one file for each kind of measurement, over the room of that name."""
+"""`hpctrain bench`: one file for each kind of measurement; hpctrain/bench does the measuring."""

@@ -1,4 +1,4 @@
-"""`hpctrain bench compression`: its three tables."""
+"""`hpctrain bench compression`: steps, convergence and pieces, each with its table."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from hpctrain.cli.views.console import Console
 Say = Callable[[str], None]
 ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
 ALONE = "none"
-"""Without communication every worker trains a model of its own; that says nothing about compression."""
+"""The method without communication. Every worker then trains a model of its own, so its losses say nothing about
+compression."""
 
 
 def steps(
     lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
     together: int | None, preset: str | None, activations: bool, output: Path | None, people: Console, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table.
+    """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table, return the
+    record.
 
     Args:
-        activations: not ways of summing gradients but pipelines over the nodes.
+        activations: measure pipelines over the nodes instead of gradient synchronisations.
     """
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.compression.launch_files import BENCH_SPEC, LaunchSettings, as_json
@@ -57,7 +59,7 @@ def steps(
             raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
         store = RowStore(path, as_json(settings))
         with _lab(spec, say) as (machine, layout):
-            # One at a time: a place shapes its links when it is entered.
+            # Sites are opened one at a time, because opening a site shapes its links.
             opened = (lab_site(machine, layout, number, rate) for number in sizes for rate in rates)
             record = measure(machine.runner, opened, chosen, settings, store, say, together)
     people.print(_steps_table(record["rows"]))
@@ -68,7 +70,8 @@ def convergence(
     rates: Sequence[str], methods: Sequence[str], seeds: int, count: int, preset: str | None, output: Path | None,
     people: Console, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train with each method and seed, print the table, and write the page of curves beside the rows."""
+    """Train with each method and seed, print the table, write the page of curves beside the rows, and return the
+    record."""
     import tempfile
 
     from hpctrain.bench.compression.convergence import REFERENCE, ConvergenceSettings, train_all
@@ -81,7 +84,7 @@ def convergence(
     settings = (
         ConvergenceSettings(steps=count) if preset is None else ConvergenceSettings(steps=count, spec=_spec(preset))
     )
-    # What auto comes to is decided by a link, and these have none: time is simulated.
+    # Mode auto chooses by the measured link; there is none here, as the time on a network is simulated.
     there = {name: method for name, method in METHODS.items() if name != AUTO}
     chosen = _known(methods, there) or [name for name in there if name != ALONE]
     bits = [rate_bits_per_s(rate) for rate in rates]
@@ -101,7 +104,7 @@ def convergence(
 
 
 def pieces(device: str, people: Console) -> dict[str, Any]:
-    """Measure the pieces of a sparse message, print the table.
+    """Measure the pieces of a sparse message, print the table, and return the record.
 
     Args:
         device: auto, cpu or cuda.
@@ -132,7 +135,7 @@ def pieces(device: str, people: Console) -> dict[str, Any]:
 
 
 def check_rates(rates: Sequence[str]) -> None:
-    """Refuse what is no rate before anything is built."""
+    """Check each link rate before anything is built."""
     from hpctrain.lab.spec import rate_bits_per_s
 
     for rate in rates:
@@ -144,7 +147,7 @@ def check_rates(rates: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
-    """A lab of that spec while the bench runs."""
+    """Bring up a lab of `spec`, yield its machine and layout, and remove the lab when the context ends."""
     from hpctrain.lab.down import clear
     from hpctrain.lab.layout import LabLayout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine
@@ -249,7 +252,7 @@ def _band(band: Any, form: str) -> str:
 
 
 def _plain(summary: Any) -> dict[str, Any]:
-    """A summary as JSON: rates become text, what is absent is left out."""
+    """Return a summary as JSON values: link rates become text, and values of None are left out."""
     value = asdict(summary)
     value["at_rate"] = {f"{rate:g}": _known_values(at_rate) for rate, at_rate in value["at_rate"].items()}
     return _known_values(value)

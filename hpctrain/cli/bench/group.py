@@ -21,22 +21,23 @@ _PROBE_OPTIONS = {
     "repeats": ("--repeats", None),
     "clean": ("--clean", "faults"),
 }
-"""Options of `bench probe` that belong to one of its kinds: name, and that kind; None is the one beside iperf3."""
+"""Options of `bench probe` that belong to one of its kinds: parameter -> (option, parameter of the kind). None is the
+kind that compares with iperf3."""
 _COMPRESSION_OPTIONS = {
     "--pieces": {"device"},
     "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
     "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations"},
     "": {"nodes", "methods", "steps", "together", "preset", "output", "activations"},
 }
-"""Kinds of `bench compression`, by the option that asks for each, and the other options that it takes."""
+"""Parameters that each kind of `bench compression` takes, by the option that selects the kind."""
 _GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
 @click.group("bench")
 def command() -> None:
-    """Side-by-side measurements: ours and another in turns, the ratio and how sure it is.
+    """Side-by-side measurements: hpctrain and another implementation in turns, their ratio and its uncertainty.
 
-    Nothing else should run on the machine meanwhile; the load that was there is recorded beside the result.
+    Run nothing else on the machine meanwhile; the load of the machine is recorded beside the result.
     """
 
 
@@ -47,7 +48,7 @@ def command() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
-    """The training runtime against the same work written by hand in torch, on CPU processes of this machine."""
+    """Compare the training runtime with the same work written by hand in torch, on CPU processes of this machine."""
     from hpctrain.bench.runtime.throughput import ThroughputSettings, measure
 
     record = measure(cases or RUNTIME_CASES, ThroughputSettings(pairs=pairs), _say)
@@ -63,9 +64,9 @@ def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
-    """What a save costs the training, against saving and waiting and against torch's own ways.
+    """Measure how long a save stalls the training, compared with a save that is waited for and with torch's two saves.
 
-    With --kills: exit code 1 when a checkpoint was lost, corrupt or older than the one before.
+    With --kills: exit code 1 when a checkpoint was lost, corrupt or older than the one before the kill.
     """
     if kills is not None:
         _kill(kills, as_json)
@@ -91,10 +92,12 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
-    """The planner's searches: their time, how far plans are from the bound, and what follows the loss of a node.
+    """Measure the planner's searches: their time, the gap of the plans to the bound, and the replan after the loss of a
+    node.
 
-    With --own: its predictions against runs of this machine's processors, before and after a profile is fitted to some
-    of them. With --placement: what knowing devices and links is worth on clusters of 32 GPUs, by the cost model alone.
+    With --own: compare its predictions with runs on this machine's processors, before and after a profile is fitted to
+    some of the runs. With --placement: predict the gain from knowing devices and links on clusters of 32 GPUs, by the
+    cost model alone.
     """
     if own and placement:
         raise InputError("--placement: not with --own")
@@ -171,12 +174,13 @@ def _kill(count: int, as_json: bool) -> None:
 @click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
-    """The probe's own quality: its bandwidth beside iperf3's, what it says of faults, how long it takes.
+    """Measure the probe itself: its bandwidth beside iperf3's, the faults that it reports, how long it takes.
 
-    On the lab that is up, links are shaped to known rates and both measure them; this needs root.
+    The lab that is up is used. Its links are shaped to known rates, and the probe and iperf3 both measure them. This
+    needs root.
 
-    Exit code 1 with --faults when one was not named rightly, or one named where there was none; with --times when a
-    pair was not measured.
+    Exit code 1: with --faults when a fault was not named rightly, or one was named where there was none; with --times
+    when a pair of nodes was not measured.
     """
     from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, time_table
 
@@ -199,7 +203,7 @@ def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times:
 
 
 def _check_options(kind: str | None) -> None:
-    """Refuse options of another kind of `bench probe` than the one asked for."""
+    """Check that no option of another kind of `bench probe` was given; None is the kind that compares with iperf3."""
     context = click.get_current_context()
     for name, (option, needed) in _PROBE_OPTIONS.items():
         if needed != kind and context.get_parameter_source(name) is _GIVEN:
@@ -247,9 +251,10 @@ def compression(
     together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
     pieces: bool, device: str, seeds: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface.
+    """Measure ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network
+    interface.
 
-    With --convergence: the loss after the same steps and the same time, with the gap to exact sums.
+    With --convergence: the loss after equally many steps and after equal time, with the gap to exact sums.
     """
     from hpctrain.cli.bench import compression as verbs
 
@@ -279,7 +284,8 @@ def _say(what: str) -> None:
 
 
 def _people(as_json: bool, width: int = 120) -> Console:
-    """Where tables go: beside the machine form to stderr. So many columns where stdout is no terminal."""
+    """Return the console for tables; it prints on stderr when stdout holds JSON. `width` is in columns and counts where
+    stdout is no terminal."""
     return Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else width)
 
 

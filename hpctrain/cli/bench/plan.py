@@ -1,4 +1,4 @@
-"""How `hpctrain bench plan` shows its record to a person."""
+"""Tables of the record of `hpctrain bench plan`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.cli.views.console import Console
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """The searches, and how far the planner's plan is from the best of a small problem."""
+    """Print the searches, and the gap of the planner's plan to the best plan of a small problem."""
     if record["searches"]:
         console.print(_searches(record))
     sentences = [f"search {name}: {reason}" for name, reason in record["search_unfinished"].items()]
@@ -26,7 +26,7 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 
 def show_placement(record: dict[str, Any], console: Console) -> None:
-    """Predicted steps with and without placement."""
+    """Print predicted steps with and without placement."""
     orders = record["settings"]["orders"]
     table = Table(
         "machines and model", "plan", "step", "nodes as listed", f"{orders} random orders: median", "least", "most",
@@ -52,7 +52,7 @@ def _searches(record: dict[str, Any]) -> Table:
 
 
 def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
-    """Time and state of a new plan; blank where there is one node."""
+    """Return processor time and moved state of a replan, as text; both are empty where a case has one node."""
     if replan is None:
         return "", ""
     return f"{replan['replan_s']:.2f}", f"{replan['sent_blocks']} of {replan['held_blocks']}"

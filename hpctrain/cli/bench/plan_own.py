@@ -1,4 +1,4 @@
-"""How `hpctrain bench plan --own` shows its record to a person."""
+"""Tables of the record of `hpctrain bench plan --own`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.cli.views.console import Console
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """Every run with its errors before and after the fit, then their means."""
+    """Print every run with its errors before and after the fit, then the mean errors."""
     table = Table(
         "plan", "model", "step", "error %", "with profile", "peak", "error %", "with profile", "load", "",
         title=f"our own runs of {record['settings']['steps']} steps",

@@ -1,4 +1,4 @@
-"""`hpctrain bench probe`: what is measured and its tables."""
+"""`hpctrain bench probe`: the measurements and their tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 
 
 def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Say) -> dict[str, Any]:
-    """Measure on the lab that is up, print the table, return the record."""
+    """Measure the probe and iperf3 on the lab that is up, print the table, return the record."""
     from hpctrain.bench.probe.lab import RateSettings, measure
     from hpctrain.lab.spec import rate_bits_per_s
 
@@ -38,7 +38,7 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
 
 
 def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
-    """Inject faults into the lab that is up, print what the probe said, return the record."""
+    """Inject faults into the lab that is up, print what the probe reported, return the record."""
     from hpctrain.bench.probe.faults import measure_faults
 
     record = _on_lab(measure_faults, clean, say)
@@ -66,7 +66,7 @@ def time_table(people: Console, say: Say) -> dict[str, Any]:
 
 
 def _on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
-    """Measure on the lab that is up, for somebody who may change it."""
+    """Return what `measure` returns for the lab that is up; requires root, because links are changed."""
     from hpctrain.lab.layout import load_layout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine
     from hpctrain.lab.requirements import require_root

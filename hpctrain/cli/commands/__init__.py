@@ -1,1 +1,1 @@
-"""One file for each command: its options, and calls to the rooms below."""
+"""One file for each command: its options, and calls into the other packages."""

@@ -1,4 +1,4 @@
-"""A topology that a person gives: some of its nodes, and warnings where it may no longer be true."""
+"""A topology file from a person: select nodes of it, and warn if it may be out of date."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hpctrain.records.topology.topology import Topology
 
 
 def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
-    """Return the topology of some of its nodes.
+    """Return the topology reduced to `nodes`.
 
     Args:
-        nodes: `--nodes` as a person wrote it: local[0-2].
+        nodes: node set of the option `--nodes`, such as local[0-2].
         source: the topology's file, for errors.
 
     Raises:
-        InputError: it is no node set.
-        RefusedError: the file has no figures of some of them.
+        InputError: `nodes` is no node set.
+        RefusedError: the file has no figures of some of the nodes.
     """
     wanted = node_names("--nodes", nodes)
     known = [node.id for node in topology.nodes]
@@ -43,7 +43,7 @@ def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
 def warn_if_stale(
     topology: Topology | None, nodes: Collection[str] | None = None, max_age_days: float = MAX_AGE_DAYS
 ) -> None:
-    """Warn on stderr of what has changed since the topology was measured; a topology of None is never stale.
+    """Warn on stderr about changes since the topology was measured. For a topology of None nothing is printed.
 
     Args:
         nodes: nodes that the run gets; None: those of this process's allocation, if it is in one.

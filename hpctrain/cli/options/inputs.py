@@ -1,4 +1,4 @@
-"""Options for the inputs of a run, the same for every command that starts or plans one."""
+"""Options for the inputs of a run, shared by every command that starts or plans one."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from hpctrain.records.format.node_set import expand_node_set
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range; click's own range accepts 'nan'."""
+    """A click type for a finite number in a range; click's FloatRange accepts 'nan'."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -26,7 +26,7 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
     """Return the numbers by name: ('a=0.5', 'b=2') -> {'a': 0.5, 'b': 2.0}.
 
     Raises:
-        InputError: one is not of that form, its number is not above 0, or a name is given twice.
+        InputError: a text is not of the form NAME=NUMBER, a number is not above 0, or a name is given twice.
     """
     numbers: dict[str, float] = {}
     for text in texts:
@@ -44,17 +44,17 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
 
 
 def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
-    """Return the numbers by node, from node sets as names: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}."""
+    """Return the numbers by node, where each name is a node set: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}."""
     return {
         node: value for names, value in numbers_by_name(option, texts).items() for node in node_names(option, names)
     }
 
 
 def node_names(option: str, text: str) -> list[str]:
-    """Return the nodes of a set: 'n[1-2],a' -> ['a', 'n1', 'n2'].
+    """Return the nodes of a node set: 'n[1-2],a' -> ['a', 'n1', 'n2'].
 
     Raises:
-        InputError: it is not a set of nodes.
+        InputError: `text` is not a node set.
     """
     try:
         return expand_node_set(text)

@@ -25,12 +25,13 @@ own_job_option = click.option(
 
 
 def begin_own_job() -> str:
-    """Return the id of this job, and leave the notice of a preemption to the job's script from now on.
+    """Return the id of this batch job, and ignore SIGTERM from now on: the job script handles the notice of a
+    preemption.
 
-    A job that ends within its grace time is over for Slurm, so this process must not end by that notice.
+    If this process ended by that notice, within the grace time, Slurm would count the job as over.
 
     Raises:
-        InputError: this is no batch job.
+        InputError: this process is in no batch job.
     """
     job = current_batch_job_id(os.environ)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -38,7 +39,7 @@ def begin_own_job() -> str:
 
 
 def earlier_run(job: str) -> Path | None:
-    """Return the run that this job had before it was requeued; None at its first start."""
+    """Return the folder of the run that this job had before it was requeued; None at the job's first start."""
     if not is_requeued_job(os.environ):
         return None
     folder = run_of_job(job, os.environ, Path.cwd())
@@ -49,7 +50,7 @@ def earlier_run(job: str) -> Path | None:
 
 
 def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
-    """Turn this process into the run's job script, which from then on owns the run folder."""
+    """Replace this process by the run's job script, which from then on owns the run folder."""
     folder = folder.resolve()
     check_trusted(folder)
     is_new = job_id(folder) != job

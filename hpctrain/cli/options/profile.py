@@ -1,4 +1,4 @@
-"""`--profile STEP`: a trace of one step, the same option for every command that starts a run."""
+"""`--profile STEP`: trace one step; shared by every command that starts a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ profile_option = click.option(
 
 
 def with_profile(overrides: tuple[str, ...], step: int | None) -> tuple[str, ...]:
-    """Return the overrides of the run file, with the profiled step."""
+    """Return the overrides of the run file with `profile.step` set to `step`; unchanged if `step` is None."""
     return overrides if step is None else (*overrides, f"profile.step={step}")
 
 
 def traces_line(run: Run, folder: Path) -> str | None:
-    """Return where the traces are and what opens them; None if no step was to be profiled."""
+    """Return a line that names the traces and what opens them; None if the run traces no step."""
     step = run.profile.step
     if step is None:
         return None

@@ -1,4 +1,4 @@
-"""`--recover SECONDS`: how long a recovery takes."""
+"""`--recover SECONDS`: the time that a recovery takes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 class RunType(click.ParamType[Path]):
-    """A run folder, given as one, as a run's name or as a job's id."""
+    """A click type for a run, given as its folder, its name or its job's id; the value is the folder."""
 
     name = "run"
 

@@ -11,7 +11,7 @@ from hpctrain.records.run.run import Run
 
 MOST = 200
 NAME_LENGTH = 64
-"""As the run file's `name` allows."""
+"""Longest name of a run, in characters, as the run file's `name` allows."""
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?:/([1-9]\d{0,8}))?)?", re.ASCII)
 
@@ -19,13 +19,13 @@ seeds_option = click.option("--seeds", metavar="SET", help="One run for each of 
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds of a set: '0-2,7' -> [0, 1, 2, 7].
+    """Return the seeds that a text names: '0-2,7' -> [0, 1, 2, 7].
 
     Raises:
-        InputError: no such set, or too many seeds.
+        InputError: the text is wrong, or names too many seeds.
     """
     matches = [_RANGE.fullmatch(item.strip()) for item in text.split(",")]
-    # As ranges, which cost nothing however long they are.
+    # Count the seeds of ranges before any list is made: a range costs nothing, however long it is.
     ranges = [range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in matches if m]
     if len(ranges) < len(matches) or not all(ranges):
         raise InputError(f"--seeds: found {text!r}; allowed: numbers and ranges, as 0-4 or 1,2,5 or 0-20/5")
@@ -35,7 +35,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def with_seed(run: Run, seed: int) -> Run:
-    """Return the run with another seed, which is part of its name.
+    """Return the run with another seed, which is also appended to its name.
 
     Raises:
         InputError: the name becomes too long.

@@ -1,1 +1,1 @@
-"""`hpctrain simulate`: the step of a plan, and a long run with failures."""
+"""`hpctrain simulate`: predict a step of a plan, or a long run with failures."""

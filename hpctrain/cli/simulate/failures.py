@@ -1,4 +1,4 @@
-"""`hpctrain simulate failures`: goodput of a long job by checkpoint interval and way of recovery."""
+"""`hpctrain simulate failures`: goodput of a long job by checkpoint interval and kind of recovery."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpctrain.planner.simulate.goodput import (
 )
 
 WIDTH = 100
-"""Columns of the table where it does not go to a terminal."""
+"""Columns of the table if it is not printed on a terminal."""
 INTERVALS_MIN = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0)
 MOST_FAILURES = 100_000
 HOUR, DAY = 3600.0, 86400.0
@@ -87,11 +87,12 @@ def failures(
     save: float, recover: float, queue_wait: float | None, repair: float | None, spares: int, trials: int, seed: int,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """A month of failures: the share of the time that becomes training that lasts.
+    """A month of failures: predict the goodput, the share of the time that becomes training which is not lost again.
 
-    Nodes fail independently at a constant rate, while the job recovers too. Training is as fast as the part of the
-    nodes that it has. In place, it goes on with those that are left; a node that is back joins at the next failure.
-    Expected values by Daly's formula stand beside the simulation where it applies: requeueing, all nodes back.
+    Nodes fail independently at a constant rate, also while the job recovers. Training speed is proportional to the
+    number of nodes that the job has. With recovery in place, the job continues on the nodes that are left; a repaired
+    node joins at the next failure. For requeueing with all nodes back, the expected value by Daly's formula is printed
+    beside the simulation.
     """
     cluster = FailureModel(
         nodes=math.ceil(gpus / gpus_per_node),

@@ -1,4 +1,4 @@
-"""`hpctrain simulate`: a plan's step on other figures, and a month with failures."""
+"""`hpctrain simulate`: predict a plan's step with changed figures, or a month with failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpctrain.cli.simulate.step import step
 
 
 class _PlanOrVerb(click.Group):
-    """A group whose first argument may be a plan instead of one of its commands."""
+    """A click group whose first argument may be a plan instead of one of its commands."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -28,7 +28,7 @@ def command() -> None:
     hpctrain simulate PLAN.JSON --help            all what-ifs
     hpctrain simulate failures --help             a month of failures on thousands of GPUs
 
-    Everything is predicted by the model that ranks plans; nothing runs.
+    All figures are predictions by the planner's cost model; no training runs.
     """
 
 

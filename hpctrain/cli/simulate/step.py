@@ -1,4 +1,4 @@
-"""`hpctrain simulate PLAN.JSON`: the predicted timeline of a step, and the same plan on other figures."""
+"""`hpctrain simulate PLAN.JSON`: the predicted timeline of a step, also with changed figures of nodes and links."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.report.timeline import Bar, gantt_chart, terminal_lines, write_timeline
 
 WIDTH = 80
-"""Columns of the timeline where it does not go to a terminal."""
+"""Columns of the timeline if it is not printed on a terminal."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class _Simulated(NamedTuple):
-    """A plan on a topology."""
+    """A plan with its layout on a topology, its simulated step and its predicted time."""
 
     plan: Plan
     scene: CostedLayout
@@ -79,7 +79,7 @@ def step(
     plan = Plan.read(plan_file)
     run = read_run(run_file or plan_file.parent / RUN_FILE, overrides)
     if run_file is None and run.code is not None:
-        run = run_of(plan_file.parent, overrides)  # to measure the model is to run the code that the file names
+        run = run_of(plan_file.parent, overrides)  # measuring the model runs the code that the run file names
     run, spec = with_model_sizes(run, SystemRunner())
     topology = Topology.read(topology_file or plan_file.parent / "topology.json")
     changes = TopologyChanges(
@@ -136,7 +136,7 @@ def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tupl
 
 
 def _remarks(simulated: _Simulated) -> list[str]:
-    """What the file says of its own time, where that is something else."""
+    """Return a line if the plan file's predicted step differs by more than 1 % from the one predicted now."""
     if simulated.plan.predicted is None:
         return []
     stated, total = simulated.plan.predicted.step_time_s.get("total", 0.0), simulated.prediction.total
@@ -149,7 +149,8 @@ def _remarks(simulated: _Simulated) -> list[str]:
 
 
 def _bars(simulated: _Simulated) -> list[Bar]:
-    """The replica that is done last, with the sums and the update that follow."""
+    """Return the bars of the replica that ends last: its actions, the all-reduce over replicas and the optimizer's
+    update."""
     line = simulated.step.lines[simulated.step.last]
     bars = [
         Bar(rank, action.kind, str(action), start, end)

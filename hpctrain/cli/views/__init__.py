@@ -1,1 +1,1 @@
-"""What several commands print, and how a terminal shows it."""
+"""Output that several commands share, and how a terminal shows it."""

@@ -1,4 +1,4 @@
-"""rich's console for text of any origin: only hpctrain styles what a view shows."""
+"""rich's console for text of any origin: control characters in the text are made harmless."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from rich.segment import Segment
 from hpctrain.base.control_characters import printable
 
 PIPE_WIDTH = 120
-"""Columns of a table that does not go to a terminal."""
+"""Columns of a table that is not printed on a terminal."""
 
 
 class Console(rich.console.Console):
-    """A console that prints no control characters except those that rich itself puts around its pieces."""
+    """A console that prints no control characters except those that rich adds for style."""
 
     @property
     def file(self) -> IO[str]:
-        """The stream behind every proxy: while a view is live, rich puts a proxy before the filter of this process."""
+        """The stream behind all of rich's proxies. While a view is live, rich puts a proxy before the stream that
+        escapes control characters."""
         out = super().file
         while (behind := getattr(out, "rich_proxied_file", None)) is not None:
             out = behind
@@ -31,13 +32,14 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the pieces of a view; each of them is printable."""
+        """Yield the pieces of a view with unprintable characters escaped."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 
 
 def table_console(stderr: bool = False, pipe_width: int = PIPE_WIDTH) -> Console:
-    """Return a console for wide tables. A pipe has no width of its own; a row of `pipe_width` stays a line there."""
+    """Return a console for wide tables. A pipe has no width, so a row of up to `pipe_width` columns stays on one line
+    there."""
     console = Console(stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = pipe_width

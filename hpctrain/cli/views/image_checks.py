@@ -1,4 +1,4 @@
-"""Checks of an image: by `image check`, and before a large job is queued."""
+"""Checks of an image, for `image check` and before a large job is queued."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from hpctrain.records.run.run import Container, Run
 from hpctrain.runs.file_system import file_system_of
 
 LARGE_NODES = 8
-"""From here on a job's image is looked at before it is queued: seconds here against that many nodes' waiting."""
+"""Fewest nodes of a job whose image is checked before it is queued: the check takes seconds, a failed start of a large
+job wastes the wait in the queue."""
 
 
 def examine_container(container: Container, environ: Mapping[str, str]) -> list[ImageFinding]:
     """Return every finding about an image on this machine.
 
     Raises:
-        InputError: nothing here starts images, or a bind is not there.
+        InputError: no program here starts images, or the source of a bind does not exist.
         HpctrainError: the image cannot be started.
     """
     check_binds(container.binds)
@@ -39,7 +40,7 @@ def examine_container(container: Container, environ: Mapping[str, str]) -> list[
 
 
 def check_before_queueing(run: Run) -> list[str]:
-    """Check the image of a large job; return what the person should know, as lines.
+    """Check the image of a large job; return lines for the person who submits.
 
     Raises:
         RefusedError: a run in the image would fail.

@@ -1,4 +1,4 @@
-"""A local job on the terminal until it ends. Ctrl-C stops it at a checkpoint; a second one ends it at once."""
+"""Show a local job on the terminal until it ends. Ctrl-C stops it at a checkpoint; a second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpctrain.report.follow_files import follow
 from hpctrain.report.terminal import live_lines, show
 
 PLAIN_EVERY_S = 5.0
-"""Least seconds between two progress lines that cannot be rewritten in place."""
+"""Shortest pause in seconds between two progress lines where lines cannot be rewritten in place."""
 
 
 def watch(job: LocalJob, steps: int, out: TextIO, on_row: Callable[[MetricRow], None] | None = None) -> LocalJobResult:
-    """Show rows and events until the job has ended; return how it ended.
+    """Show metrics and events until the job has ended; return how it ended.
 
     Args:
         on_row: called with each new row of metrics.
@@ -40,7 +40,8 @@ def watch(job: LocalJob, steps: int, out: TextIO, on_row: Callable[[MetricRow], 
 def _new(
     items: Iterable[MetricRow | Event], since: float, on_row: Callable[[MetricRow], None] | None
 ) -> Iterator[MetricRow | Event]:
-    """Yield what is new: the folder of a resumed run still holds the earlier attempts."""
+    """Yield items from `since` on, a time in seconds; the folder of a resumed run also holds those of earlier
+    attempts."""
     for item in items:
         if item.time_s < since - 1.0:
             continue

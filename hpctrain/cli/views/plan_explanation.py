@@ -16,17 +16,17 @@ from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.topology.topology import Topology
 
 BAR = 20
-"""Letters of a full bar."""
+"""Characters of a full bar."""
 MOST_LEGS = 10
-"""Legs of the critical path that are told; of a longer one the first and the last."""
+"""Rows of the critical path's table; of a longer path only the first and the last rows are shown."""
 
 
 def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: float, more: Sequence[Rejected]) -> Group:
-    """Return the tables, one after the other.
+    """Return the tables that explain a plan, one after the other.
 
     Args:
         usable: share of a device's memory that a plan may fill.
-        more: neighbours beside those in the plan.
+        more: rejected neighbours besides those in the plan.
     """
     parts: list[Table | str] = [
         _where(plan),
@@ -42,7 +42,7 @@ def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: flo
 
 
 def _constants(profile: CalibrationProfile | None) -> list[str]:
-    """Return where the constants of the prediction come from, as lines."""
+    """Return lines that say where the constants of the prediction come from."""
     if profile is None:
         return ["constants: those of the package; `--profile RUN` takes what a run's own steps say"]
     generations = ", ".join(map(str, profile.generations))
@@ -83,7 +83,7 @@ def _time(plan: Plan) -> Table:
 
 
 def _compression(plan: Plan) -> list[Table | str]:
-    """Return how gradients are summed, if the planner chose it."""
+    """Return a table and a line about the codec of the gradients; [] if the planner did not choose it."""
     spec = plan.compression[0]
     if spec.reason is None:
         return []
@@ -107,7 +107,7 @@ def _compression(plan: Plan) -> list[Table | str]:
 
 
 def _path(scene: CostedLayout) -> Table:
-    """Return the critical path: only its actions make a step slower or faster."""
+    """Return the table of the critical path: the step gets shorter only if its actions or messages do."""
     step = simulate_step(scene.cost, scene.layout)
     segments = critical_path(step.lines[step.last])
     table = Table(

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, a line for each quarter elsewhere."""
+"""Progress of long work on stderr: a bar on a terminal, otherwise a line for each quarter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
 
 
 class _Lines:
-    """Progress as few plain lines, as for a log file."""
+    """Progress as a few plain lines, for log files."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,5 @@
-"""Before a job is queued: whether the model can fit and how long the run takes, by the last figures of the nodes."""
+"""Check before a job is queued, from the last measured figures of its nodes, that the model fits and how long the run
+takes."""
 
 from __future__ import annotations
 
@@ -18,24 +19,26 @@ NOT_CHECKED = "not checked before the job starts: memory and speed"
 
 @dataclass(frozen=True)
 class MeasuredNodes:
-    """Nodes with the figures that a run measured."""
+    """Nodes and their measured figures."""
 
     topology: Topology
     folder: Path | None
-    """That run's; None: the topology was given as a file."""
+    """Folder of the run that measured them; None: the topology was given as a file."""
 
 
 def check_provisional(
     prepared: PreparedRun, runs: Path, nodes: frozenset[str] | None, limit: TimeLimit | None = None
 ) -> list[str]:
-    """Make a plan for the job's nodes as last measured; return what it shows, as lines.
+    """Make a provisional plan for the job's nodes as last measured; return lines with its degrees and the predicted
+    times.
 
     Args:
-        nodes: nodes that the job may get; None: not known. A topology that was given is of the job's nodes anyway.
+        nodes: nodes that the job may get; None: not known. A topology that was given is of the job's nodes
+            anyway.
         limit: the job's time limit; None: not known.
 
     Raises:
-        Refused: the model cannot fit on that many of those nodes.
+        RefusedError: the model does not fit on the smallest number of nodes that the job may get.
     """
     count = fewest_nodes(prepared.run)
     if prepared.topology is None and nodes is None:
@@ -69,7 +72,8 @@ def _words(
 
 
 def last_known(runs: Path, nodes: frozenset[str], count: int) -> MeasuredNodes | None:
-    """Return the newest topology among the runs with at least `count` of these nodes, reduced to them."""
+    """Return the newest topology of a run that measured at least `count` of `nodes`, reduced to these nodes; None if no
+    run did."""
     for path in sorted(runs.glob("*/topology.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             topology = Topology.read(path)
@@ -82,5 +86,5 @@ def last_known(runs: Path, nodes: frozenset[str], count: int) -> MeasuredNodes |
 
 
 def _taken(topology: Topology) -> list[str]:
-    """Return its nodes without those that its verdict excludes."""
+    """Return the topology's nodes without those that its verdict excludes."""
     return [node.id for node in topology.nodes if node.id not in topology.verdict.exclude]

@@ -1,4 +1,5 @@
-"""The status of runs from their files and, if they were submitted, from Slurm: once, or again and again."""
+"""The status of runs from their files and, if they were submitted, from Slurm: asked once, or repeatedly while you
+watch."""
 
 from __future__ import annotations
 
@@ -22,16 +23,16 @@ from hpctrain.slurm.job import JobInfo
 from hpctrain.slurm.watch import JobWatcher
 
 ASK_SLURM_S = 10.0
-"""Least seconds between two questions to Slurm; 30 while nothing changes."""
+"""Shortest pause in seconds between two requests to Slurm; it grows to 30 s while nothing changes."""
 UNKNOWN_S = 60.0
-"""A run without a job counts as over after this time without a sign of life."""
+"""Seconds without a sign of life after which a run without a job counts as over."""
 
 NO_ANSWER = "the Slurm controller does not answer ({})"
 _OVER = ("done", "failed", "cancelled")
 
 
 def run_status(folder: Path) -> RunStatus:
-    """Return the status of the run in `folder`; if the controller does not answer, it is that of the files.
+    """Return the status of the run in `folder`; if the Slurm controller does not answer, the status by the run's files.
 
     Raises:
         FileError: run.yaml is missing, or a file of the run is damaged.
@@ -43,10 +44,10 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def run_statuses(folders: Sequence[Path]) -> list[RunStatus | HpctrainError]:
-    """Return the status of each run, or why it has none.
+    """Return for each run its status, or the error that prevents one.
 
-    The queue is asked once for all of them, and accounting once where the queue has forgotten a job whose end the files
-    do not tell.
+    Slurm's queue is asked once for all runs. Accounting is asked once for the jobs that have left the queue and whose
+    end the files do not state.
     """
     now = SystemClock().wall()
     statuses: dict[Path, RunStatus | HpctrainError] = {}
@@ -66,11 +67,11 @@ def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm
     """Return the status of runs by their files and by Slurm.
 
     Args:
-        open_runs: status by the files, and jobs of which Slurm may know more.
+        open_runs: status by the files, and the jobs about which Slurm may know more, by run folder.
     """
     why = slurm.why_unavailable()
     if why is not None:
-        # Where there is no Slurm at all, a run folder is only looked at.
+        # A machine without Slurm may still show a run folder, by its files alone.
         unknown = {} if why.startswith(NO_COMMANDS) else open_runs
         return {folder: with_remark(status, f"Slurm was not asked: {why}") for folder, (status, _) in unknown.items()}
     here, statuses = dict(open_runs), dict[Path, RunStatus]()
@@ -95,7 +96,7 @@ def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm
 
 
 class WatchedRun:
-    """A run that is watched. Its files are read at each look; Slurm is asked every 10 to 30 seconds."""
+    """The status of a run that is watched. Each look reads its files; Slurm is asked every 10 to 30 seconds."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         """Open the run in `folder`.
@@ -105,7 +106,7 @@ class WatchedRun:
         """
         self.live = LiveRun(folder)
         self.new: list[Event | MetricRow] = []
-        """What was written between the last two looks."""
+        """Events and metrics that were written between the last two looks."""
         self._clock = clock
         self._slurm = Slurm(SystemRunner())
         self._unavailable = self._slurm.why_unavailable() if self.live.run.cluster.kind == "slurm" else NO_COMMANDS
@@ -118,7 +119,7 @@ class WatchedRun:
         self._began = clock.now()
 
     def look(self) -> RunStatus:
-        """Return the status now."""
+        """Read the new lines of the run's files, ask Slurm if it is time, and return the status."""
         self.new = self.live.read()
         status = self.live.status(self._clock.wall())
         self._follow_job()
@@ -135,7 +136,7 @@ class WatchedRun:
         return with_job(status, self._info(), self._clock.wall(), is_cancelled(self.live.folder))
 
     def is_over(self, status: RunStatus) -> bool:
-        """Whether nothing more will come of the run, given the status of the last look."""
+        """Whether the run will do nothing more, given the status of the last look."""
         if status.state == "done":
             return True
         if self._jobs and self._asks:
@@ -147,7 +148,7 @@ class WatchedRun:
         return status.state in _OVER and not self.live.held
 
     def _ask(self) -> None:
-        """Ask Slurm if it is time. An error stays known until Slurm answers again."""
+        """Ask Slurm if it is time. An error is shown until Slurm answers again."""
         due = self._clock.now() >= self._watcher.next_s
         try:
             self._watcher.poll(self._clock.now())
@@ -158,7 +159,7 @@ class WatchedRun:
                 self._trouble = self._watcher.away
 
     def _follow_job(self) -> None:
-        """Watch new jobs of the run: it may go on as another job at any time."""
+        """Watch the run's new jobs too: the run may continue as another job at any time."""
         jobs = _slurm_jobs(self.live.folder) if self.live.run.cluster.kind == "slurm" else []
         if jobs[:1] != self._jobs[:1]:
             self.live.read_run()
@@ -168,7 +169,7 @@ class WatchedRun:
         self._jobs = jobs
 
     def _info(self) -> JobInfo | None:
-        """Return what Slurm and its accounting say of the run's job; None if they know nothing of it."""
+        """Return what Slurm's queue and accounting know about the run's job; None if they do not know the job."""
         known = {job: info for job, info in self._watcher.known.items() if not self._watcher.is_forgotten(job)}
         newest, telling = self._jobs[0], _telling(self._jobs, known)
         if telling is not None or not self._watcher.is_forgotten(newest):
@@ -179,10 +180,10 @@ class WatchedRun:
 
 
 def _open_jobs(folder: Path, status: RunStatus) -> list[str]:
-    """Return the jobs of which Slurm may know more than the files; none of a run that is done.
+    """Return the jobs about which Slurm may know more than the files; [] for a run that is done.
 
     Raises:
-        UntrustedError: others could have written the list.
+        UntrustedError: other users could have written the list of jobs.
     """
     return _slurm_jobs(folder) if status.state != "done" and run_of(folder).cluster.kind == "slurm" else []
 
@@ -197,6 +198,7 @@ def _slurm_jobs(folder: Path) -> list[str]:
 
 
 def _telling(jobs: Sequence[str], known: Mapping[str, JobInfo]) -> JobInfo | None:
-    """Return the job that tells the state of the run: the first that has not ended, else the newest."""
+    """Return the job that determines the state of the run: the first that has not ended, otherwise the newest; None if
+    Slurm does not know it."""
     live = (known[job] for job in jobs if job in known and not known[job].state.is_ended)
     return next(live, known.get(jobs[0]))

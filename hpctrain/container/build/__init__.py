@@ -1,1 +1,1 @@
-"""Images for a cluster: their definitions, and how they are built."""
+"""Building images for a cluster: their definitions, and the build itself."""

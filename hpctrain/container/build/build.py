@@ -1,4 +1,4 @@
-"""Building an image: under a temporary name beside its place, verified, and only then moved there."""
+"""Build an image under a temporary name, check it, and only then rename it to its final path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpctrain.container.build.labels import INPUTS, labels_of
 from hpctrain.container.build.recipe import ImageRecipe, definition, inputs_sha256
 
 COMPRESSION = "-comp zstd -Xcompression-level 1"
-"""Options of mksquashfs: 206 MB and 5 s for torch's packages; the default takes 187 s for 191 MB."""
+"""Options of mksquashfs. For torch's packages they give 206 MB in 5 s; the default options give 191 MB in 187 s."""
 POLL_S = 0.2
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Say = Callable[[str], None]
@@ -37,11 +37,11 @@ class BuildPermissions:
 
 @dataclass(frozen=True)
 class Builder:
-    """The program that builds images, and what it is run with."""
+    """The program that builds images, and the options and environment that it is run with."""
 
     runtime: Runtime
     options: list[str]
-    """Options of its `build`, from `build_options`."""
+    """Options of the program's `build` command, from `build_options`."""
     environ: Mapping[str, str]
     runner: Runner
     clock: Clock
@@ -51,17 +51,17 @@ class Builder:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """An image that exists now."""
+    """The image that `build` made or found."""
 
     image: Path
     fresh: bool
-    """Whether it was built now; otherwise it existed, built from the same inputs."""
+    """True if the image was built now; False if it existed, built from equal inputs."""
     size_bytes: int
     time_s: float
 
 
 def build_permissions(host: Host, limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> BuildPermissions:
-    """Return the permissions of this process."""
+    """Return the build permissions of this process."""
     return BuildPermissions(host, (kernel_number(limit) or 0) > 0)
 
 
@@ -77,7 +77,7 @@ def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecip
         if recipe.base.kind == "cpu-small" or recipe.environment != "install":
             raise InputError("--remote: only for images whose packages are installed by pip: --base cuda, rocm or cpu")
         return ["--remote", *options]
-    # Root with all capabilities needs nothing; everybody else is root in a user namespace of their own.
+    # Root with all capabilities needs no option; every other user becomes root in a new user namespace.
     if not rights.host.is_root or rights.host.needs_user_namespace:
         if not rights.user_namespaces:
             raise RefusedError(
@@ -91,12 +91,12 @@ def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecip
 
 
 def build(recipe: ImageRecipe, image: Path, commit: str, builder: Builder, force: bool = False) -> BuildResult:
-    """Build the image unless one with the same inputs exists.
+    """Build the image unless one with equal inputs exists.
 
-    On any error, and when interrupted, an earlier image is unchanged and nothing else is left.
+    After an error or an interruption, an earlier image is unchanged and no other file is left.
 
     Args:
-        force: build in any case.
+        force: build even if an image with equal inputs exists.
 
     Raises:
         HpctrainError: the build failed, or its result is not the requested image.
@@ -112,7 +112,7 @@ def build(recipe: ImageRecipe, image: Path, commit: str, builder: Builder, force
         with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
             file, log = Path(folder, "image.def"), Path(folder, "build.log")
             file.write_text(definition(recipe, commit))
-            # With --force, the labels of a base that hpctrain built too are replaced.
+            # A base that hpctrain built has labels already; --force replaces them.
             argv = [runtime.path, "build", "--force", *builder.options, str(temporary), str(file)]
             code = _run(argv, log, builder)
             lines = _lines(log)
@@ -164,7 +164,8 @@ def _lines(log: Path) -> list[str]:
 
 
 def _reason(lines: list[str]) -> str:
-    """Return the last two lines that say more than the build's position."""
+    """Return the last two lines that explain the failure, as one text; lines about the progress of the build are
+    skipped."""
     words = [
         line for line in lines if not line.startswith(("INFO:", "WARNING:", "+", "FATAL:   While performing build"))
     ]

@@ -1,4 +1,5 @@
-"""A Dockerfile as parts of an Apptainer definition: rewritten for spython, which then reads it."""
+"""Turn a Dockerfile into parts of an Apptainer definition: its instructions are rewritten, then spython converts
+them."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from spython.main.parse.parsers import DockerParser
 from hpctrain.base.errors import FileError, InputError, FieldError
 
 _NO_MEANING = ("HEALTHCHECK", "EXPOSE", "STOPSIGNAL", "USER", "LABEL", "MAINTAINER", "VOLUME", "ONBUILD", "SHELL")
-"""Instructions without meaning in an Apptainer image: it runs as the user who starts it, and nothing monitors it."""
+"""Instructions of a Dockerfile without meaning in an Apptainer image, which runs as the user who starts it and is not
+monitored."""
 _LOCAL = {"docker-archive:": "docker-archive", "localimage:": "localimage", "oci-archive:": "oci-archive"}
-"""Prefix of a base that is a file -> how Apptainer names it."""
+"""Apptainer's name for each kind of base that is a file, by the prefix of the base."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,17 @@ class Dockerfile:
     files: list[tuple[str, str]]
     """Pairs of a file beside the Dockerfile and its place inside the image."""
     environment: list[str]
-    """NAME=value, quoted for a shell."""
+    """Lines NAME=value of %environment, quoted for a shell."""
     commands: list[str]
-    """Lines of %post."""
+    """Lines of the definition's %post section."""
     run: str
-    """The command of %runscript; empty for none."""
+    """Command of the definition's %runscript section; '' if there is none."""
     dropped: list[str]
     """Instructions that were dropped, as they have no meaning in an Apptainer image."""
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
-    """Return the parts of a Dockerfile of one stage.
+    """Return the parts of a Dockerfile that has one stage.
 
     Raises:
         FileError: it cannot be read, has several stages, or an instruction that has no equivalent.
@@ -112,7 +114,7 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
 
 
 def _download(rest: str) -> str:
-    """Return a curl command for ADD of an address; into a folder, the file keeps its name."""
+    """Return a curl command for an ADD of a URL; if the target is a folder, the file keeps the name in the URL."""
     *addresses, target = rest.split()
     names = [target + address.rsplit("/", 1)[-1] if target.endswith("/") else target for address in addresses]
     pairs = zip(addresses, names, strict=True)
@@ -139,7 +141,8 @@ def _mistake(path: Path, field: str, text: str, line: int | None = None) -> File
 
 
 def _exported(commands: list[str], environment: list[str]) -> list[str]:
-    """Return the commands with ENV and ARG exported, as RUN sees them."""
+    """Return the commands with `export` before each assignment of ENV and ARG, so that later commands see the
+    values."""
     assigned = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
     names = {item.partition("=")[0] for item in environment}
     out = []

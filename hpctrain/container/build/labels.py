@@ -1,4 +1,4 @@
-"""The labels of an image."""
+"""Read the labels of an image."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TIMEOUT_S = 120.0
 
 
 def labels_of(runtime: Runtime, image: Path, runner: Runner) -> dict[str, str]:
-    """Return the labels of an image, its own and those of its base.
+    """Return the labels of an image, including those of its base.
 
     Raises:
-        HpctrainError: the runtime cannot read it as an image.
+        HpctrainError: the runtime cannot read the file as an image.
     """
     done = runner.run([runtime.path, "--silent", "inspect", "--json", str(image)], timeout_s=_TIMEOUT_S)
     try:

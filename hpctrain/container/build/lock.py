@@ -1,4 +1,4 @@
-"""The lock of an image: the exact versions of all packages that hpctrain needs, as installed here."""
+"""The lock of an image: the exact versions of all packages that hpctrain needs, as installed on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEBIAN_SEED_PACKAGES = (
 )  # fmt: skip
 """Debian packages that a small image consists of, together with their dependencies; libstdc++6 is for torch."""
 _OMITTED_DEBIAN_PACKAGES = ("debconf", "dpkg", "perl-base", "tar", "install-info", "login", "mawk", "gcc-12-base")
-"""Packages that are only needed to install others."""
+"""Debian packages that only serve to install others, and are left out of a small image."""
 
 
 def locked_packages(extras: Sequence[str] = ()) -> list[str]:
@@ -55,10 +55,10 @@ def lock_sha256(lock: Sequence[str]) -> str:
 
 
 def debian_packages(runner: Runner) -> list[str]:
-    """Return NAME=VERSION of the Debian packages that this machine's own Python consists of, sorted.
+    """Return NAME=VERSION of the Debian packages that Debian's Python on this machine consists of, sorted.
 
     Raises:
-        InputError: this is no Debian, or its Python is another one than hpctrain's.
+        InputError: this machine does not run Debian, or hpctrain runs in another Python than Debian's.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     wanted = [*DEBIAN_SEED_PACKAGES, f"python{python}-minimal", f"libpython{python}-stdlib"]
@@ -79,14 +79,14 @@ def debian_packages(runner: Runner) -> list[str]:
 
 
 def _installed(runner: Runner) -> dict[str, tuple[str, list[str]]]:
-    """Return {package: (version, dependencies)} of this machine."""
+    """Return {package: (version, dependencies)} of the Debian packages that are installed on this machine."""
     fields = r"${Package}\t${Version}\t${db:Status-Status}\t${Pre-Depends}, ${Depends}\n"
     done = runner.run(["dpkg-query", "-W", "-f", fields], timeout_s=60)
     known: dict[str, tuple[str, list[str]]] = {}
     for line in done.stdout.splitlines():
         name, version, state, needed = line.split("\t")
         if state == "installed":
-            # Of alternatives, "a | b", both count if installed. Versions and architectures after a name are dropped.
+            # Of alternatives, "a | b", both count if installed. A version or architecture after a name is dropped.
             known[name] = (version, [word for item in re.split(r"[,|]", needed) if (word := _name(item))])
     return known
 

@@ -1,4 +1,4 @@
-"""What an image is built from: base, lock and definition. Pure once base and lock are known."""
+"""What an image is built from: base, lock and definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hpctrain.container.build.lock import lock_sha256
 
 Kind = Literal["cuda", "rocm", "cpu", "cpu-small", "localimage", "dockerfile"]
 Environment = Literal["install", "copy", "bind"]
-"""How hpctrain's packages get into the image: installed by pip, copied from here, or bound from here at each start."""
+"""How hpctrain's packages get into the image: installed by pip, copied from this machine, or bound from it at each
+start."""
 BASES = "cuda, rocm, cpu, cpu-small, localimage:PATH, or the path of a Dockerfile"
 
 
@@ -27,15 +28,15 @@ class Base:
 
     kind: Kind
     source: str | None = None
-    """Name in a registry, or path of an image; default: the definition's own."""
+    """Name in a registry, or path of an image; None: the one in the definition."""
     docker: Dockerfile | None = None
 
 
 def parse_base(text: str, source: str | None = None) -> Base:
-    """Return a base as written on the command line.
+    """Return the base that a text on the command line names.
 
     Args:
-        source: another image to start from than the definition's own.
+        source: image to start from instead of the one in the definition.
 
     Raises:
         InputError: there is no such base, image or Dockerfile.
@@ -71,11 +72,12 @@ class ImageRecipe:
     environment: Environment
     lock: list[str]
     python: str
-    """Minor version of the Python here, such as 3.11: packages from here fit no other."""
+    """Version of this machine's Python without the patch number, such as 3.11: packages copied from here fit no
+    other."""
     packages_folder: str
     """Folder of hpctrain's packages on this machine."""
     debian: list[str]
-    """NAME=VERSION of the Debian packages of a small image; empty for others."""
+    """NAME=VERSION of the Debian packages of a small image; empty for other images."""
     cuda: str = "12.8"
     """Version of CUDA in the name of PyTorch's image."""
     index: str | None = None
@@ -95,7 +97,8 @@ def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> s
     """Return the text of the definition file.
 
     Args:
-        commit: git commit of the hpctrain that builds it; no input, as hpctrain itself comes with each run.
+        commit: git commit of the hpctrain that builds the image. It is no input of the image, because each run
+            brings its own hpctrain.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(package_data_path("containers")), undefined=jinja2.StrictUndefined,
@@ -112,7 +115,7 @@ def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> s
 
 
 def _stamp(path: str) -> str:
-    """Return size and time of change of a file or of all files in a folder, as text. Hashing would take long."""
+    """Return size and modification time of a file, or of all files in a folder, as text. Hashes would take too long."""
     root = Path(path)
     try:
         files = sorted(item for item in root.rglob("*") if item.is_file()) if root.is_dir() else [root]

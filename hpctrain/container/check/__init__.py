@@ -1,1 +1,1 @@
-"""What is wrong with an image, checked from outside and from inside."""
+"""Check an image from outside and from inside."""

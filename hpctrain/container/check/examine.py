@@ -1,4 +1,4 @@
-"""Examining an image: it is started as a run starts it, reports what it sees, and gets Slurm's signals."""
+"""Examine an image: start it as a run starts it, let it report what it sees, and send it Slurm's signals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _INSIDE = f"{LIBRARY}/hpctrain/container/check/inside.py"
 
 @dataclass(frozen=True)
 class ImageStart:
-    """How the image is started."""
+    """Everything that determines how the image is started."""
 
     container: Container
     runtime: Runtime
@@ -51,7 +51,7 @@ class ImageStart:
     which: Which
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """Return the argv that runs `words` inside."""
+        """Return the argv that runs `words` inside the image."""
         return entry_command(self.runtime, self.host, self.container, self.binds, words)
 
     def environment(self, tools: Path) -> dict[str, str]:
@@ -77,7 +77,7 @@ def examine(image: ImageStart, file_system: str, runner: Runner, clock: Clock) -
     """Start the image four times: twice to time the start, once to report what it sees, once to be signalled.
 
     Raises:
-        HpctrainError: it cannot be started, or has no Python; the message has the runtime's own words.
+        HpctrainError: the image cannot be started, or has no Python; the message quotes the runtime.
     """
     with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
         env = image.environment(Path(folder, "tools"))
@@ -95,7 +95,7 @@ def examine(image: ImageStart, file_system: str, runner: Runner, clock: Clock) -
 
 
 def _start(image: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
-    """Return the seconds to start Python inside and end it."""
+    """Return the seconds that it takes to start and end Python inside the image."""
     before = clock.now()
     done = runner.run(image.command([PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)
     if done.code != 0:
@@ -124,7 +124,7 @@ def _signalled(
 
 
 def _signal_all(pid: int, number: signal.Signals) -> None:
-    """Signal a process and all that it started, as Slurm signals a step."""
+    """Signal a process and all its descendants, as Slurm signals a step."""
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         for process in [parent, *parent.children(recursive=True)]:
@@ -133,7 +133,7 @@ def _signal_all(pid: int, number: signal.Signals) -> None:
 
 
 def _answer(text: str) -> dict[str, Any] | None:
-    """Return the JSON object in the last line; None if there is none."""
+    """Return the JSON object in the last line of `text`; None if there is none."""
     try:
         answer = json.loads(_last(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is wrong with an image for runs from here, decided from what was seen inside and outside. Pure."""
+"""Findings about an image for runs on this machine, decided from what was seen inside and outside. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Level = Literal["ok", "note", "problem"]
 SAME_VERSION_PACKAGES = ("submitit", "cloudpickle")
-"""Packages whose version must be equal inside and outside: a job's task reads with them what submit wrote."""
+"""Packages that need equal versions inside and outside the image: a job's task uses them to read what submit wrote."""
 REQUIRED_PACKAGES = (
     "click",
     "ClusterShell",
@@ -23,23 +23,24 @@ REQUIRED_PACKAGES = (
 )
 SLOW_START_S = 5.0
 CUDA_OF_DRIVER = ((580, (13, 0)), (525, (12, 0)), (450, (11, 0)))
-"""Oldest driver for each major version of CUDA; its minor versions are compatible (CUDA's release notes, table 2)."""
+"""(oldest driver, CUDA version that it brings), newest first. Within a major version of CUDA all minor versions are
+compatible (CUDA's release notes, table 2)."""
 
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """One thing that was checked."""
+    """The result of one check."""
 
     name: str
     level: Level
     value: str
     words: str = ""
-    """What it means and what to do; empty if all is well."""
+    """What the value means and what to do; empty if all is well."""
 
 
 @dataclass(frozen=True)
 class HostEnvironment:
-    """The facts about this machine that the image is compared with."""
+    """Facts about this machine that the image is compared with."""
 
     python: str
     packages: Mapping[str, str]
@@ -47,26 +48,26 @@ class HostEnvironment:
     """Version of the NVIDIA driver; None if none is loaded."""
     infiniband: Sequence[str]
     contained: Sequence[str]
-    """Environment variables that hide the machine from images: APPTAINER_COMPAT."""
+    """Names of set environment variables that hide the machine from images, such as APPTAINER_COMPAT."""
 
 
 @dataclass(frozen=True)
 class ImageExamination:
-    """What was seen of an image."""
+    """Observations of an image."""
 
     inside: Mapping[str, Any]
-    """The answer of inside.py."""
+    """The JSON object that inside.py printed."""
     signals: Sequence[str]
     """Signals that reached a process inside when TERM and USR2 went to all its processes, as Slurm sends them."""
     survived: bool
-    """Whether that process could go on afterwards."""
+    """Whether the process that got these signals could read from the image afterwards."""
     starts_s: Sequence[float]
     """Seconds of the first and of the second start."""
     file_system: str
 
 
 def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
-    """Return all findings, in order."""
+    """Return all findings about the image, in the order in which they are printed."""
     torch = seen.inside["torch"]
     findings = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
     if "error" not in torch:
@@ -83,12 +84,12 @@ def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageF
 
 
 def _required(name: str, value: str, wrong: str) -> ImageFinding:
-    """Return a problem where something is wrong, else ok."""
+    """Return a finding of level problem if `wrong` is not empty, else of level ok."""
     return ImageFinding(name, "problem" if wrong else "ok", value, wrong)
 
 
 def worst_level(findings: Sequence[ImageFinding]) -> Level:
-    """Return the worst level of the findings."""
+    """Return the worst level among the findings."""
     levels = {finding.level for finding in findings}
     return "problem" if "problem" in levels else "note" if "note" in levels else "ok"
 

@@ -1,5 +1,5 @@
-"""What a Python inside an image sees, as one JSON object on stdout. Started by its path: nothing of hpctrain is
-imported, as what it needs may be missing there.
+"""Print what a Python inside an image sees, as one JSON object. The program is started by its path and imports nothing
+of hpctrain, because packages that hpctrain needs may be missing in the image.
 
 usage: python3 inside.py look PACKAGE... | signals
 """
@@ -21,7 +21,7 @@ WAIT_S = 10.0
 
 
 def look(packages: list[str]) -> dict[str, Any]:
-    """Return versions, devices and folders as seen inside."""
+    """Return versions, devices and folders as seen inside the image."""
     infiniband = Path("/dev/infiniband")
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -71,7 +71,7 @@ def _why_not_writable(folder: str) -> str | None:
 
 
 def signals() -> dict[str, Any]:
-    """Print that it is ready, wait for the signals, read from the image again, and return the signals that came."""
+    """Print "ready", wait for SIGTERM and SIGUSR2, read from the image again, and return the signals that arrived."""
     came: set[str] = set()
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda got, _: came.add(signal.Signals(got).name))
@@ -79,8 +79,8 @@ def signals() -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline and len(came) < 2:
         time.sleep(0.05)
-    time.sleep(0.3)  # the process of the image's file system got the same signals
-    importlib.import_module("wave")  # a file of the image that nobody has read yet
+    time.sleep(0.3)  # the process that serves the image's files got these signals too
+    importlib.import_module("wave")  # a file of the image that was not read before
     return {"came": sorted(came)}
 
 

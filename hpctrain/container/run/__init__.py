@@ -1,1 +1,1 @@
-"""Commands inside an image: binds, argv and environment, and keeping the image mounted."""
+"""Run commands inside an image: binds, argv and environment, and keeping the image mounted."""

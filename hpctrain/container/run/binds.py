@@ -1,4 +1,5 @@
-"""Files of the machine that are visible inside an image: hpctrain, the run's files, and what the person names."""
+"""Files of the machine that are visible inside an image: hpctrain, the run's files, and those that the run file
+names."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from hpctrain.base.errors import InputError
 from hpctrain.records.run.run import Run
 
 LIBRARY = "/opt/hpctrain/lib"
-"""Inside, on the module path: the code of the hpctrain that submits, so that a new version needs no new image."""
+"""Folder inside the image, on Python's module path, with the code of the hpctrain that submits. A new version of
+hpctrain needs no new image."""
 ENVIRONMENT = "/opt/hpctrain/environment"
-"""Inside: the packages beside the submitting hpctrain. Only images built for that use them."""
+"""Folder inside the image with the packages of the submitting hpctrain. Only images with environment `bind` use it."""
 _ALWAYS_MOUNTED = (Path("/tmp"), Path("/var/tmp"))
 _TEMPORARY = ("SLURM_TMPDIR", "TMPDIR")
 
 
 @dataclass(frozen=True)
 class Bind:
-    """A file or folder of the machine, and its place inside."""
+    """A file or folder of the machine, and its path inside the image."""
 
     source: str
     target: str
@@ -38,7 +40,7 @@ def parse_bind(text: str) -> Bind:
     """Return the bind written as SOURCE[:TARGET[:ro|rw]].
 
     Raises:
-        InputError: it is no bind.
+        InputError: the text is not of this form.
     """
     parts = text.split(":")
     source, target = parts[0], parts[1] if len(parts) > 1 else parts[0]
@@ -51,7 +53,8 @@ def parse_bind(text: str) -> Bind:
 
 
 def check_binds(binds: Iterable[str]) -> None:
-    """Check that the sources of a person's binds exist: a runtime would only report it in the job.
+    """Check that the sources of binds in the run file exist; without this check, the runtime would report it in the
+    job.
 
     Raises:
         InputError: a bind is badly written, or its source does not exist.
@@ -75,14 +78,14 @@ def program_binds() -> list[Bind]:
 
 
 def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
-    """Return everything that the run needs inside, each at the path it has outside; the person's binds come last.
+    """Return all binds that the run needs, each with equal paths inside and outside; those of the run file come last.
 
     Args:
         folder: the run folder, absolute.
         environ: environment of the node, which names its temporary folders.
 
     Raises:
-        InputError: a path cannot be handed to a container runtime.
+        InputError: a path cannot be passed to a container runtime.
     """
     data = run.data
     files = [*data.train_folders, *data.valid_folders, *filter(None, [data.tokenizer, run.model.hf, run.secrets_file])]
@@ -98,13 +101,13 @@ def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
 
 
 def _same(path: Path, read_only: bool = False) -> list[Bind]:
-    """Return binds of the path to itself; if it contains a link, of the link's target as well."""
+    """Return binds that keep the path: of the path, and if it contains a symbolic link, of the link's target."""
     real = path.resolve()
     return [Bind(str(item), str(item), read_only) for item in dict.fromkeys((real, path))]
 
 
 def _temporary(run: Run, environ: Mapping[str, str]) -> list[Path]:
-    """Return the node's existing temporary folders that the runtime does not mount anyway."""
+    """Return the node's existing temporary folders, without those that the runtime mounts by default."""
     named = [environ.get(name) for name in _TEMPORARY]
     named += [Template(run.data.stage_folder).safe_substitute(environ) if run.data.stage_folder else None]
     paths = [Path(name) for name in named if name and name.startswith("/")]

@@ -13,9 +13,9 @@ from hpctrain.container.run.runtime import Host, Runtime
 from hpctrain.records.run.run import Container
 
 PYTHON = "python3"
-"""Python inside an image, found on the image's own path."""
+"""Name of Python inside an image; the PATH of the image finds it."""
 IMAGE_VARIABLE = "HPCTRAIN_IMAGE"
-"""Variable that is set inside: the image's path."""
+"""Environment variable that holds the image's path inside the image."""
 
 
 def entry_command(
@@ -33,9 +33,10 @@ def entry_command(
 def entry_environment(
     container: Container, environ: Mapping[str, str], prefix: str, code: Path | None = None
 ) -> dict[str, str]:
-    """Return the environment that the runtime starts with and passes on; the variables set here come last inside.
+    """Return the environment for the runtime, which passes it on into the image; the variables set here override
+    others.
 
-    Variables for the machine's Python say nothing about the image's: its paths are removed.
+    Variables that point to the machine's Python are removed, because the image has its own.
 
     Args:
         prefix: prefix of the variables that the runtime sets inside: APPTAINERENV_.
@@ -48,7 +49,7 @@ def entry_environment(
 def variables(container: Container, environ: Mapping[str, str], code: Path | None = None) -> dict[str, str]:
     """Return the variables that are set inside: the module path and those of the run file, with $NAME expanded.
 
-    Packages in the person's home, which is visible inside, are ignored: they belong to the Python outside.
+    The home folder is visible inside. Python packages in it are ignored, because they belong to the machine's Python.
     """
     given = {name: Template(value).safe_substitute(environ) for name, value in container.env.items()}
     path = os.pathsep.join(filter(None, [str(code) if code else None, LIBRARY, given.get("PYTHONPATH")]))
@@ -62,8 +63,8 @@ def pyxis_options(container: Container, binds: Sequence[Bind]) -> list[str]:
 
 
 def pyxis_command(container: Container, command: Sequence[str]) -> str:
-    """Return a step's task that pyxis starts in the image, as a shell command; the shell expands $NAME."""
-    pairs = variables(container, {})  # an empty environment expands nothing: the shell does it
+    """Return the command of a step's task that pyxis starts in the image, for a shell, which expands $NAME."""
+    pairs = variables(container, {})  # the shell expands $NAME; an empty environment leaves it alone
     words = [f"{name}={_expand_variables(value)}" for name, value in pairs.items()]
     return " ".join(["env", *words, shlex.join(command)])
 

@@ -1,4 +1,4 @@
-"""The program that starts images on this machine, and what it depends on here."""
+"""The program that starts images on this machine, and the facts about the machine that its options depend on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Name = Literal["apptainer", "singularity"]
 NAMES: tuple[Name, ...] = ("apptainer", "singularity")
 Which = Callable[[str], "str | None"]
 _CAP_SYS_RESOURCE = 24
-"""Number of the capability; <linux/capability.h>."""
+"""Number of CAP_SYS_RESOURCE in <linux/capability.h>."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Apptainer, or SingularityCE, which takes the same options."""
+    """Apptainer or SingularityCE; both take the options used here."""
 
     name: Name
     path: str
@@ -33,7 +33,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Host:
-    """What determines how an image is started on a machine."""
+    """The facts that determine how an image is started on a machine."""
 
     is_root: bool
     may_raise_limits: bool
@@ -43,15 +43,16 @@ class Host:
 
     @property
     def needs_user_namespace(self) -> bool:
-        """Whether a user namespace must be requested: users other than root get one anyway, or need none."""
+        """Whether to request a user namespace: true for root without CAP_SYS_RESOURCE. For other users the runtime
+        decides."""
         return self.is_root and not self.may_raise_limits
 
 
 def find_runtime(asked: str, which: Which) -> Runtime:
-    """Return the named program; for `auto` Apptainer, else SingularityCE.
+    """Return the named program; for `auto`, Apptainer if it is installed, else SingularityCE.
 
     Raises:
-        InputError: it is not on the path.
+        InputError: no such program is on the path.
     """
     for name in NAMES:
         path = which(name) if asked in ("auto", name) else None
@@ -62,7 +63,7 @@ def find_runtime(asked: str, which: Which) -> Runtime:
 
 
 def this_host(status: Path = Path("/proc/self/status"), driver: Path = Path("/dev/nvidiactl")) -> Host:
-    """Return the machine that this process runs on."""
+    """Return the facts about the machine that this process runs on."""
     lines = (kernel_text(status) or "").splitlines()
     held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     return Host(os.getuid() == 0, bool(held >> _CAP_SYS_RESOURCE & 1), driver.exists())

@@ -1,9 +1,10 @@
-"""Keeping an image's file system alive when Slurm signals a job.
+"""Keep an image's file system alive when Slurm signals a job.
 
-Without root, Apptainer shows an image's files through a process of its own, squashfuse_ll, which belongs to the job's
-step. Slurm sends USR2 before the time limit, and TERM at a preemption, to every process of a step: squashfuse_ll would
-end, and the processes in the image with it (SIGBUS), before they have saved anything. Apptainer looks for that program
-on the path; what it finds there first is a script that ignores these signals and turns into the real one.
+Without root, Apptainer mounts an image through a separate process, squashfuse_ll, which belongs to the job's step.
+Slurm sends USR2 before the time limit, and TERM at a preemption, to every process of a step. squashfuse_ll would end,
+and with it the processes in the image (SIGBUS), before they have saved a checkpoint. Apptainer finds squashfuse_ll by
+the PATH. So a script of that name is put first on the PATH; it ignores these signals and then executes the real
+program.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ PROGRAM = "squashfuse_ll"
 
 
 def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which, alone: bool) -> dict[str, str]:
-    """Return the environment with such a script first on the path; unchanged if there is no squashfuse_ll.
+    """Return the environment with the script first on the PATH; unchanged if there is no squashfuse_ll.
 
     Args:
-        folder: folder of this node alone; created here.
-        alone: no Slurm ends what is left of a killed node: the program ends with the process that started it.
+        folder: folder that only this node uses; created here.
+        alone: the node does not run under Slurm, which would end the processes of a killed node; so
+            squashfuse_ll ends with the process that started it.
 
     Raises:
         StorageError: the script cannot be written.

@@ -1,1 +1,1 @@
-"""Evaluation and export of a checkpoint, each by a worker process."""
+"""Evaluate and export a checkpoint, each in a worker process."""

@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint on other data: the request is checked here, a worker process computes."""
+"""Evaluate a checkpoint on other data: this module checks the request, a worker process computes."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from hpctrain.runs.trust import check_trusted
 
 @dataclass(frozen=True)
 class CheckpointEvaluation:
-    """The result of a checkpoint on one corpus."""
+    """The loss of a checkpoint on one corpus."""
 
     path: str
-    """The data as it was named."""
+    """The data as named on the command line."""
     loss: float
     """Mean cross-entropy, nats per target."""
     perplexity: float | None
-    """None if it is too large for a number."""
+    """exp(loss); None if it is too large for a float."""
     samples: int
-    """Sequences that were read."""
+    """Number of sequences that were evaluated."""
     tokens: int
-    """Tokens in these sequences."""
+    """Number of tokens in these sequences."""
     targets: int
-    """Targets that `loss` is the mean over."""
+    """Number of targets that `loss` is the mean over."""
 
 
 def evaluate(
@@ -48,13 +48,13 @@ def evaluate(
     An item of `data` is a corpus folder, or text, from which the run's tokenizer makes a temporary corpus.
 
     Args:
-        step: step of the checkpoint; default: the newest that is whole.
+        step: step of the checkpoint; None: the newest complete one.
         split: which part of corpus folders; text has no parts.
-        samples: most sequences of each item; default: all.
+        samples: most sequences of each item; None: all.
 
     Raises:
         InputError: there is no such checkpoint, or the run's model cannot read the data.
-        CheckpointError: the checkpoint is not what was written.
+        CheckpointError: the checkpoint's files differ from what was written.
         HpctrainError: the worker failed.
     """
     check_trusted(folder)
@@ -80,11 +80,11 @@ def evaluate(
 
 
 def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
-    """Return the verified checkpoint of a step of a run, or its newest one.
+    """Return the folder of a run's checkpoint, verified. A step of None means the newest checkpoint.
 
     Raises:
-        InputError: there is none.
-        CheckpointError: it is not what was written.
+        InputError: the run has no such checkpoint.
+        CheckpointError: the checkpoint's files differ from what was written.
     """
     checkpoints = folder / "checkpoints"
     if step is None:
@@ -107,7 +107,7 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
 
 @contextlib.contextmanager
 def _corpora(run: Run, data: Sequence[str]) -> Iterator[list[Path]]:
-    """Yield a corpus folder for each of `data`. Those made from text are removed afterwards."""
+    """Yield a corpus folder for each of `data`. Folders made from text are removed when the context ends."""
     home = run.data.train_folders[0]
     index = read_index(home, "data.train[0]")
     with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:

@@ -1,4 +1,4 @@
-"""A run's checkpoint as a Hugging Face folder: a worker writes the tensors, this module everything else."""
+"""Export a run's checkpoint as a Hugging Face folder: a worker writes the tensors, this module all other files."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from hpctrain.runs.trust import check_trusted
 
 _MODEL_CARD = Path(__file__).with_name("model_card.md.j2")
 _SURPLUS_BYTES = 1 << 20
-"""Bytes allowed for all files without tensors; a tokenizer is not counted."""
+"""Bytes allowed for the files without tensors, except the tokenizer, which is counted separately."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A folder that was exported."""
+    """A summary of an exported folder."""
 
     step: int
     """Step of the checkpoint."""
@@ -49,18 +49,20 @@ class ExportResult:
 def export(
     folder: Path, output: Path, step: int | None, dtype: str, shard_bytes: int, force: bool, runner: Runner
 ) -> ExportResult:
-    """Export a checkpoint. The folder is written beside its place and then renamed: it is complete or absent.
+    """Export a checkpoint. The files are written into a temporary folder, which is then renamed to `output`: that
+    folder is complete or absent.
 
     Args:
         folder: the run's folder.
-        step: step of the checkpoint; default: the newest that is whole.
+        step: step of the checkpoint; None: the newest complete one.
         dtype: float32, bfloat16 or float16.
         shard_bytes: size of the largest file.
         force: replace an existing model folder.
 
     Raises:
-        InputError: there is no such checkpoint, the model is a person's own, or the output is in use.
-        CheckpointError: the checkpoint is not what was written.
+        InputError: there is no such checkpoint, the run's model is imported from a person's code, or the output is in
+            use.
+        CheckpointError: the checkpoint's files differ from what was written.
         StorageError: there is no space, or the folder cannot be written.
         HpctrainError: the worker failed.
     """
@@ -94,7 +96,8 @@ def export(
 
 
 def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
-    """Write config.json, the tokenizer's files, generation_config.json and the model card; return the first."""
+    """Write config.json, the tokenizer's files, generation_config.json and the model card; return the content of
+    config.json."""
     home = run.data.train_folders[0]
     special = special_tokens([home], run.effective_objective(), run.data.seq_len)
     ids = TokenIds(special.end_of_text, special.start)
@@ -104,7 +107,7 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
         config = config_of(spec, run.data.seq_len, ids)
     config["torch_dtype"] = dtype
     if spec.family != "encoder":
-        # The model learned to end with the data's token, whatever the original folder named.
+        # The model was trained to end with the end token of its data, whatever the original Hugging Face folder names.
         config["eos_token_id"] = special.end_of_text
     write_json(made / CONFIG_NAME, config)
     longest = config.get("n_positions") or config.get("max_position_embeddings") or run.data.seq_len
@@ -124,10 +127,10 @@ def _generation(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_output(output: Path, force: bool) -> None:
-    """Check that the output would replace nothing that may not be lost.
+    """Check that writing to `output` replaces nothing, or with `force` only a model folder.
 
     Raises:
-        InputError: something lies there that would be lost.
+        InputError: `output` is a file, holds files that are no model, or holds any files without `force`.
     """
     if not output.exists():
         return
@@ -150,7 +153,8 @@ def _check_output(output: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def _made_whole(output: Path) -> Iterator[Path]:
-    """Yield a folder beside `output` that replaces it when the block ends, and is removed if the block fails."""
+    """Yield a temporary folder beside `output`. It replaces `output` when the context ends, and is removed after an
+    error."""
     made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
     with storage_errors(made):
         made.mkdir(parents=True)

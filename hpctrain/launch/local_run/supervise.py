@@ -25,13 +25,13 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class LocalJobResult:
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     exit_code: int
-    """0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
+    """Exit code of the command: 0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
     reason: str
     stopped: bool = False
-    """Whether it ended at a checkpoint on request."""
+    """Whether the attempt was stopped on request."""
 
 
 class LocalJob:
@@ -49,20 +49,25 @@ class LocalJob:
         return any(process.poll() is None for process in self.processes.values())
 
     def stop(self) -> None:
-        """Ask every node to save a checkpoint and leave."""
+        """Ask every node to save a checkpoint and stop."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
 
     def kill(self) -> None:
-        """End every node process at once; its workers end with it."""
+        """Kill every node process at once; its workers end with it."""
         self._killed = True
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
 
     def wait(self, tick: Callable[[], None]) -> LocalJobResult:
-        """Wait for the end and complete the attempt's line; `tick` is called at each poll."""
+        """Wait until all node processes have ended, and complete the attempt's line in attempts.jsonl; return how it
+        ended.
+
+        Args:
+            tick: called at each poll.
+        """
         while self.running():
             tick()
             self._clock.sleep(POLL_S)
@@ -86,7 +91,7 @@ class LocalJob:
         if self._killed:
             return LocalJobResult(1, f"ended at once on request; {resume_text(self.folder.path)}", stopped=True)
         if "failed" in words:
-            # A node that was killed (negative code) is not the reason why the others ended.
+            # A killed node (negative code) is not the reason why the others ended.
             failures = [code for code in codes if code is not None and code > 0]
             why = read_outcome(1, self._events(), False).reason
             return LocalJobResult(failures[0] if failures and failures[0] in (2, 4) else 1, why or words["failed"])
@@ -97,7 +102,7 @@ class LocalJob:
         return LocalJobResult(failed, f"{why}; {resume_text(self.folder.path)}")
 
     def _say_killed(self, ended: LocalJobResult) -> None:
-        """Write why the run ended: its agents were killed and could not."""
+        """Write the event that says why the run ended, which its killed agents could not write."""
         event = Event(
             kind="failed", time_s=self._clock.wall(), attempt=self.attempt, generation=-1, node=platform.node(),
             reason=ended.reason, data={"cancelled": True},
@@ -105,7 +110,7 @@ class LocalJob:
         append_line(self.folder.path / "events.jsonl", json.dumps(event.to_json()))
 
     def _last_words(self) -> dict[str, str]:
-        """Return the reason of this attempt's last event of each kind."""
+        """Return the reason of the last event of each kind in this attempt."""
         return {event.kind: event.reason for event in self._events()}
 
     def _events(self) -> list[Event]:
@@ -114,7 +119,7 @@ class LocalJob:
 
 
 def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner, clock: Clock) -> LocalJob:
-    """Start `count` virtual nodes on the run folder.
+    """Start `count` virtual nodes on the run folder, as a new attempt.
 
     Raises:
         StorageError: the folder cannot be written.

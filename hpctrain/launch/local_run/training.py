@@ -1,4 +1,4 @@
-"""Starting and resuming a run as local processes: from the command line's values to the node processes."""
+"""Start and resume a run as local processes: from the command line's values to the node processes."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> Lo
 def resume(
     path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, clock: Clock, from_seed: bool = False
 ) -> LocalJob:
-    """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
+    """Continue a run in its run folder, from its newest checkpoint, on `count` nodes (None: as many as before).
 
     Args:
-        from_seed: begin again instead; existing checkpoints are renamed.
+        from_seed: begin again with step 0 instead; existing checkpoints are renamed.
 
     Raises:
         InputError: the folder is in use, holds no run, or is not trusted; or the checkpoint allows no such change.
         FileError: its run file is wrong.
         StorageError: the run folder cannot be written; its settings are unchanged.
-        RefusedError: all that it had saved is lost.
+        RefusedError: every checkpoint that the run had saved is lost.
     """
     going = check_resumed(path, count, overrides, runner, from_seed)
     folder = RunFolder(going.path)
@@ -72,11 +72,11 @@ def resume(
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that passed the checks and could go on here."""
+    """A run that passed all checks for continuing on this machine."""
 
     path: Path
     run: Run
-    """The run with the settings that it goes on with."""
+    """The run with its new settings."""
     spec: Spec
     count: int
     """Number of virtual nodes."""
@@ -85,7 +85,7 @@ class ResumedRun:
 def check_resumed(
     path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, from_seed: bool = False
 ) -> ResumedRun:
-    """Check that a run can go on with these settings; nothing is written.
+    """Check that a run can continue with these settings; nothing is written.
 
     Raises:
         InputError, FileError: as `resume`.
@@ -105,20 +105,20 @@ def check_resumed(
 
 
 def _code_copy(path: Path) -> Path | None:
-    """Return the copy of the person's code in a run folder; None if there is none."""
+    """Return the copy of the user's code in a run folder; None if there is none."""
     return path / CODE_FOLDER if (path / CODE_FOLDER).is_dir() else None
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
-    """Check the plan in the folder, which a person may have edited: errors are reported now, not in the job.
+    """Check the newest plan in the folder, which somebody may have edited, so that errors show now and not in the job.
 
     Raises:
-        FileError, InputError: it cannot be run.
+        FileError, InputError: the plan cannot be run.
     """
     plan_file = newest_plan(path)
     if plan_file is not None:
         plan = Plan.read(plan_file, owned=True)
-        # The plan's own nodes are used: a job with other nodes makes a new plan.
+        # The plan is checked for its nodes; if the job gets other nodes, it makes a new plan.
         check_plan(plan, run, spec, plan.nodes, str(plan_file))
 
 
@@ -127,5 +127,5 @@ def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> Loca
     try:
         return start_local_job(folder, count, lock, runner, clock)
     finally:
-        # The node processes hold the lock now: it is free when the last of them has ended, even if this process dies.
+        # The node processes hold the lock too: it becomes free when the last of them ends, even if this process dies.
         lock.release()

@@ -1,1 +1,1 @@
-"""Checks of what a person gave, before anything starts."""
+"""Checks of a run's inputs, before anything starts."""

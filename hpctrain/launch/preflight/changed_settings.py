@@ -1,4 +1,5 @@
-"""Changing the settings of a run that goes on: what its checkpoint allows, with a copy of the old settings."""
+"""Change the settings of a run that continues: check what its checkpoint allows, and keep a copy of the old
+settings."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hpctrain.runs.folder import RunFolder, render_run
 ALLOWED = (
     "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",
 )  # fmt: skip
-"""Keys of run.yaml that may change when a run goes on."""
+"""Keys of run.yaml that may change when a run continues."""
 
 _KEPT = {
     "cluster.kind": "a run in a queue stays one; `hpctrain train --resume` goes on with it here",
@@ -32,13 +33,13 @@ _KEPT = {
     "batch": "the checkpoint counts samples in batches of this size",
     "precision": "the checkpoint holds what this precision needs, the loss scale for one",
 }
-"""Key -> why it cannot change. Other keys that are not allowed just need no change."""
+"""Reasons why a key cannot change, by key. A key that is in neither table cannot change and needs no special reason."""
 
 
 def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
-    """Return the run with changed settings, for any command that goes on with it; nothing is written.
+    """Return the run with changed settings, for any command that continues it; nothing is written.
 
-    With another number of steps, the warm-up stays as it was, and the learning rate goes on from its value at the
+    If the number of steps changes, the warm-up stays as it was, and the learning rate continues from its value at the
     newest checkpoint.
 
     Args:
@@ -46,7 +47,7 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
 
     Raises:
         FileError: an override is wrong.
-        InputError: it changes a setting that must stay, or asks for fewer steps than are done.
+        InputError: an override changes a setting that must stay, or asks for fewer steps than are done.
     """
     before, after = run_of(folder), run_of(folder, overrides)
     refused = [text for key in _changed(before.to_json(), after.to_json()) if (text := _refusal(key)) is not None]
@@ -62,7 +63,7 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
 
 
 def changes_text(folder: Path, run: Run) -> list[str]:
-    """Return what the new settings change in a run folder, as lines; [] if nothing changes."""
+    """Return lines with the settings in which `run` differs from the run folder; [] if there are none."""
     before = run_of(folder)
     old, new = before.to_json(), run.to_json()
     keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]
@@ -76,9 +77,9 @@ def changes_text(folder: Path, run: Run) -> list[str]:
 
 @contextlib.contextmanager
 def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
-    """Write `run` as the settings in the run folder; if the block fails, this is undone.
+    """Write `run` as the settings in the run folder; restore the old settings if the context ends with an error.
 
-    The old settings are kept as run-<n>.yaml, and the plans that were made for them are renamed.
+    The old settings stay in the folder as run-<n>.yaml, and the plans that were made for them are renamed.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -136,7 +137,7 @@ def _value(settings: Mapping[str, Any], key: str) -> object:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the key paths whose values differ, as deep as both sides are mappings."""
+    """Yield the dotted keys whose values differ, down to the level at which both sides are mappings."""
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -146,7 +147,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = 
 
 
 def _refusal(key: str) -> str | None:
-    """Return why a key keeps its value; None if it may change."""
+    """Return why a key cannot change; None if it may change."""
     first = key.partition(".")[0]
     reason = _KEPT.get(key) or _KEPT.get(first)
     if reason is None and first in ALLOWED:
@@ -155,7 +156,8 @@ def _refusal(key: str) -> str | None:
 
 
 def _steps_saved(folder: Path) -> int:
-    """Return the steps of the newest checkpoint that is complete by file sizes; hashes are checked by its reader."""
+    """Return the step of the newest checkpoint whose files have their full size; its hashes are checked when it is
+    loaded."""
     for path in reversed(listed(folder / "checkpoints")):
         with contextlib.suppress(CheckpointError):
             return verify(path, hashes=False).step

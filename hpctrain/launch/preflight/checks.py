@@ -1,4 +1,4 @@
-"""Checks before anything starts: whether run file, topology, plan and nodes belong together."""
+"""Check, before anything starts, that run file, topology, plan and nodes belong together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
     """Check that the topology holds measurements of every node of the run.
 
     Raises:
-        RefusedError: it is a topology of other nodes.
+        RefusedError: it lacks some of the nodes.
     """
     known = {node.id for node in topology.nodes}
     missing = [node for node in nodes if node not in known]
@@ -31,11 +31,9 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
 
 
 def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
-    """Whether a topology that a run already has is still usable.
-
-    It is measured, covers all the nodes, is young enough and holds no refusal: nodes that did not answer then may do so
-    now.
-    """
+    """Whether the topology in a run folder is still usable: it is measured, covers all nodes, is young enough, and its
+    verdict is not `refuse`. After a refusal the nodes are measured again, because nodes that did not answer then may do
+    so now."""
     if topology.provenance.mode == "prior" or topology.verdict.status == "refuse":
         return False
     if any(node not in {known.id for known in topology.nodes} for node in nodes):
@@ -47,7 +45,7 @@ def check_devices(plan: Plan, topology: Topology, source: str) -> None:
     """Check that every device of the plan was measured, and that the plan uses at most one end of each broken link.
 
     Raises:
-        RefusedError: it is not so.
+        RefusedError: a device was not measured, or the plan uses both ends of a broken link.
     """
     known = topology.device_ids()
     strange = [place for place in plan.ranks if place not in known]
@@ -65,9 +63,9 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
     """Check that a given plan is for this run and these nodes; all disagreements are reported together.
 
     Raises:
-        FileError: with every disagreement.
-        InputError: a custom schedule is not whole, or something in the plan cannot be executed.
-        RefusedError: it is provisional or for other nodes.
+        FileError: the plan disagrees with the run; the message has every disagreement.
+        InputError: a custom schedule is incomplete, or something in the plan cannot be executed.
+        RefusedError: the plan is provisional or for other nodes.
     """
     if plan.provisional:
         raise RefusedError(
@@ -105,15 +103,15 @@ def _some(names: Sequence[str]) -> str:
 def drop_stale_topology(
     folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Rename a topology that is too old, is for other nodes, or is older than a fault on them, so that the attempt
-    probes.
+    """Rename the topology in a run folder if it is too old, is for other nodes, or is older than a fault on them, so
+    that the attempt probes again.
 
     Args:
         now: seconds since 1970.
         drivers: version of the GPU driver by node, where it is known.
 
     Returns:
-        What speaks against the topology, as lines.
+        Reasons against the topology, as lines; [] if there are none.
     """
     path = folder.path / "topology.json"
     if not path.exists():
@@ -125,6 +123,6 @@ def drop_stale_topology(
         if not faults and is_usable(topology, nodes, now):
             return words
     except FileError as error:
-        words = str(error).splitlines()  # unreadable: measure again as well
+        words = str(error).splitlines()  # unreadable: measure again too
     path.rename(path.with_name("topology-before.json"))
     return [*words, "the nodes are measured again; the topology found is now topology-before.json"]

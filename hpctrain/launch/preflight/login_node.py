@@ -1,4 +1,4 @@
-"""Training on a cluster's login node: refused unless it was asked for, else the person is warned."""
+"""Guard a cluster's login node: a background run is refused there, and a run in the foreground causes a warning."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from hpctrain.launch.local import local_environment
 from hpctrain.slurm.commands import Slurm
 
 FEW_CORES = 4
-"""Up to this number of cores, a run is no more than a login node's usual work: compilers, editors."""
+"""Number of cores up to which a run is no more than the usual work on a login node, such as compilers."""
 
 
 def check_not_queued_here(slurm: Slurm, train: str) -> None:
-    """Refuse to start a run of kind local in the background on a machine with Slurm: whoever submits there wants a job.
+    """Check that this machine has no Slurm, before `hpctrain submit` starts a run of kind local: on a machine with
+    Slurm, `submit` should queue a job.
 
     Args:
-        train: the command that trains on this machine.
+        train: the command that trains on this machine, for the message.
 
     Raises:
-        InputError: there is a Slurm.
+        InputError: this machine has Slurm.
     """
     if slurm.available():
         raise InputError(
@@ -32,7 +33,7 @@ def check_not_queued_here(slurm: Slurm, train: str) -> None:
 
 
 def login_node_words(count: int, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
-    """Return a warning if a run of `count` virtual nodes would take the cores of a login node, as lines.
+    """Return a warning, as lines, if a run of `count` virtual nodes would take the cores of a login node; else [].
 
     A login node has Slurm's commands, is not in a job and runs no slurmd.
     """

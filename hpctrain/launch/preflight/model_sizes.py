@@ -1,4 +1,5 @@
-"""The sizes of a person's own model, measured by another process: this one has no torch and does not run their code."""
+"""The sizes of a model that a run imports from the user's code. Another process measures them, because this one has no
+torch and does not run the user's code."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ LIMIT_S = 600.0
 def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
     """Return the run with its model written out, and its spec.
 
-    This adds the vocabulary of its data, the settings of a Hugging Face folder, or the sizes of a person's own model.
+    Added are the vocabulary of its data, the settings of a Hugging Face folder, or the sizes of an imported model
+    (model.import).
 
     Args:
-        code: folder that is searched first for the person's packages; default: the run file's.
+        code: folder that is searched first for the user's packages; None: `code` of the run file.
 
     Raises:
-        InputError: the data is not prepared, or something is wrong with the person's model.
+        InputError: the data is not prepared, or something is wrong with the imported model.
         FileError: a Hugging Face folder cannot be used.
     """
     run = with_hf_folder(run)
@@ -43,7 +45,7 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
             outputs = lengths(resolved_objective(run.objective, spec), run.data.seq_len).outputs
             spec = spec.model_copy(update={"decoder_seq": outputs})
         return run.with_spec(spec), spec
-    # A person's own model has one stack, whose default objective this is.
+    # An imported model has one stack; its default objective is next-token prediction.
     tokens = special_tokens_for(run, run.objective or NEXT_TOKEN).vocabulary
     if model.measured is not None and model.is_measured(tokens, run.data.seq_len):
         return run, model.measured
@@ -52,7 +54,7 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
 
 
 def special_tokens_for(run: Run, objective: AnyObjective) -> SpecialTokens:
-    """Return the special tokens of the data and those that the objective needs besides.
+    """Return the special tokens of the data, and those that the objective needs besides.
 
     Raises:
         InputError, FileError: the data is not prepared, or its tokenizer cannot be read.

@@ -1,4 +1,4 @@
-"""Everything that a person gave for a run, read and checked before anything starts, and its run folder."""
+"""Read and check all inputs of a run before anything starts, and create its run folder."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from hpctrain.runs.secrets import check_secrets
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is checked and could start."""
+    """A run whose inputs passed all checks."""
 
     run: Run
-    """The run, with the vocabulary of its data."""
+    """The run, with the vocabulary size of its data."""
     spec: Spec
     nodes: list[str]
-    """Names of the nodes; empty if they are not known yet, as for a job that is to be queued."""
+    """Names of the nodes; [] if they are not known yet, as before a job is queued."""
     topology: Topology | None
     plan: Plan | None
 
 
 def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
-    """Return the run with its model written out, including the vocabulary of its data, and its spec.
+    """Return the run with its model written out, including the vocabulary size of its data, and its spec.
 
     Args:
-        code: folder with the person's packages; default: the run file's.
+        code: folder with the user's packages; None: `code` of the run file.
 
     Raises:
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
-            data's; data.tokenizer is not that of the data; the person's own model cannot be used; the run file holds a
+            data's; data.tokenizer is not that of the data; an imported model cannot be used; the run file holds a
             secret, or names one that is missing.
         FileError: a token shard was cut short.
     """
@@ -82,17 +82,17 @@ def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a person gives for a new run."""
+    """The inputs of a new run: its files, overrides and defaults."""
 
     run_file: Path
     overrides: tuple[str, ...] = ()
     topology_file: Path | None = None
     plan_file: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values for keys that neither the run file nor an override gives."""
+    """Values of keys that neither the run file nor an override gives."""
 
     def run(self) -> Run:
-        """Return the run file's run.
+        """Return the run of the run file, with overrides and defaults.
 
         Raises:
             FileError: the run file, an override or a default is wrong.
@@ -101,11 +101,11 @@ class RunInputs:
 
 
 def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: bool = False) -> PreparedRun:
-    """Read and check everything that a person gave; nothing is written.
+    """Read and check all inputs of a run; nothing is written.
 
     Args:
-        count: number of virtual nodes; default: the run file's cluster.nodes.
-        queued: the nodes are known only when the job starts; what depends on them is checked there.
+        count: number of virtual nodes; None: cluster.nodes of the run file.
+        queued: the run goes into a queue, so its nodes are unknown; the job checks what depends on them.
 
     Raises:
         FileError, InputError: a file is wrong or missing.
@@ -126,17 +126,17 @@ def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: 
 
 
 def fewest_nodes(run: Run) -> int:
-    """Return the fewest nodes that a run needs: 3 of '3-4'."""
+    """Return the fewest nodes that a run needs: 3 if cluster.nodes is '3-4'."""
     return run.cluster.node_range[0]
 
 
 def runs_folder() -> Path:
-    """Return the folder for new run folders: $HPCTRAIN_RUNS, else ./runs."""
+    """Return the folder in which run folders are made: $HPCTRAIN_RUNS, else ./runs."""
     return Path(os.environ.get("HPCTRAIN_RUNS") or "runs")
 
 
 def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> RunFolder:
-    """Create the run folder with everything that the run needs: resolved files and a copy of the person's code.
+    """Create the run folder with everything that the run needs: resolved files and a copy of the user's code.
 
     Raises:
         InputError: `code` is no folder, or too large to be code.

@@ -1,4 +1,4 @@
-"""Settings for all runs of a person on a cluster: a profile of site.yaml, then SBATCH_ACCOUNT and the like."""
+"""Settings for all runs of a user on a cluster: a profile of site.yaml, then variables such as SBATCH_ACCOUNT."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from hpctrain.records.run.site import Site, read_site, site_file
 from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}
-"""Key of `cluster` -> the variable that sbatch would read for it. Slurm's commands are run without them."""
+"""The variable that sbatch would read for each key of `cluster`. Slurm's commands run without these variables."""
 
 
 @dataclass(frozen=True)
 class SiteDefaults:
-    """What a profile of site.yaml gives to run files that leave it out."""
+    """Values that a profile of site.yaml gives for keys that a run file leaves out."""
 
     profile: str
     path: Path
     values: dict[str, Any]
-    """The values as in a run file."""
+    """The values, keyed and nested as in a run file."""
 
     def words(self, run_file: Path, overrides: tuple[str, ...]) -> list[str]:
-        """Return what the run file takes from the profile, as a line for the person; [] if it takes nothing."""
+        """Return a line that names what the run file takes from the profile; [] if it takes nothing."""
         taken = missing_keys(run_file, overrides, self.values)
         return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []
 
 
 def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> SiteDefaults | None:
-    """Return the profile that the person named, else the first one that matches this place; None if none does.
+    """Return the profile named `asked`, else the first one that matches this host or cluster; None if none matches.
 
     Raises:
         FileError: site.yaml is wrong.
-        InputError: it has no profile of that name.
+        InputError: site.yaml has no profile named `asked`.
     """
     path = site_file(environ)
     site = read_site(path)
@@ -52,7 +52,8 @@ def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -
 
 
 def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
-    """Return this host's name, whole and short, and its cluster's name if a profile may match by it."""
+    """Return this host's name, in full and short, and before them the name of its Slurm cluster if a profile has
+    `match`."""
     host = platform.node()
     names = [host, host.partition(".")[0]]
     if all(not profile.match for profile in site.profiles.values()):
@@ -60,11 +61,12 @@ def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
     try:
         return [slurm.config()["cluster"], *names]
     except CommandError:
-        return names  # no Slurm here, or it does not answer: the host's names remain
+        return names  # no Slurm here, or no answer: match by the host's names
 
 
 def with_sbatch_variables(run: Run, environ: Mapping[str, str]) -> tuple[Run, list[str]]:
-    """Return the run with those variables where its file has no value, and what was taken, as lines for the person."""
+    """Return the run with the values of sbatch's variables (see `VARIABLES`) for keys that its file leaves out, and
+    lines that name these values."""
     open_keys = [key for key in VARIABLES if getattr(run.cluster, key) is None]
     taken = {key: environ[VARIABLES[key]] for key in open_keys if environ.get(VARIABLES[key])}
     lines = [f"cluster.{key}: {value}, from {VARIABLES[key]}" for key, value in taken.items()]

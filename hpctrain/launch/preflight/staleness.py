@@ -1,4 +1,4 @@
-"""What is known to have changed since a topology was measured. Pure."""
+"""Known changes since a topology was measured. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hpctrain.records.format.node_set import compress_node_set
 from hpctrain.records.topology.topology import Topology
 
 MAX_AGE_DAYS = 7.0
-"""A topology older than this is measured again: clusters change."""
+"""Days after which a topology is measured again, because clusters change."""
 _DAY_S = 24 * 3600.0
 PROBE_AGAIN_HINT = "measure again with `hpctrain probe`"
-"""What to do about a stale topology."""
+"""Advice that follows the reasons why a topology is stale."""
 
 
 def staleness(
@@ -26,9 +26,9 @@ def staleness(
     now: float,
     max_age_days: float = MAX_AGE_DAYS,
 ) -> list[str]:
-    """Return why a plan made from this topology may be wrong now, as lines; [] if nothing is known.
+    """Return reasons why a plan made from this topology may be wrong now, as lines; [] if none is known.
 
-    Data-sheet figures do not age: for those, only the nodes are compared.
+    A topology of data-sheet figures does not age; only its nodes are compared.
 
     Args:
         nodes: names of the nodes that the run gets; None if they are not known yet.
@@ -48,11 +48,11 @@ def staleness(
 
 
 def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """Return why nodes have to be measured again after faults on them since the measurement, as lines.
+    """Return lines about faults of nodes since the topology was measured; these nodes have to be measured again.
 
     Args:
         attempts: lines of attempts.jsonl.
-        now: seconds since 1970. A topology from a later time was written by a wrong clock, so any fault may be newer.
+        now: seconds since 1970. If the topology has a later time, its clock was wrong, and every fault counts as newer.
     """
     made = created_at(topology)
     return [
@@ -66,16 +66,16 @@ def age_s(topology: Topology, now: float) -> float:
     """Return the seconds from the measurement to `now`; negative if a clock is wrong.
 
     Raises:
-        FileError: provenance.created is no time.
+        FileError: provenance.created of the topology is no time.
     """
     return now - created_at(topology)
 
 
 def created_at(topology: Topology) -> float:
-    """Return when the topology was measured, seconds since 1970.
+    """Return the time of the topology's measurement, in seconds since 1970.
 
     Raises:
-        FileError: provenance.created is no time.
+        FileError: provenance.created of the topology is no time.
     """
     text = topology.provenance.created
     try:

@@ -1,1 +1,1 @@
-"""A probe as a Slurm job or as local processes, and its progress."""
+"""Run a probe as a Slurm job or as local processes, and watch its progress."""

@@ -1,4 +1,4 @@
-"""A probe as a Slurm job: one task on each allocated node; srun starts them and waits."""
+"""Run a probe as a Slurm job: one task on each allocated node; srun starts the tasks and waits for them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from hpctrain.slurm.commands import Slurm, client_environment
 
 @dataclass(frozen=True)
 class ProbeJob:
-    """What the probe's job requests from Slurm."""
+    """The probe's request to Slurm."""
 
     nodes: int
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     time: str | None = "15"
-    """Time limit as Slurm writes it: minutes."""
+    """Time limit as Slurm writes it; a plain number means minutes."""
     nodelist: str | None = None
-    """Exactly these nodes."""
+    """Node set that Slurm must allocate; None: Slurm chooses."""
     gpus_per_node: int | None = None
-    """GPUs on each node; default: as many as Slurm lists on these nodes, or none if only CPUs are measured."""
+    """GPUs on each node; None: as many as Slurm lists on the nodes, or no GPUs if only CPUs are measured."""
 
 
 def probe_job(
@@ -61,7 +61,7 @@ def probe_job(
     argv = srun_command(job, folder.resolve(), request, inside)
     process = runner.start(argv, env=env, log=log)
     try:
-        # If a node dies after the measurement, srun waits for it for ever; the result does not depend on it.
+        # If a node dies after the measurement, srun waits for it forever. The result is complete without it.
         watch_probe(process, folder, clock, progress, queued=True, result=folder / "topology.json")
         if not (folder / "topology.json").exists():
             raise_probe_error(process, log)
@@ -74,7 +74,8 @@ def probe_job(
 
 
 def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs to request on each node: those of the allocation, else those of the partition's nodes."""
+    """Return the GPUs to request on each node: those of the allocation, else those of the partition's nodes; None for
+    none."""
     if "SLURM_JOB_ID" in environ:
         count = environ.get("SLURM_GPUS_ON_NODE", "")
         return int(count) if count.isdigit() else None
@@ -82,14 +83,15 @@ def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None
         partitions = candidate_partitions(job.partition, slurm.partitions())
         return gpus_per_node_available(partitions, slurm.nodes(), job.nodes) or None
     except CommandError:
-        return None  # srun asks the same controller in a moment, and reports the error
+        return None  # srun asks the controller next, and reports the error
 
 
 def srun_command(job: ProbeJob, folder: Path, request: ProbeRequest, inside: bool = False) -> list[str]:
-    """Return srun's argv: one task a node with all its resources; Slurm's environment names its node.
+    """Return srun's argv: one task per node with all its resources. A task takes its node's name from Slurm's
+    environment.
 
     Args:
-        inside: as a step of an allocation; there --exclusive would give it one CPU a task.
+        inside: the step runs in an allocation, where --exclusive would give it one CPU per task.
     """
     asked: Sequence[tuple[str, str | None]] = (
         ("partition", job.partition),
@@ -101,7 +103,7 @@ def srun_command(job: ProbeJob, folder: Path, request: ProbeRequest, inside: boo
         ("gpu-bind", "none" if job.gpus_per_node else None),
     )
     options = [f"--{name}={value}" for name, value in asked if value is not None]
-    # The number of tasks is explicit, as that of an allocation (salloc -n 16) would hold for its steps too.
+    # Set the number of tasks: otherwise that of an allocation (salloc -n 16) would also hold for its steps.
     argv = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
     argv += [] if inside else ["--exclusive"]
     argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]

@@ -1,4 +1,4 @@
-"""A probe of virtual nodes: processes of this machine are started and watched until they have written the topology."""
+"""Probe virtual nodes: start processes on this machine and watch them until they have written the topology."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe measures, and watching it from outside: its progress, its end, the last line of its log."""
+"""The request to a probe, and watching the probe from outside: its progress, its end, the last line of its log."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from hpctrain.base.process import Process
 
 POLL_S = 0.1
 STALL_S = 90.0
-"""Seconds without progress after which a probe is given up: its first node, which watches the others, must hang."""
+"""Seconds without progress after which a probe is given up. The first node watches the others, so it must hang
+itself."""
 
 FINAL_WAIT_S = 3.0
-"""Seconds that the nodes get to leave by themselves once the result is written."""
+"""Seconds that the nodes get to end by themselves once the result is written."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with (phase, done, planned) when it changes; the phases are join, links and devices."""
+"""Function that is called with (phase, done, planned) at each change; the phases are join, links and devices."""
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What a person asks of a probe."""
+    """The settings of a probe."""
 
     device: str = "auto"
-    """auto, cpu, cuda, or none for the links alone."""
+    """Devices to measure: auto, cpu, cuda, or none to measure links only."""
     seed: int = 0
-    """It orders the rounds."""
+    """Seed of the order of the rounds."""
     mode: str = "full"
-    """health, full or sampled."""
+    """Mode of the probe: health, full or sampled."""
     prior: Path | None = None
-    """A topology that says which nodes share a switch, on a file system that the nodes share."""
+    """File with a topology that says which nodes share a switch, on a file system that the nodes share; None: no
+    prior."""
 
     @property
     def options(self) -> list[str]:
-        """The request as options of `hpctrain.node probe`."""
+        """Return the request as options of `hpctrain.node probe`."""
         prior = ["--prior", str(self.prior.resolve())] if self.prior is not None else []
         return [*prior, "--device", self.device, "--seed", str(self.seed), "--mode", self.mode]
 
@@ -56,7 +58,7 @@ def watch_probe(
         result: the file that the first node writes last; once it exists, the process gets FINAL_WAIT_S to end.
 
     Raises:
-        HpctrainError: it hangs.
+        HpctrainError: the probe makes no progress for STALL_S.
     """
     seen: tuple[str, int, int] | None = None
     since = clock.now()
@@ -77,10 +79,10 @@ def watch_probe(
 
 
 def raise_probe_error(process: Process, log: Path) -> None:
-    """Raise an error with the last line of the log if the process failed.
+    """Check that the process ended with exit code 0.
 
     Raises:
-        HpctrainError: it ended with another code than 0.
+        HpctrainError: it ended with another code; the message has the last line of the log.
     """
     code = process.poll()
     if code == 0:
@@ -91,7 +93,7 @@ def raise_probe_error(process: Process, log: Path) -> None:
 
 
 def no_progress(phase: str, done: int, planned: int) -> None:
-    """Ignore the progress: the default where nobody watches."""
+    """Ignore the progress."""
 
 
 def _progress(folder: Path) -> tuple[str, int, int] | None:

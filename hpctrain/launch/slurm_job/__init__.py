@@ -1,1 +1,1 @@
-"""A run as a Slurm job: the request, the job script, and jobs or allocations that a person already has."""
+"""A run as a Slurm job: the request, the job script, and existing jobs or allocations that take the run."""

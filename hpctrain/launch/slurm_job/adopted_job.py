@@ -1,4 +1,4 @@
-"""Own jobs: a batch job that a person submitted becomes the run's job and goes on after each requeue."""
+"""Turn a batch job that a person submitted into the run's job, which continues the run after each requeue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def current_batch_job_id(environ: Mapping[str, str]) -> str:
     """Return the id of the batch job whose script this process belongs to.
 
     Raises:
-        InputError: this is no batch job.
+        InputError: this process is in no batch job.
     """
     job = environ.get("SLURM_JOB_ID")
     if not job:
@@ -29,12 +29,12 @@ def current_batch_job_id(environ: Mapping[str, str]) -> str:
 
 
 def is_requeued_job(environ: Mapping[str, str]) -> bool:
-    """Whether the job was requeued: after a preemption, its time limit, or the loss of a node."""
+    """Whether the job was requeued, for example after a preemption, its time limit, or the loss of a node."""
     return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
-    """Make the job the run's newest one; return the argv of the run's script, which this process then executes.
+    """Record `job` as the run's newest job; return the argv of the run's job script, which this process then executes.
 
     Raises:
         InputError: cluster.setup cannot go into the script.
@@ -49,7 +49,7 @@ def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
 
 
 def check_is_slurm(run: Run) -> None:
-    """Check that the run is of kind slurm: a local one would only start processes on the job's first node.
+    """Check that the run is of kind slurm: a local run would only start processes on the job's first node.
 
     Raises:
         InputError: the run is of kind local.

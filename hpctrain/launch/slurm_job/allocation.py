@@ -1,4 +1,4 @@
-"""A run inside an existing allocation (salloc): the same job script, executed here instead of submitted."""
+"""A run inside an existing allocation (salloc): its job script is executed here instead of being submitted."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import JOB_FILE
 
 ALLOCATION = "allocation"
-"""File in a run folder while the run uses a person's allocation: a cancel ends the run, never the allocation."""
+"""File in a run folder while the run uses an existing allocation. A cancel then ends the run and not the allocation."""
 STOP_WAIT_S = 90.0
-"""Seconds that a cancelled run gets to save and leave."""
+"""Seconds that a cancelled run gets to save and stop."""
 POLL_S = 0.5
 
 
 def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, say: Callable[[str], None]) -> int:
     """Run job.sh in this allocation, wait for it and return its exit code.
 
-    The first Ctrl-C asks the script to save and leave, the second one ends it. Signals are forwarded, as script and
-    srun have a session of their own and would go on alone.
+    The first Ctrl-C asks the script to save and stop, the second one ends it. This process forwards the signals,
+    because the script and srun run in another session, which the terminal's signals do not reach.
 
     Args:
         say: called with a line that says what a signal does.
@@ -53,24 +53,24 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
         ):
             code = process.wait()
     finally:
-        # From here on the job no longer says anything about the run: it is only the person's allocation.
+        # The run has ended, so the allocation's job says nothing about it any more.
         for mark in marks:
             mark.unlink(missing_ok=True)
     return code if code in (0, 2, 4) else 1
 
 
 def is_in_allocation(folder: Path) -> bool:
-    """Whether the run uses an allocation that existed before it."""
+    """Whether the run uses an allocation that existed before the run."""
     return (folder / ALLOCATION).exists()
 
 
 def stop_in_allocation(folder: Path, clock: Clock) -> str:
-    """Make the run save and leave its allocation, which stays; return what was done, as a sentence.
+    """Ask the run to save and stop, leave the allocation in place, and return a sentence about the result.
 
     Raises:
         StorageError: the run folder cannot be written.
     """
-    # The script watches for this file. No signal is sent, as it would reach the allocation's other steps.
+    # The script watches for this file. A signal would also reach other steps of the allocation.
     write_text(folder / CANCELLED_FILE, utc_text(clock.wall()) + "\n")
     deadline = clock.now() + STOP_WAIT_S
     while is_in_allocation(folder):

@@ -1,4 +1,4 @@
-"""What Slurm says of a job before it is queued: `sbatch --test-only` with the job script itself."""
+"""Ask Slurm about a job before it is queued: `sbatch --test-only` with its job script."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from hpctrain.records.run.run import Run
 from hpctrain.slurm.commands import Slurm, StartEstimate
 
 HORIZON_S = 300 * 86400.0
-"""Seconds; a start beyond it means nothing. Slurm counts a year for a running job without a time limit, and a thousand
-years for each such job that waits ahead (seen with 22.05 and 24.11). A job that a limit holds gets as late a start."""
+"""Seconds; a start that is further away means nothing. Slurm assumes a year for a running job without a time limit, and
+a thousand years for each such job that waits ahead (seen with 22.05 and 24.11). A job that waits because of a limit
+also gets such a late start."""
 
 
 def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]:
-    """Return what sbatch would do with this script, as lines for the person; nothing is queued.
+    """Return what sbatch would do with this script, as lines for a person; nothing is queued.
 
     Args:
         run: the run that the script is for.
         now: seconds since 1970.
 
     Raises:
-        RefusedError: sbatch would refuse it; the message has sbatch's own words.
+        RefusedError: sbatch would refuse the job; the message quotes sbatch.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".sh", prefix="hpctrain-") as file:
         file.write(script)
@@ -36,13 +37,14 @@ def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]
             return [f"not checked before submitting: whether Slurm takes the job ({error})"]
     if estimate.problem is not None:
         raise RefusedError(f"sbatch --test-only refuses the job: {estimate.problem}")
-    # Slurm 22.05 names nodes that a constraint with counts would not allow, although it allocates others (seen).
+    # For a constraint with counts, Slurm 22.05 names nodes that the constraint excludes, although it allocates others
+    # (seen).
     words = start_words(estimate, now, with_nodes=not run.cluster.groups)
     return [f"{words}, not counting the jobs it waits for" if run.cluster.after else words]
 
 
 def start_words(estimate: StartEstimate, now: float, with_nodes: bool = True) -> str:
-    """Return when the job would start if the queue stays as it is, as a sentence."""
+    """Return a sentence that says when the job would start if the queue stays as it is."""
     if estimate.start_s is None:
         return "Slurm takes the job and does not say when it would start"
     wait_s = estimate.start_s - now

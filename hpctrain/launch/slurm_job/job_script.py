@@ -1,4 +1,4 @@
-"""The batch script of a run: directives from the run file, the rest from slurm/run.sbatch.j2. Pure."""
+"""The batch script of a run: #SBATCH lines from the run file, the rest from slurm/run.sbatch.j2. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECTIVES_SET_HERE = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
     "array", "job-name", "cluster", "clusters", "wrap", "test-only", "parsable", "wait",
 )  # fmt: skip
-"""Options that hpctrain sets itself; a run file that set them too would break recovery."""
+"""Options of sbatch that hpctrain sets. If cluster.sbatch set them too, recovery would break."""
 
 DIRECTIVES_OF_RUN_FILE = {
     "partition": "write cluster.partition",
@@ -37,7 +37,8 @@ DIRECTIVES_OF_RUN_FILE = {
     "mail-user": "write cluster.mail",
     "export": "it would keep the job's own variables from its tasks; set yours in cluster.setup: export NAME=value",
 }
-"""Options that have a key in the run file, where they are checked. As a plain option they would not be."""
+"""Options of sbatch that have a key in the run file, with the advice to use it: values of keys are checked, those in
+cluster.sbatch are not."""
 
 
 def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
@@ -47,14 +48,14 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         run: the run, with `cluster.after` as the ids of jobs.
         folder: the run folder, absolute and shared by all nodes.
         command: what each node's task executes (a shell command, quoted already).
-        submitted: the job is this run's own; otherwise the script runs in a person's allocation.
-        by_hand: the job is this run's own, but a person submitted it: the directives are in the person's script.
+        submitted: whether the script is that of the run's job; otherwise it runs in an existing allocation.
+        by_hand: whether a person submitted that job with another script, which holds the #SBATCH lines.
 
     Raises:
         InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
     """
     check_path(folder)
-    # Only Slurm has the script of a job that a person submitted, so the same job is requeued.
+    # hpctrain does not have the script of a job that a person submitted, so that job is requeued, not submitted anew.
     again = None if not submitted else "same_job" if by_hand else run.recovery.requeue
     return render_template(
         package_data_path("slurm", "run.sbatch.j2"),
@@ -76,26 +77,27 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
 
 
 def node_command(folder: Path) -> list[str]:
-    """Return module and arguments of each node's task; the node's name comes from Slurm's environment."""
+    """Return module and arguments of each node's task; a task takes its node's name from Slurm's environment."""
     return ["hpctrain.node", "run", "--folder", str(folder)]
 
 
 def direct_command(run: Run, folder: Path) -> str:
-    """Return what each node's task runs if the job was not submitted through submitit."""
+    """Return the shell command of each node's task for a job that was not submitted through submitit."""
     module, *words = node_command(folder)
     return task_command(run, folder, [*python_command(run, module), *words])
 
 
 def directives(run: Run, folder: Path) -> list[str]:
-    """Return the #SBATCH lines, sorted, with the person's own last: of two equal options sbatch takes the last."""
+    """Return the #SBATCH lines, sorted, with those of cluster.sbatch last: of two equal options sbatch takes the
+    last."""
     cluster = run.cluster
     options = [
         f"--job-name={run.name}",
         f"--nodes={cluster.nodes}",
-        # No number of tasks: with one, Slurm gives the fewest nodes of a range although more are idle.
+        # The number of tasks is left out: with it, Slurm gives the fewest nodes of a range even if more are idle.
         "--exclusive",
         "--mem=0",
-        # The job's successors wait for its end: after a requeue, they would wait for its second end.
+        # Successor jobs wait for the end of this job; if it were requeued, they would wait for its second end.
         "--no-requeue" if run.recovery.successors else "--requeue",
         "--open-mode=append",
         f"--output={_path(folder)}/logs/%j.job.log",
@@ -105,7 +107,8 @@ def directives(run: Run, folder: Path) -> list[str]:
         ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
         ("gpus-per-node", _typed_gpus(run)), ("constraint", _constraint(run)), ("reservation", cluster.reservation),
         ("dependency", dependency_option(cluster.after, cluster.after_end)),
-        # Some sites cancel a job whose dependency failed; the run before it may go on as another job.
+        # Some sites cancel a job whose dependency failed. But the run that this job waits for may continue as another
+        # job.
         ("kill-on-invalid-dep", "no" if cluster.after else None), *_mail(cluster.mail),
     ):  # fmt: skip
         if value is not None:
@@ -115,7 +118,7 @@ def directives(run: Run, folder: Path) -> list[str]:
 
 
 def check_options(options: list[str]) -> None:
-    """Check that cluster.sbatch sets no option that hpctrain sets, or that has a key of its own.
+    """Check that cluster.sbatch sets no option that hpctrain sets, or that has a key in the run file.
 
     Raises:
         InputError: cluster.sbatch holds such an option, or an item that is not one whole option.
@@ -142,7 +145,7 @@ def _checked(lines: list[str], field: str) -> list[str]:
 
 
 def _path(folder: Path) -> str:
-    """Return a path as sbatch reads it: quoted, and with its pattern character doubled."""
+    """Return a path as sbatch reads it: quoted, and with each % doubled."""
     return shlex.quote(str(folder).replace("%", "%%"))
 
 
@@ -164,15 +167,16 @@ def _constraint(run: Run) -> str | None:
 
 
 def gpus_per_node(run: Run) -> int | None:
-    """Return the GPUs that the job requests on each node; None if it requests none."""
+    """Return the number of GPUs that the job requests on each node; None if it requests none."""
     return run.cluster.devices_per_node if run.cluster.device != "cpu" else None
 
 
 def _closing(run: Run, folder: Path, again: str | None) -> str:
-    """Return the command that starts each task, wrapped around the shell lines in $task so that a task may end the job.
+    """Return the words before each task's command. They run the command through the shell lines in $task, so that one
+    of the tasks ends the job if the job script was lost with its node.
 
-    It is empty where no task may: in a person's allocation, and with pyxis, which starts the whole task in the image,
-    where Slurm's commands may be missing.
+    The words are '' where a task may not end the job: in an existing allocation, and with pyxis, which starts the whole
+    task in the image, where Slurm's commands may be missing.
     """
     if again is None or (run.container is not None and run.container.runtime == "pyxis"):
         return ""
@@ -183,10 +187,10 @@ def _closing(run: Run, folder: Path, again: str | None) -> str:
 def _srun_options(run: Run) -> str:
     """Return srun's options for a step's CPUs and GPUs.
 
-    The step gets its GPUs as a whole: tasks that see only some of them cannot use the links between them. If the run
-    file has no number, the step has to name the GPUs that came with the nodes, or it gets none.
+    Every task sees all GPUs of its node: tasks that see only some of them cannot use the links between them. If the run
+    file gives no number of GPUs, the step must name the number that the nodes have, or it gets no GPUs.
     """
-    # Since Slurm 22.05, srun does not take over the job's --cpus-per-task, and tasks would run on one CPU.
+    # Since Slurm 22.05, srun does not inherit the job's --cpus-per-task, and each task would run on one CPU.
     cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
     if run.cluster.device == "cpu":
         return cpus

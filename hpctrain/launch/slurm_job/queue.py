@@ -1,4 +1,4 @@
-"""Checks before a job is queued, and waiting for it afterwards."""
+"""Checks before a job is queued, and waiting until it has ended."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ class CheckedRun:
     """A run that passed the checks and may be queued."""
 
     run: Run
-    """The run with its partition, if the run file names none, and with the folders of the runs that it waits for."""
+    """The run to record: with the chosen partition if the run file names none, and with the folders of the runs that it
+    waits for."""
     asked: Run
-    """The same run with what its job requests: all GPUs of its nodes, the ids of the jobs that it waits for."""
+    """The run with what its job requests from Slurm: all GPUs of its nodes, and the ids of the jobs that it waits
+    for."""
     lines: list[str]
-    """What a person should know, as lines."""
+    """Results of the checks that a person should know, as lines."""
     nodes: frozenset[str] | None
     """Names of the nodes that the job may get; None: unknown."""
     limit: TimeLimit | None
-    """The job's time limit, its own or the partition's; None: unknown."""
+    """The time limit of the job, from the run file or its partition; None: unknown."""
     before: JobDependencies
-    """The runs and jobs that it waits for."""
+    """The runs and jobs that the run waits for."""
     others: tuple[str, ...] = ()
     """Other partitions that would take the job, the best first, if the run file names none."""
 
@@ -60,15 +62,15 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     """Check the request against the cluster as it is now, and choose what the run file leaves open.
 
     Args:
-        runs: where run folders go.
+        runs: folder in which run folders are made.
         environ, cwd: where the names of runs in cluster.after are looked up.
 
     Raises:
         InputError: there is no Slurm here, a value cannot be read, an option is not allowed, the time limit leaves no
-            time to train, or run folders would lie in this machine's memory.
-        RefusedError: the request exceeds what any partition gives, or the one it names; the message has every reason.
-            Or a run that it depends on did not succeed.
-        CommandError: the controller does not answer, and the run is to wait for another one.
+            time to train, or the run folder would lie on a file system in this machine's memory.
+        RefusedError: the request exceeds the limits of the partition, or of all partitions if none is named; the
+            message has every reason. Or a run that this run depends on did not succeed.
+        CommandError: the controller does not answer, and the run has to wait for another one.
     """
     why = slurm.why_unavailable()
     if why is not None:
@@ -105,10 +107,11 @@ def _after(run: Run, after: list[str]) -> Run:
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
-    """Return the run with the partition that fits best, the other ones that take it, and why, as lines.
+    """Return the run with the partition that fits best, the other partitions that would take it, and lines with the
+    reasons.
 
     Raises:
-        RefusedError: no partition takes it; the message has every partition's reasons.
+        RefusedError: no partition takes the job; the message has every partition's reasons.
     """
     kind, request = state.config["preempt_type"], _request(run)
     if run.cluster.device == "cuda" and request.gpus_per_node is None:
@@ -133,7 +136,10 @@ def _choice_lines(choice: PartitionChoice) -> list[str]:
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
-    """Wait until the run's last job has ended; return 0 if the run is done, else 1. `say` gets changes of state.
+    """Wait until the run's last job has ended; return 0 if the run is done, else 1.
+
+    Args:
+        say: called with each change of state, as a line.
 
     Raises:
         CommandError: the controller did not answer for ten minutes.

@@ -1,4 +1,4 @@
-"""`hpctrain list`: the runs here, and those that were started elsewhere."""
+"""`hpctrain list`: the runs in this folder, and those that you started in other folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sort
 
 GONE = "its folder is gone: removed or moved"
 TELLING = ("failed", "recovering", "requeued", "unknown")
-"""States whose reason a person wants to know; of the others the state says enough."""
+"""States that are shown with their reason; the other states need none."""
 
 
 @click.command("list")
@@ -26,9 +26,9 @@ TELLING = ("failed", "recovering", "requeued", "unknown")
 def command(here: bool, as_json: bool) -> None:
     """List the runs here, and those you started elsewhere, with their state, the newest last.
 
-    Here is ./runs and $HPCTRAIN_RUNS; what you started elsewhere is known from $XDG_STATE_HOME/hpctrain/history.jsonl
-    (by default in ~/.local/state). A run whose folder is not there any more is `gone`. In the JSON form `job_id` is the
-    run's newest job, null for a run of local processes.
+    Runs here lie in ./runs and in $HPCTRAIN_RUNS. Runs elsewhere are read from $XDG_STATE_HOME/hpctrain/history.jsonl
+    (by default in ~/.local/state). A run whose folder no longer exists has the state `gone`. In the JSON form, `job_id`
+    is the run's newest job, and null for a run of local processes.
     """
     here_now = scan_runs(os.environ, Path.cwd())
     local = set(here_now.trusted)
@@ -55,14 +55,14 @@ def _is_there(folder: Path) -> bool:
     try:
         return (folder / "run.yaml").exists()
     except OSError:
-        return True  # it may not be looked into, which is said with its state
+        return True  # permission denied: the state `unknown` says so
 
 
 def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
-    """Return the run's newest job: by its folder, else by the history, where the largest id is the newest."""
+    """Return the run's newest job: from its folder, otherwise from the history, where the largest id is the newest."""
     try:
         job = job_id(folder)
-    except InputError:  # not to be believed, which is said with its state
+    except InputError:  # others could have written the file; the state `unknown` says so
         job = None
     return job or max(remembered, key=lambda known: (len(known), known), default=None)
 

@@ -1,4 +1,4 @@
-"""`hpctrain logs RUN`: what the processes of a run printed, as one log."""
+"""`hpctrain logs RUN`: print the output of a run's processes as one log."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ LINES = 50
     "-n", "--lines", type=click.IntRange(min=0), default=LINES, help="Last lines of all logs together; 0: every line."
 )
 def command(folder: Path, follow: bool, rank: int | None, node: str | None, attempt: int | None, lines: int) -> None:
-    """Print the end of the logs of a run, merged by time: the job's script, its agents and its workers.
+    """Print the end of the logs of a run, merged by time: logs of the job script, the agents and the workers.
 
-    RUN is a run folder, a run's name or a job's id. Each line begins with its time (UTC) and the log in RUN/logs that
-    it is from: 0/node1.0 is the first worker of node1 in attempt 0, 7.node1.agent the agent of node1 in job 7. A line
-    that has no time of its own, as libraries print them, stands behind the one that it follows in its log; what srun
-    and Slurm say in a job script's log stands before the next one there, or at its end. Events are told in words.
+    RUN is a run folder, a run's name or a job's id. Each line begins with its time (UTC) and the name of its log in
+    RUN/logs: 0/node1.0 is the first worker of node1 in attempt 0, 7.node1.agent is the agent of node1 in job 7.
+    Libraries print lines without a time; such a line follows the line before it in its log. Lines of srun and Slurm in
+    the log of a job script have no time either; they stand before the next line with a time, or at the end. Events are
+    printed as sentences.
     """
     find = partial(find_logs, folder, node, rank, attempt)
     files = find()

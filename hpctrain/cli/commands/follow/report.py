@@ -1,4 +1,4 @@
-"""`hpctrain report RUN`: a run as one HTML file."""
+"""`hpctrain report RUN`: write a run's report as one HTML file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hpctrain.report.render import write_report
 def command(folder: Path, output: Path | None) -> None:
     """Write a run's report.html.
 
-    One file that needs no network and no other file: loss, throughput, stage times, bytes sent, the measured network,
-    the plan against what was measured, faults and recoveries. A run in progress has a report too.
+    The report is one file that needs no network and no other file: loss, throughput, stage times, bytes sent, the
+    measured network, the plan compared with the measurements, faults and recoveries. A run in progress has a report
+    too.
 
-    RUN is a run folder, or a run's name: it is looked up in ./runs, then in $HPCTRAIN_RUNS; the newest folder of that
-    name counts.
+    RUN is a run folder, or a run's name, which is looked up in ./runs, then in $HPCTRAIN_RUNS; of several folders with
+    that name the newest counts.
     """
     if output is None:
-        # In the run folder, which is its owner's alone; elsewhere it is made to be shown.
+        # In the run folder only the owner may read the report; a report elsewhere is made to be shown.
         click.get_current_context().with_resource(owner_only())
     target = output or folder / "report.html"
     write_report(folder, target, SystemClock().wall())

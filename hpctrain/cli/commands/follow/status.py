@@ -1,4 +1,4 @@
-"""`hpctrain status RUN`: how a run is doing."""
+"""`hpctrain status RUN`: the state of a run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hpctrain.runs.locate import job_id
 @click.argument("folder", metavar="RUN", type=RUN)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 def command(folder: Path, as_json: bool) -> None:
-    """Say how a run is doing.
+    """Say how a run is doing: its state, its step and what it waits for.
 
-    RUN is a run folder, a run's name or a job's id: names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
-    among the runs that you started anywhere; the newest folder of that name counts.
+    RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
+    among the runs that you started anywhere; of several folders with that name the newest counts.
 
-    Slurm's queue is asked first, then its accounting where there is any, then the run folder decides.
+    Slurm's queue is asked first, then its accounting if it has one; the files of the run folder decide the rest.
 
-    State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code
-    says only whether the question could be answered.
+    State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code is
+    0 in every state; it is not 0 only if the status cannot be found out.
     """
     status = run_status(folder)
     if as_json:

@@ -1,4 +1,4 @@
-"""`hpctrain watch RUN`: a run on the terminal until it ends."""
+"""`hpctrain watch RUN`: show a run on the terminal until it ends."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from hpctrain.runs.locate import job_id
 
 LOOK_S = 1.0
 EXIT_INTERRUPTED = 130
-"""As shells have it: nothing is known of the run's end."""
+"""Exit code after Ctrl-C, as shells have it; it says nothing about the run's end."""
 
 
 @click.command()
 @click.argument("folder", metavar="RUN", type=RUN)
 def command(folder: Path) -> None:
-    """Watch a run until it ends: state, step, loss, nodes, what happened last, and why it waits.
+    """Watch a run until it ends: state, step, loss, nodes, the last event, and the reason why the run waits.
 
-    RUN is a run folder, a run's name or a job's id. On a terminal the view is drawn in place, elsewhere each change is
-    a line. It goes on through requeues and new jobs; the exit code is 0 when the run is done, 1 when it failed or was
-    cancelled. Ctrl-C ends the watching and nothing else. Times of the day are UTC, as the Z behind them says.
+    RUN is a run folder, a run's name or a job's id. On a terminal the view is redrawn in place; elsewhere each change
+    is a line. Watching goes on when the run is requeued or continues in a new job. The exit code is 0 when the run is
+    done, 1 when it failed or was cancelled. Ctrl-C ends the watching, not the run. Times of day are UTC, which the Z
+    after them means.
     """
     clock, console = SystemClock(), Console()
     watched = WatchedRun(folder, clock)

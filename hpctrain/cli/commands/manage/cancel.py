@@ -1,4 +1,4 @@
-"""`hpctrain cancel RUN`: stop a run for good, with a checkpoint where there is time for one."""
+"""`hpctrain cancel RUN`: stop a run for good, with a checkpoint if there is time for one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from hpctrain.slurm.commands import Slurm
     "--now", "at_once", is_flag=True, help="Do not wait for a save: steps since the last checkpoint may be lost."
 )
 def command(folder: Path, at_once: bool) -> None:
-    """Stop a run for good: its agents save a checkpoint and leave, then its job is cancelled.
+    """Stop a run for good: its agents save a checkpoint and stop, then its job is cancelled.
 
-    RUN is a run folder, a run's name or a job's id. A run that waits in the queue is simply taken out of it.
-    `hpctrain resubmit` goes on with it later, from its newest checkpoint.
+    RUN is a run folder, a run's name or a job's id. A run that waits in the queue is taken out of the queue. `hpctrain
+    resubmit` continues a cancelled run later, from its newest checkpoint.
     """
     click.get_current_context().with_resource(owner_only())
     folder = folder.resolve()
@@ -68,6 +68,6 @@ def _stop_processes(folder: Path, at_once: bool) -> str:
     os.kill(holder.pid, signal.SIGTERM)
     if not at_once:
         return f"asked process {holder.pid} to save and stop; `hpctrain status {folder.name}` shows when it has"
-    # The second request ends what the first one asked to save. Two of one kind would be taken for one.
+    # SIGTERM asks for a save, SIGINT then ends it. Two signals of one kind could arrive as one.
     os.kill(holder.pid, signal.SIGINT)
     return f"told process {holder.pid} to end at once; {resume_text(folder)}"

@@ -1,4 +1,4 @@
-"""`hpctrain exec RUN [NODE] -- CMD…`: a command beside a run, on one of its nodes."""
+"""`hpctrain exec RUN [NODE] -- CMD…`: run a command beside a run, on one of its nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMAND = "hpctrain.exec.command"
 
 
 class PassThroughCommand(click.Command):
-    """A command that leaves all words after the first `--` alone, even options and another `--`."""
+    """A click command that passes on all words after the first `--` unparsed, even options and another `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ours, behind = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
@@ -57,10 +57,10 @@ def command(ctx: click.Context, folder: Path, node: str | None, dry_run: bool) -
     hpctrain exec first node7 -- bash
     hpctrain exec first -- sh -c 'py-spy dump --pid $(pgrep ^rank | head -1)'
 
-    RUN is a run folder, a run's name or a job's id; NODE one of the job's nodes, by default the first of the attempt
-    that still takes part. The command shares the node with the training, gets a terminal where there is one, and its
-    exit code comes back. It starts with cluster.setup, the run's copy of your code on PYTHONPATH, and
-    HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT. Beside a local run it simply runs here.
+    RUN is a run folder, a run's name or a job's id. NODE is one of the job's nodes; the default is the first node of
+    the attempt that still takes part. The command shares the node with the training, gets a terminal if you have one,
+    and its exit code is returned. It starts with cluster.setup, with the run's copy of your code on PYTHONPATH, and
+    with HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT set. For a local run the command runs on this machine.
     """
     words = ctx.meta[COMMAND]
     if not words:
@@ -80,7 +80,7 @@ def command(ctx: click.Context, folder: Path, node: str | None, dry_run: bool) -
 def _in_job(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment of the command as a step of the run's job."""
+    """Return argv and environment that run the command as a step of the run's job."""
     attempts = RunFolder(folder).attempts()
     job = job_id(folder)
     info = Slurm(SystemRunner()).job(job) if job is not None else None
@@ -96,7 +96,7 @@ def _in_job(
 def _here(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment of the command on this machine, where all virtual nodes run."""
+    """Return argv and environment that run the command on this machine, where all virtual nodes run."""
     holder = lock_holder(folder)
     if holder is None:
         raise _not_running(folder, status)

@@ -1,4 +1,4 @@
-"""`hpctrain prune [RUNS…]`: what old runs and checkpoints take, and how to get it back."""
+"""`hpctrain prune [RUNS…]`: disk space of old runs and checkpoints, and how to free it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 def command(runs: tuple[str, ...], older_than: str | None, keep_checkpoints: int, yes: bool, as_json: bool) -> None:
     """List what old runs and checkpoints would free; remove it with --yes.
 
-    RUNS are run folders, names or job ids; default: all runs in ./runs and in $HPCTRAIN_RUNS. Of each run all but its
-    newest verified checkpoint may go, and what killed writers left; with --older-than, old runs go as a whole, their
-    last checkpoint included (`hpctrain prune RUN --older-than 0h --yes` removes that run).
+    RUNS are run folders, names or job ids; default: all runs in ./runs and in $HPCTRAIN_RUNS. Of each run, all
+    checkpoints but the newest verified one are listed, and unfinished files of killed writers. With --older-than, old
+    runs are listed as a whole, with their last checkpoint (`hpctrain prune RUN --older-than 0h --yes` removes that
+    run).
 
-    A run that lives is never touched: one that a process holds, whose job is in the queue (or Slurm cannot say), or
-    whose files changed in the last 15 minutes.
+    A run that may be alive is never touched: a process holds its folder, its job is in the queue (or Slurm cannot say),
+    or its files changed in the last 15 minutes.
     """
     age_s = _seconds(older_than) if older_than is not None else None
     named = [find_run(run, os.environ, Path.cwd()) for run in runs] if runs else all_runs(os.environ, Path.cwd())

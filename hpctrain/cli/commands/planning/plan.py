@@ -1,4 +1,4 @@
-"""`hpctrain plan`: from a run file and a topology to a plan, with its reasons."""
+"""`hpctrain plan`: make a plan from a run file and a topology, with its reasons."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def command(
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
-    You may read and edit the plan: the job obeys it to the letter. It holds the predicted time of a step by term, the
-    memory of each device, a bound that no plan can beat, and why its neighbours lost. A plan that you edited is
-    overwritten only with --force.
+    You may read and edit the plan: the job follows it exactly. It holds the predicted time of a step by term, the
+    memory of each device, a bound that no plan can beat, and the rejected neighbours with their reasons. A plan that
+    you edited is overwritten only with --force.
 
     \b
     Exit codes: 0 done, 2 a file is wrong, 4 the model cannot fit, or the topology is of other nodes.
@@ -133,10 +133,10 @@ def command(
 
 
 def _refuse_edited(output: Path) -> None:
-    """Check that the output is absent, or is as this command wrote it.
+    """Check that `output` does not exist, or is unchanged since this command wrote it.
 
     Raises:
-        InputError: it was edited, or is another file.
+        InputError: `output` was edited, or is another kind of file.
     """
     if not output.exists():
         return
@@ -152,10 +152,10 @@ def _refuse_edited(output: Path) -> None:
 
 
 def _profile(name: str, topology: Topology) -> CalibrationProfile:
-    """Return the constants that the steps of a run give.
+    """Return the profile of the run `name`: factors on the cost model's constants, from its measured steps.
 
     Raises:
-        InputError: it ran on other types of devices than those of the topology.
+        InputError: the run used other types of devices than those of the topology.
     """
     folder = find_run(name, os.environ, Path.cwd())
     profile = learned_profile(folder, *with_model_sizes(run_of(folder), SystemRunner()))
@@ -168,7 +168,7 @@ def _profile(name: str, topology: Topology) -> CalibrationProfile:
 
 
 def _without(topology: Topology, nodes: str) -> Topology:
-    """Return the topology without the nodes of --forbid."""
+    """Return the topology without the nodes in `nodes`, the value of --forbid."""
     forbidden = set(node_names("--forbid", nodes))
     known = [node.id for node in topology.nodes]
     unknown = sorted(forbidden - set(known))

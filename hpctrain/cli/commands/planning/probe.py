@@ -62,8 +62,8 @@ def command(
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
-    Every pair of nodes measures latency and bandwidth (timed at the receiver) in rounds in which no node is busy
-    twice; every device measures matrix products, memory and the cost of a tiny operation. With -N, Slurm chooses the
+    Every pair of nodes measures latency and bandwidth (timed at the receiver), in rounds in which no node is busy
+    twice. Every device measures matrix products, memory and the time of a tiny operation. With -N, Slurm chooses the
     nodes of a job of this size; inside an allocation, its nodes are measured.
 
     Mode health judges each node in 15 rounds, whatever the number of nodes; full measures every pair; sampled finds out
@@ -100,8 +100,9 @@ def command(
 
 
 def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
-    """Return the job with options that were left out from this place's profile in site.yaml, else from SBATCH_ACCOUNT
-    and the like; inside an allocation no job is requested."""
+    """Return the job with values for the options that were not given: from the profile of this cluster in site.yaml,
+    otherwise from variables such as SBATCH_ACCOUNT. Inside an allocation the job is unchanged, because none is
+    requested."""
     if "SLURM_JOB_ID" in os.environ:
         return job
     defaults = site_defaults(None, Slurm(runner), os.environ)
@@ -116,7 +117,8 @@ def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
 
 @contextmanager
 def _scratch(output: Path, shared: bool) -> Iterator[Path]:
-    """Yield a folder for the probe's files; beside the output where other nodes must see it."""
+    """Yield a temporary folder for the probe's files; if `shared`, it lies beside `output`, where other nodes see
+    it."""
     place = output.resolve().parent if shared else None
     with tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=place) as folder:
         yield Path(folder)
@@ -124,7 +126,7 @@ def _scratch(output: Path, shared: bool) -> Iterator[Path]:
 
 @contextmanager
 def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
-    """Write what was measured so far if the probe is interrupted; the file says how many rounds that is."""
+    """Write the rounds measured so far to `output` if the probe is interrupted; the file states their number."""
     try:
         yield
     except (KeyboardInterrupt, HpctrainError):
@@ -138,7 +140,7 @@ def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
 
 
 def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
-    """Check before a job is queued that the file can be used.
+    """Check, before a job is queued, that the probe can use the file `prior`.
 
     Raises:
         InputError: this probe uses no prior, or the file names no switches.
@@ -154,7 +156,7 @@ def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
 
 
 def _check_output(output: Path) -> None:
-    """Check before measuring that the file can be written.
+    """Check, before anything is measured, that `output` can be written.
 
     Raises:
         InputError: its folder is missing, or may not be written to.
@@ -167,7 +169,8 @@ def _check_output(output: Path) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress: one line that changes on a terminal, else one plain line for each phase."""
+    """Yield a function to call with (phase, done, total). It shows one line that changes on a terminal, else one plain
+    line for each phase."""
     if console.is_terminal:
         with console.status("starting the nodes") as status:
             yield lambda phase, done, planned: status.update(_PHASES[phase].format(done=done, planned=planned))

@@ -29,7 +29,7 @@ from hpctrain.topology.matrix_view import QUANTITIES
 from hpctrain.topology.view import render
 
 _LARGEST_BYTES = 4 * 2**20
-"""Of a file to import; Slurm's and NCCL's are below a megabyte."""
+"""Largest file to import, in bytes; files of Slurm and NCCL are below a megabyte."""
 
 FORMATS: dict[str, Callable[[Topology], dict[str, str]]] = {
     "slurm": lambda topology: {"topology.conf": tree_conf(topology)},
@@ -39,7 +39,7 @@ FORMATS: dict[str, Callable[[Topology], dict[str, str]]] = {
     "astra-sim": lambda topology: {"network.yml": network_yml(topology)},
     "csv": lambda topology: {"links.csv": pairs_csv(topology)},
 }
-"""Format -> what makes its files, as text by file name."""
+"""Functions by format; each returns the format's files, as text by file name."""
 
 
 @click.group()
@@ -54,8 +54,8 @@ def command() -> None:
 def show(file: Path, matrix: str | None, as_json: bool) -> None:
     """Show the faults in FILE, then devices, clusters, and the matrices of latency and bandwidth.
 
-    Of more than 16 nodes the matrices are of clusters. Colours tell how far a link is from the median of its kind; they
-    are for a terminal only, and NO_COLOR turns them off.
+    With more than 16 nodes, the matrices have a row for each cluster. Colours show how far a link is from the median of
+    its kind. Only terminals get colours, and NO_COLOR turns them off.
     """
     topology = Topology.read(file)
     if as_json:
@@ -98,7 +98,7 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
     astra-sim    network.yml of the analytical network
     csv          one row for each directed pair of nodes
 
-    What a format needs and the file has not is refused.
+    The command fails if FILE lacks a figure that the format needs.
     """
     topology = Topology.read(file)
     if nodes is not None:
@@ -121,7 +121,7 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
 @click.option("--nodes", metavar="NODES", help="nccl: nodes that are as the dump says. Default: FILE's name.")
 @click.option("-o", "--output", type=PATH, default=Path("prior.json"), help="File to write.")
 def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> None:
-    """Make a topology from another tool's FILE: a prior, in which nothing is measured.
+    """Make a topology from another tool's FILE, for use as a prior: it holds no measurements.
 
     FILE is a dump of NCCL (NCCL_TOPO_DUMP_FILE), or Slurm's topology.conf or topology.yaml.
     """
@@ -140,7 +140,8 @@ def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> No
 
 
 def _write(texts: dict[str, str], output: Path) -> list[Path]:
-    """Write the files: several into a folder, which is made; one into the output, or into it if it is a folder."""
+    """Write the files and return their paths. Several files go into the folder `output`, which is made if needed. A
+    single file goes to `output`, or into `output` if that is a folder."""
     if len(texts) == 1 and not output.is_dir():
         paths = {output: next(iter(texts.values()))}
     else:

@@ -34,10 +34,10 @@ def command(
     """Loss and perplexity of a run's checkpoint on other data.
 
     DATA is a folder made by `hpctrain data prepare` with the run's tokenizer, or text (files, folders, .gz), which is
-    tokenized for the time being. Each DATA is judged for itself, by the run's own objective, in one process; the
-    checkpoint may be of any plan, and the run may still be going on.
+    tokenized into a temporary folder. Each DATA gets its own loss, by the run's objective, computed in one process. The
+    checkpoint may be of any plan, and the run may still be in progress.
 
-    Whole sequences of data.seq_len tokens count; what is left over at the end of a shard does not.
+    Only whole sequences of data.seq_len tokens count; a shorter rest at the end of a shard is left out.
     """
     done, judged = evaluate(folder, data, step, split, samples, SystemRunner())
     if as_json:

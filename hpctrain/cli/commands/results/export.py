@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Write a run's checkpoint as a Hugging Face folder: weights, config.json, tokenizer and a model card.
 
-    The checkpoint may be of any plan, and the run may still be going on. `AutoModel…from_pretrained(DIR)` of
+    The checkpoint may be of any plan, and the run may still be in progress. `AutoModel…from_pretrained(DIR)` of
     transformers loads the folder; hpctrain itself needs no transformers.
     """
     done = export(folder, output, step, dtype, shard_bytes(max_shard_size), force, SystemRunner())

@@ -1,1 +1,2 @@
-"""Commands before a run: the machine, images, data, the run file, a lab, and a demonstration of all of it."""
+"""Commands before a run: check the machine, build images, prepare data, write the run file, start a lab, and show a
+demo."""

@@ -31,10 +31,10 @@ from hpctrain.records.corpus.index import CorpusIndex
 from hpctrain.records.corpus.recipe import Recipe, read_recipe
 
 _BESIDE_A_RECIPE = ("output", "recipe_file", "workers", "force", "as_json")
-"""Options that a recipe has no keys for."""
+"""Parameters that may be given together with --recipe, because a recipe has no keys for them."""
 
 _SHOWN = 3
-"""Entries of the list of what was skipped that the terminal shows."""
+"""Number of skipped inputs that the terminal lists."""
 
 
 @click.group()
@@ -99,13 +99,13 @@ def prepare_command(
     as_json: bool,
     **text: Any,
 ) -> None:
-    """Make the corpus folder DIR of text.
+    """Make the corpus folder DIR from text.
 
     IN is a file (text, .jsonl, .json, .parquet, .arrow; the first three plain, .gz or .zst), a folder that `datasets`
-    saved, or a folder: of one with .jsonl or .parquet files these are taken, of its splits the training one; of any
-    other all .md .py .rst .tex .txt files. Text files that are not UTF-8 are skipped and counted. The same text and
-    options give the same folder, byte for byte, with any number of workers. Killed, the same command goes on where it
-    was.
+    saved, or another folder. A folder with .jsonl or .parquet files gives these files, and if it has splits, only the
+    training split; any other folder gives all its .md .py .rst .tex .txt files. Text files that are not UTF-8 are
+    skipped and counted. Equal text and options give an equal folder, byte for byte, with any number of workers. After a
+    kill, the same command continues from where it was.
     """
     if recipe_file is not None:
         _check_alone(context, inputs)
@@ -127,7 +127,7 @@ def prepare_command(
 @command.command("check")
 @click.argument("folder", metavar="DIR", type=PATH)
 def check_command(folder: Path) -> None:
-    """Read a corpus folder, or all that a recipe made, and compare every file with its hash."""
+    """Read a corpus folder, or every corpus that a recipe made, and compare every file with its hash."""
     folders = corpora_in(folder)
     total = sum(size_of(corpus) for corpus in folders)
     with phases() as progress:
@@ -139,7 +139,7 @@ def check_command(folder: Path) -> None:
 
 
 def summary(folder: Path, index: CorpusIndex) -> list[str]:
-    """Return a summary of a new corpus, as lines."""
+    """Return the lines that summarise a new corpus."""
     sources = index.sources
     lines = [
         f"{folder}: {format_count(index.tokens('train'))} tokens to train on, "
@@ -168,13 +168,13 @@ def summary(folder: Path, index: CorpusIndex) -> list[str]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return the first entries that were skipped, and where all are listed; [] if everything was used."""
+    """Return lines with the first skipped inputs and the file that lists all of them; [] if every input was used."""
     skipped = read_skipped(folder, _SHOWN)
     if skipped is None:
         return []
     total, listed, first = skipped
     which = "all" if listed == total else f"the first {listed:,} of {total:,}"
-    # Names and text of input files are anybody's.
+    # Names and text of input files may hold anything, also control characters.
     lines = ["".join(c if c.isprintable() else "?" for c in f"  {entry}") for entry in first]
     return [*lines, f"  {folder / SKIPPED_NAME} lists {which}, with file, line and reason"]
 
@@ -185,7 +185,7 @@ def _memory_line(peak: PeakMemory) -> str:
 
 
 def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareOptions:
-    """Return the options of one corpus; `text` holds those for which a recipe has keys."""
+    """Return the options of one corpus; `text` holds the options for which a recipe has keys."""
     cleaning = {key: text.pop(key) for key in ("normalize", "whitespace", "sentences")}
     try:
         clean = Cleaning(**cleaning)
@@ -195,7 +195,7 @@ def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareO
 
 
 def _check_alone(context: click.Context, inputs: tuple[Path, ...]) -> None:
-    """Check that the command line gives nothing that belongs into the recipe."""
+    """Check that the command line gives no input and no option that belongs into the recipe."""
     if inputs:
         raise click.UsageError(f"found IN {inputs[0]} beside --recipe; name it as a source in the recipe")
     for parameter in context.command.params:

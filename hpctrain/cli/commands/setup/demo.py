@@ -1,4 +1,4 @@
-"""`hpctrain demo`: every stage of a run once on this machine, with a line about each."""
+"""`hpctrain demo`: run every stage of hpctrain once on this machine, with a line about each stage."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ DECODER = Starter(
     name="demo", steps=120, nodes=NODES, lr=2e-3, checkpoint_every=20, text_bytes=12_000_000, tokenizer="train:2048"
 )
 STARTERS = {"decoder": DECODER, "encoder": replace(DECODER, preset="bert-4m")}
-"""The demo's run by the family of its model."""
+"""Values of the demo's run, by the family of its model."""
 TASKS = {
     "decoder": "The model learns to name the next token.",
     "encoder": "The model learns to fill in tokens that are hidden from it.",
 }
 MARK = ".hpctrain-demo"
-"""Lies in a folder that belongs to the demo."""
+"""Name of the file that marks a folder as made by the demo."""
 WORKER_DIES_AT, NODE_DIES_AT = 50, 85
 """Steps after which the demo kills a worker and, later, a whole node."""
 
@@ -57,8 +57,8 @@ WORKER_DIES_AT, NODE_DIES_AT = 50, 85
 def command(output: Path, model: str) -> None:
     """Run everything once on this machine: no Slurm, no root, under 3 minutes.
 
-    Text found on this machine becomes tokens; four virtual nodes are measured; a plan is made; a Transformer trains by
-    it; a worker is killed, then a whole node; the run goes on; a report is written.
+    Text found on this machine is tokenized; four virtual nodes are measured; a plan is made; a Transformer trains by
+    that plan; a worker is killed, then a whole node; training recovers from both; a report is written.
     """
     click.get_current_context().with_resource(owner_only())
     began = time.monotonic()
@@ -71,7 +71,7 @@ def command(output: Path, model: str) -> None:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Return the demo's folder, which is new, empty, or of an earlier demo: nothing else is overwritten."""
+    """Return the demo's folder. It is new, empty, or of an earlier demo, so that no other files are overwritten."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
         raise InputError(f"{folder}: holds something that the demo did not make; give it a new folder with -o")
     with storage_errors(folder):
@@ -81,7 +81,7 @@ def _own_folder(folder: Path) -> Path:
 
 
 def _styled(text: str, style: str) -> None:
-    # Not folded: what a person copies from it, a path say, stays whole.
+    # Lines are not wrapped, so that a path can be copied in one piece.
     Console().print(Text(text, style=style), soft_wrap=True)
 
 
@@ -103,7 +103,8 @@ def _text(folder: Path, starter: Starter) -> Path:
 
 
 def _quietly(progress: Progress) -> Progress:
-    """Return the progress if stderr is a terminal, else no progress: a log of the demo stays readable."""
+    """Return `progress` if stderr is a terminal, else a function that shows nothing, so that a log of the demo is
+    readable."""
     return progress if sys.stderr.isatty() else lambda phase, done, total: None
 
 
@@ -176,7 +177,7 @@ def _report(run_folder: Path, seconds: float, preset: str) -> None:
     try:
         write_report(run_folder, run_folder / "report.html", SystemClock().wall())
         see = f"Open {run_folder}/report.html"
-    except InputError as error:  # without the extra for charts; all that was to be shown is done
+    except InputError as error:  # plotly is not installed; everything else was shown
         click.echo(f"    no report was written: {error}; then `hpctrain report {run_folder}` writes it")
         see = f"`hpctrain status {run_folder}` tells how it went"
     base = run_folder.parent.parent

@@ -21,7 +21,7 @@ from hpctrain.doctor.inspect_machine import collect_facts
 from hpctrain.launch.preflight.prepare import runs_folder
 
 INDENT = 11
-"""Columns before the words: the longest level with a space on each side."""
+"""Columns before a finding's text: the longest level with spaces around it."""
 WIDTH_MAX = 100
 """Columns of the longest line on a terminal."""
 _STYLE = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -30,13 +30,13 @@ _STYLE = {"ok": "green", "note": "yellow", "problem": "bold red"}
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list on stdout and nothing else.")
 def command(as_json: bool) -> None:
-    """Say what this machine and its cluster allow, and what would bite a run.
+    """Say what this machine and its cluster allow, and what would harm a run.
 
-    Slurm's settings and what each costs a run, partitions with their limits and GPUs, container runtimes, torch with
-    CUDA, NCCL and gloo, network interfaces, and the file system of run folders, where a lock, a rename and a link are
-    tried for real. Nothing is submitted, and nothing stays behind.
+    Checked are Slurm's settings and what each costs a run, partitions with their limits and GPUs, container runtimes,
+    torch with CUDA, NCCL and gloo, network interfaces, and the file system of run folders, on which a lock, a rename
+    and a link are tried. No job is submitted, and no file is left behind.
 
-    Exit code 3 where something would make a run fail; a part that is merely absent is told and does not count.
+    Exit code 3 if something would make a run fail. A part that is merely absent is reported and does not count.
     """
     findings = findings_of(collect_facts(SystemRunner(), os.environ, runs_folder(), shutil.which))
     if as_json:
@@ -52,7 +52,8 @@ def command(as_json: bool) -> None:
 
 
 def _print(console: Console, finding: DoctorFinding) -> None:
-    """Print a finding, what it means and what to do. Into a pipe, lines are not wrapped, so that grep finds them."""
+    """Print a finding, its meaning and what to do. Lines that go into a pipe are not wrapped, so that grep finds
+    them."""
     width = min(console.width, WIDTH_MAX) - INDENT if console.is_terminal else None
     todo = f"to do: {finding.todo}" if finding.todo else ""
     texts = [text for text in (f"{finding.name}: {finding.value}", finding.words, todo) if text]
@@ -61,7 +62,7 @@ def _print(console: Console, finding: DoctorFinding) -> None:
         if width is None
         else [line for text in texts for line in textwrap.wrap(text, width, break_on_hyphens=False)]
     )
-    # Text, as in a plain string rich would take the brackets of a node set for markup.
+    # Text, because rich reads the brackets of a node set in a plain string as markup.
     head = Text.assemble((f"  {finding.level}".ljust(INDENT), _STYLE[finding.level]), lines[0])
     for line in (head, *(Text(" " * INDENT + line) for line in lines[1:])):
         console.print(line, soft_wrap=True)

@@ -47,7 +47,7 @@ _ENVIRONMENTS = ("install", "copy", "bind")
 
 @click.group()
 def command() -> None:
-    """Images that runs happen in: build one, read its labels, check that runs from here work in it."""
+    """Images that runs happen in: build one, read its labels, check that runs from this machine work in it."""
 
 
 @command.command("build")
@@ -70,8 +70,8 @@ def build_command(
 ) -> None:
     """Build an image with the packages of this installation, in exactly these versions.
 
-    hpctrain itself is not in it: each run brings its own. The image is tested (two processes add up a tensor) and
-    then moved to its place whole; an image of the same inputs that is there already is kept.
+    The image does not contain hpctrain: each run brings its own copy. The image is tested (two processes add up a
+    tensor) and only then moved to its place. An existing image of the same inputs is not built again.
     """
     runner = SystemRunner()
     recipe = _recipe(parse_base(base, source), **more)
@@ -122,7 +122,7 @@ def _recipe(
 @click.argument("image", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print all labels as a JSON object.")
 def show_command(image: Path, as_json: bool) -> None:
-    """Print what an image was built from: version, git commit, base, and what names its lock and its inputs."""
+    """Print what an image was built from: version, git commit, base, and the hashes of its lock and its inputs."""
     _require(image)
     labels = labels_of(find_runtime("auto", shutil.which), image, SystemRunner())
     if as_json:
@@ -142,11 +142,11 @@ def show_command(image: Path, as_json: bool) -> None:
 def check_command(image: Path, binds: tuple[str, ...], as_json: bool) -> None:
     """Start IMAGE as a run would, and say what does not fit this machine.
 
-    Python and the packages that submit and task share, torch with gloo and NCCL, driver and CUDA, InfiniBand, home and
-    temporary folders, whether signals reach a process inside, and how long it takes to start. For each node of a job:
-    `srun --ntasks-per-node=1 hpctrain image check IMAGE`.
+    Checked are Python and the packages that submit and task share, torch with gloo and NCCL, driver and CUDA,
+    InfiniBand, home and temporary folders, whether signals reach a process inside, and how long the image takes to
+    start. To check each node of a job: `srun --ntasks-per-node=1 hpctrain image check IMAGE`.
 
-    Exit code 1 where a run would fail, 3 where there is something to know.
+    Exit code 1 if a run would fail, 3 if there are only notes.
     """
     _require(image)
     container = Container(image=str(image.resolve()), binds=list(binds))

@@ -1,4 +1,4 @@
-"""`hpctrain init`: a commented run file and, if wanted, a corpus beside it."""
+"""`hpctrain init`: write a commented run file and, if you want, a corpus beside it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Write a commented run file fitted to this machine.
 
-    With --yes it trains as it stands: the data are prepared beside it, in data/, from text found on this machine. On a
-    terminal, name, model and steps are asked for, and whether to prepare that corpus.
+    With --yes you can train with the file as it is: a corpus is prepared beside it, in data/, from text found on this
+    machine. On a terminal, the command asks for name, model and steps, and whether to prepare that corpus.
     """
     given: dict[str, Any] = {"name": name, "preset": preset, "steps": steps}
     starter = dataclasses.replace(Starter(), **{key: value for key, value in given.items() if value is not None})
@@ -49,7 +49,8 @@ def command(
 
 
 def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
-    """Ask the person for what the command line leaves open; return the answers."""
+    """Ask the person for the values that the command line leaves open; return the starter with them, and whether to
+    prepare the corpus."""
     questions = {
         "name": ("Name of the run", None),
         "preset": ("Model", click.Choice(list(PRESETS))),

@@ -29,7 +29,7 @@ from hpctrain.lab.up import bring_up, make_blueprint, slurm_version
 
 
 class _Rate(click.ParamType[str | None]):
-    """A rate as tc writes it, or 'none'."""
+    """A click type for a link rate as tc writes it, such as 100mbit, or 'none' for no limit."""
 
     name = "rate"
 
@@ -47,9 +47,9 @@ class _Rate(click.ParamType[str | None]):
 def command() -> None:
     """A real Slurm of several nodes on this machine, with faults on demand.
 
-    Each node is a network namespace with a host name, an address, a shaped link and a slurmd of its own; the file
-    system is shared. Needs root. State lies in $HPCTRAIN_LAB, by default /run/hpctrain-lab; NODE is a name, a set
-    such as node[0-1], or all.
+    Each node is a network namespace with its own host name, address, shaped link and slurmd; all nodes share the file
+    system. Needs root. State lies in $HPCTRAIN_LAB, by default /run/hpctrain-lab. NODE is a name, a set such as
+    node[0-1], or all.
     """
 
 
@@ -64,9 +64,8 @@ def command() -> None:
 def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool, replace: bool, dry_run: bool) -> None:
     """Build a lab, from SPEC.yaml or of --nodes nodes, and print the line to export.
 
-    What an earlier lab left behind is cleared first. The last line on stdout is `export SLURM_CONF=…`, so that
-    `eval "$(hpctrain lab up)"` makes sbatch, srun and squeue speak to the lab; with --slurm, a line for PATH comes
-    before it.
+    Leftovers of an earlier lab are removed first. The last line on stdout is `export SLURM_CONF=…`, so that after `eval
+    "$(hpctrain lab up)"` your sbatch, srun and squeue use the lab; with --slurm, a line for PATH comes before it.
     """
     if spec is not None and nodes is not None:
         raise click.UsageError("give either SPEC or --nodes, not both")
@@ -115,7 +114,7 @@ def status(as_json: bool) -> None:
 @click.option("--silent", is_flag=True, help="Take the link down first: nobody hears of it.")
 @click.option("--hang", is_flag=True, help="Stop the processes (SIGSTOP) instead of ending them.")
 def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
-    """Fail NODE: SIGKILL to all its processes, slurmd and job steps included."""
+    """Fail NODE: send SIGKILL to all its processes, including slurmd and job steps."""
     if silent and hang:
         raise click.UsageError("give either --silent or --hang, not both")
     machine, layout = _lab("kill")
@@ -142,7 +141,7 @@ def heal(node: tuple[str, ...]) -> None:
 @click.argument("a")
 @click.argument("b")
 def cut(a: str, b: str) -> None:
-    """Stop all traffic between the nodes A and B; each keeps its other peers and the controller."""
+    """Stop all traffic between the nodes A and B; both still reach the other nodes and the controller."""
     machine, layout = _lab("cut")
     pairs = [(one, other) for one in layout.find([a]) for other in layout.find([b])]
     with lab_lock():
@@ -157,7 +156,7 @@ def cut(a: str, b: str) -> None:
 @click.option("--direction", type=click.Choice(["in", "out", "both"]), default="both",
               help="Traffic into the node, out of it, or both.")  # fmt: skip
 def shape(node: tuple[str, ...], rate: str | None, direction: str) -> None:
-    """Change the rate of NODE's link; `lab heal` restores the spec's."""
+    """Change the rate of NODE's link; `lab heal` restores the rate of the spec."""
     machine, layout = _lab("shape")
     names = layout.find(node)
     chosen = [one for one in DIRECTIONS if direction in (one, "both")]
@@ -187,7 +186,8 @@ def _with_slurm(spec: LabSpec, prefix: Path | None) -> LabSpec:
 
 
 def _version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
-    """Return the version of Slurm; without one on this machine, for a dry run, that of Debian 12."""
+    """Return the version of Slurm. If this machine has none, as in a dry run, return (22, 5), the version in Debian
+    12."""
     if slurm.prefix is None and "slurmd" in requirements.missing_programs(slurm):
         return (22, 5)
     return slurm_version(machine, slurm)
@@ -208,7 +208,7 @@ def _export(layout: LabLayout) -> None:
 
 
 def _table(lab: LabStatus) -> Table:
-    """Return a table with a row for each node, without optional columns in which all rows agree."""
+    """Return a table with a row for each node; optional columns in which all rows are equal are left out."""
     columns = ("node", "address", "switch", "state", "processes", "out", "in", "cut from", "cpu share")
     rows = [_row(node) for node in lab.nodes]
     always = {"node", "address", "state", "processes", "out", "in"}
@@ -239,4 +239,4 @@ def _rate(node: NodeStatus, bits_per_s: float | None) -> str:
     if bits_per_s is None:
         return "not shaped"
     number, unit = (bits_per_s / 1e9, "gbit") if bits_per_s >= 1e9 else (bits_per_s / 1e6, "mbit")
-    return f"{number:g}{unit}"  # as --rate takes it
+    return f"{number:g}{unit}"  # in the form that --rate accepts

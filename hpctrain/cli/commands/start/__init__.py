@@ -1,1 +1,1 @@
-"""Commands that start a run or go on with one."""
+"""Commands that start a run or continue one."""

@@ -1,4 +1,4 @@
-"""`hpctrain resubmit RUN`: a new job for a run that ended early."""
+"""`hpctrain resubmit RUN`: submit a new job for a run that ended early."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ from hpctrain.slurm.commands import Slurm
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
 def command(folder: Path, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool) -> None:
-    """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint.
+    """Submit a run again that was cancelled or failed: it continues in its run folder, from its last checkpoint.
 
-    RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
-    allows; the old ones stay in the run folder as run-<n>.yaml. A run that is done goes on with more steps.
+    RUN is a run folder, a run's name or a job's id. With --set it continues with changed settings, as far as its
+    checkpoint allows; the earlier settings stay in the run folder as run-<n>.yaml. To continue a run that is done, give
+    it more steps.
     """
     click.get_current_context().with_resource(owner_only())
     folder = folder.resolve()
@@ -90,7 +91,7 @@ def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextMan
 
 def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
     """Submit a new job for the run; return its id."""
-    # Once it began, what it waited for is behind it, and may be gone.
+    # A run that has begun no longer waits for its dependencies, and those jobs may be gone.
     waits = without_dependencies(spec) if folder.attempts() else spec
     checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
     check_no_live_job(folder.path, slurm)
@@ -114,7 +115,7 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
 
 
 def _go_on_as_own_job(folder: Path) -> NoReturn:
-    """Continue the run as this batch job; does not return. A job that was requeued has the run already."""
+    """Continue the run as this batch job; does not return. If the job was requeued, it is already the run's job."""
     job = begin_own_job()
     if job_id(folder) != job:
         check_is_slurm(run_of(folder))
@@ -124,7 +125,7 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
 
 
 def _check_ended(folder: Path, steps: int | None = None) -> None:
-    """Check that the run has ended and, if it is done, that it gets more steps than it has."""
+    """Check that the run has ended and, if it is done, that `steps` is larger than its number of steps."""
     status = run_status(folder)
     if status.state == "done" and steps is not None:
         if steps <= status.steps:

@@ -1,4 +1,4 @@
-"""`hpctrain submit`: a run as one job, or as a supervisor in the background of this machine."""
+"""`hpctrain submit`: start a run as one Slurm job, or as a background process of this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from hpctrain.slurm.commands import Slurm
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """The options that decide what is done and printed."""
+    """The options of `submit` that decide what is done and printed."""
 
     dry_run: bool
     wait: bool
@@ -72,12 +72,11 @@ def command(
 ) -> None:  # fmt: skip
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
-    Returns at once. Before, the job is held against the cluster as it is now, the partition that fits best is chosen
-    where none is named, and Slurm is asked when it would start. In the job, each attempt measures its nodes, plans for
-    them and trains; a lost node, a preemption or the time limit puts the run back into the queue, where it goes on from
-    its last checkpoint. Inside an existing allocation (salloc) the run starts there and then; with --own-job, as
-    slurm/train.sbatch has it, the batch job that a person submitted becomes the run's job, and resumes the run when it
-    comes back from the queue.
+    The command returns at once. First it checks the job against the cluster, chooses the partition that fits best if
+    you name none, and asks Slurm when the job would start. In the job, each attempt measures its nodes, plans for them
+    and trains. After a lost node, a preemption or the time limit, the job is requeued and continues from its last
+    checkpoint. Inside an existing allocation (salloc) the run starts immediately. With --own-job, as in
+    slurm/train.sbatch, your batch job becomes the run's job, and continues the run when it is requeued.
 
     With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
     """
@@ -111,7 +110,8 @@ def command(
 
 
 def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInputs, list[str]]:
-    """Return the inputs with the defaults of this place's profile, and what the run takes from it, as lines."""
+    """Return the inputs with the defaults of this cluster's profile in site.yaml, and lines that name what the run
+    takes from it."""
     defaults = site_defaults(site, slurm, os.environ)
     if defaults is None:
         return given, []
@@ -142,7 +142,7 @@ def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], aske
         for seed in seeds or (None,):
             answers.append(_queue_one(prepared, checked, slurm, seed, asked))
     finally:
-        # What was submitted is told in any case: nobody else knows its ids.
+        # Submitted jobs are printed even after an error: otherwise nobody would know their ids.
         if asked.as_json and answers:
             click.echo(json.dumps(answers if seeds else answers[0]))
     if asked.wait:
@@ -151,11 +151,12 @@ def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], aske
 
 
 def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[CheckedRun, list[str]]:
-    """The run as Slurm would take it, and what Slurm says of its start: in the partition that fits best, or in the next
-    best where sbatch refuses that one. Of runs that differ in their seed alone it is asked once.
+    """Return the run with the chosen partition, and lines with Slurm's estimate of its start. The partition is the one
+    that fits best, or the next best if sbatch refuses that. For runs that differ only in their seed, Slurm is asked
+    once.
 
     Raises:
-        RefusedError: sbatch takes it in neither; its words on the one that fits best are told.
+        RefusedError: sbatch refuses both partitions; the message is its answer for the one that fits best.
     """
     checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
     try:
@@ -197,7 +198,7 @@ def _queue_one(
     add_to_history("submit", folder.path, job_id, slurm)
     say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
     if checked.before.folders:
-        # A run before it may have gone on as another job meanwhile, and this one was not known to it.
+        # A run that this one waits for may have continued as another job meanwhile, which did not know of this one.
         say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
     if not asked.as_json:
         _tell(folder.path, job_id, as_json=False)
@@ -283,7 +284,7 @@ def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
 
 
 def _would(prepared: PreparedRun, as_json: bool, text: str, **more: object) -> None:
-    """Print what a dry run shows: the keys of a submission, without values."""
+    """Print the result of a dry run: `text`, or JSON with `more` and a submission's keys, but no folder and job."""
     nothing = {"name": prepared.run.name, "folder": None, "job_id": None}
     click.echo(json.dumps({**nothing, **more}) if as_json else text)
 

@@ -1,4 +1,4 @@
-"""`hpctrain train`: the run as local processes, watched on the terminal."""
+"""`hpctrain train`: train as local processes, and show the progress on the terminal."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def command(
     run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: Path | None,
     from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool
 ) -> None:  # fmt: skip
-    """Train as local processes: n virtual nodes, one CPU device, one agent and its worker each.
+    """Train as local processes: n virtual nodes, each with one CPU device, one agent and one worker.
 
-    Ctrl-C saves a checkpoint and stops; a second one ends everything at once.
+    Ctrl-C saves a checkpoint and stops; a second Ctrl-C ends everything at once.
     """
     click.get_current_context().with_resource(owner_only())
     overrides = with_profile(overrides, profile)
