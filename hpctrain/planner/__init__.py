@@ -1,4 +1,5 @@
-"""Makes plan.json from a topology and a run file: searches layouts, predicts their time and memory, and gives reasons.
+"""Makes plan.json from a topology and a run file: searches layouts, predicts their time and memory, and gives
+reasons.
 """
 
 from hpctrain.planner.make import PlanRequest, make_plan

@@ -87,7 +87,8 @@ class ClosedFormBound:
         return max(bounds) + start
 
     def _fastest(self, size: int) -> tuple[float, float]:
-        """Return the sum of the speeds of the `size` fastest tensor-parallel groups, and the slowest of these speeds.
+        """Return the sum of the speeds of the `size` fastest tensor-parallel groups, and the slowest of these
+        speeds.
         """
         total, slowest = 0.0, self.kinds[0][0]
         for speed, count, _ in self.kinds:

@@ -40,7 +40,8 @@ class PassTime:
         return PassTime(self.device_s + other.device_s, self.host_s + other.host_s, self.message_s + other.message_s)
 
     def seconds(self, constants: CostConstants) -> float:
-        """Seconds until the pass ends: the p-norm of device and host time with p = `overlap_power`, plus the messages.
+        """Seconds until the pass ends: the p-norm of device and host time with p = `overlap_power`, plus the
+        messages.
         """
         power = constants.overlap_power
         if power == 1.0:

@@ -83,7 +83,8 @@ class Workload:
     codec: Codec = NO_CODEC
     """The codec of the gradients."""
     messages: Messages | tuple[Messages, ...] = "none"
-    """The codec of stage messages between nodes: one for all stages, or [stage] -> codec of messages to the next stage.
+    """The codec of stage messages between nodes: one for all stages, or [stage] -> codec of messages to the next
+    stage.
     """
     usable: float = USABLE_MEMORY_SHARE
     """Share of a device's memory that a plan may fill."""

@@ -40,7 +40,8 @@ class CostConstants:
     """Whether tensor-parallel all-reduces may go node by node (see `ring_all_reduce_s`). Data-parallel ones always
     count as one ring, as in the bounds of the search."""
     collective_ops: float
-    """Operations added to each hop of a tensor-parallel all-reduce: its start, and the wait for other ranks to start.
+    """Operations added to each hop of a tensor-parallel all-reduce: its start, and the wait for other ranks to
+    start.
     """
     activation_passes: ForwardBackward
     """Number of reads and writes of a block's kept activations outside of its matrix products."""

@@ -46,4 +46,4 @@ class Framework:
 
 
 HPCTRAIN_FRAMEWORK = Framework()
-"""hpctrain's own runtime: fp32 weights and gradients, autocast, sends in the background."""
+"""hpctrain's runtime: fp32 weights and gradients, autocast, sends in the background."""

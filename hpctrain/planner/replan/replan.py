@@ -35,7 +35,7 @@ def replan(
         InputError: the run file or the topology cannot be planned for.
     """
     run = with_fewer_spares(run, lost)
-    # The run stands still meanwhile, so neighbours are left to `hpctrain plan --previous`.
+    # The run stands still during this search, so rejected neighbours are left to `hpctrain plan --previous`.
     request = PlanRequest(neighbours=False)
 
     def make(run: Run) -> Plan:
