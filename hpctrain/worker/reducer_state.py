@@ -1,4 +1,4 @@
-"""Saves and restores the reducers' state in checkpoints: each rank's own tensors, named by its mesh coordinate."""
+"""Saves and restores the reducers' state in checkpoints: each rank's tensors, named by its mesh coordinate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def restore_reducer_state(
     the codec are the same; the devices may differ.
 
     Returns:
-        Why the state in the checkpoint was not loaded; None when it was or there is none.
+        Why the state in the checkpoint was not loaded; None if it was loaded or there is none.
 
     Raises:
         CheckpointError: a tensor of the state cannot be read.

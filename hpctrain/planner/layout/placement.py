@@ -93,7 +93,7 @@ def _sequences(classes: Sequence[int], size: int) -> float:
 def all_placements(
     units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
 ) -> Iterator[Placement]:
-    """Yield all distinct placements of pp × dp units."""
+    """Yield all distinct placements of pp × dp tensor-parallel groups."""
     members: dict[int, list[TensorParallelGroup]] = {}
     for unit, number in zip(units, classes, strict=True):
         members.setdefault(number, []).append(unit)
