@@ -43,12 +43,12 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
     """Build the plan's mesh: [pp, dp, tp], or [pp, replicate, shard, tp] with hybrid sharding. Collective over all
     ranks.
 
+    Ranks along tp are in ascending order, because torch orders the members of a process group by rank and DTensor's
+    shards follow the group. The shards are equal, so this does not change the plan.
+
     Args:
         timeout: how long a collective along an axis waits for its members; None: torch's default for a mesh, half an
             hour.
-
-    Ranks along tp are in ascending order, because torch orders the members of a process group that way and DTensor's
-    shards follow the group. The shards are equal, so this does not change the plan.
     """
     ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
     names = HYBRID_AXES if 1 < plan.shards < plan.dp else AXES

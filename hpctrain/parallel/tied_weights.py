@@ -68,9 +68,9 @@ class TiedWeights:
     def all_reduce_gradients(self) -> int:
         """Sum the gradients over the ranks with a copy, after the reduction over replicas. Collective over these ranks.
 
-        It comes after the reduction over replicas because the rounding of a reduction depends on a value's position in
-        a message, which differs between stages. Its own messages have equal layouts on all ranks, so the sums are equal
-        bit by bit.
+        The order of the two sums matters: the rounding of a reduction depends on a value's position in a message, which
+        differs between stages. The messages of this sum have equal layouts on all ranks, so its results are equal bit
+        by bit.
 
         Returns:
             Bytes that this rank sent.

@@ -94,8 +94,8 @@ class SearchLimits:
     max_classes: int = 3
     """Largest number of classes into which a bound merges the kinds of tensor-parallel groups."""
     max_mixtures: int = 200
-    """Largest number of mixtures of classes in a column; kinds are merged into fewer classes until there are no
-    more.
+    """Largest number of mixtures of classes in a column; kinds are merged into fewer classes until there are at most so
+    many.
     """
     max_cut_classes: int = 2
     """Largest number of classes with which a bound enumerates all cuts of the blocks."""

@@ -42,7 +42,7 @@ class SparseState(Residuals):
     ) -> None:
         """
         Args:
-            positions: number of each tensor in the list of gradients; it names the tensor in the state.
+            positions: number of each compressed tensor, under which the state holds its residual.
             sizes: count of numbers of each tensor.
             counts: decides how many numbers of each tensor a step sends.
             feedback: holds the residuals.

@@ -211,8 +211,8 @@ def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, 
 def message_scales(energies: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """Return a power of two near the root mean square of each tensor, by which values are divided on the wire.
 
-    A block on the wire may hold numbers of several tensors under one scale, so the tensors must be of similar size. The
-    division is exact.
+    A block on the wire may hold numbers of several tensors under one scale, so the values of all tensors are brought to
+    a similar magnitude. The division is exact.
 
     Args:
         energies: squared norms of the tensors.

@@ -1,4 +1,4 @@
-"""Decides how many numbers of each tensor a step sends: the same density for all, or more for tensors that vary
+"""Decides how many numbers of each tensor a step sends: one density for all tensors, or more for tensors that vary
 more.
 """
 
@@ -20,7 +20,7 @@ _UNKNOWN = -1.0
 
 
 class SendCounts(ABC):
-    """Decides how many numbers of each tensor a step sends; all ranks decide the same.
+    """Decides how many numbers of each tensor a step sends; all ranks come to equal counts.
 
     The base class observes nothing and has no state.
     """

@@ -1,4 +1,4 @@
-"""Lower bound of the step time for given degrees, by the same cost model, without any layout.
+"""Lower bound of the step time for given degrees, by the cost model that predicts layouts, but without a layout.
 
 For a replica of M micro-batches let x_r be the seconds of rank r for one micro-batch, and t_r the seconds of its
 all-reduce and update afterwards. Every rank needs M·x_r + t_r seconds. The last rank starts and ends later by a share
@@ -134,8 +134,8 @@ class ClosedFormBound:
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _late_share(self, option: Option) -> tuple[float, float]:
-        """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds
-        of the model that such work excludes.
+        """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds of
+        the model that this share does not contain.
 
         With split backwards, W fills the end. Then only forwards count, and the embedding is excluded.
         """

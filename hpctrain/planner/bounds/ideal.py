@@ -12,8 +12,8 @@ from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 def ideal_step_s(pool: DevicePool, work: Workload) -> float:
     """Seconds of a step that no plan on the pool beats.
 
-    The bound counts matrix products, kept activations, logits and the update. It leaves out launches, messages,
-    bubbles, weight traffic and duplicated work, because some plan may avoid them.
+    The bound counts matrix products, activations that are saved for the backward pass, logits and the update. It leaves
+    out launches, messages, bubbles, weight traffic and duplicated work, because some plan may avoid them.
     """
     parts = [_unavoidable(work, device, pool.constants[device.kind]) for device in pool.devices]
     speeds, whole = relative_speeds(parts)

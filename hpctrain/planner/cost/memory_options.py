@@ -16,7 +16,7 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_RECOMPUT
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What a plan does to save memory; all stages do the same."""
+    """What a plan does to save memory; it holds for all stages."""
 
     zero: ZeroLevel = 0
     shard: Literal["all", "node"] = "all"

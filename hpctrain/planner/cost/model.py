@@ -78,7 +78,7 @@ class CostModel:
         return links
 
     def with_work(self, work: Workload) -> CostModel:
-        """A cost model with the same devices and links for another workload."""
+        """Return a cost model with the devices and links of this one for another workload."""
         other = CostModel(work, self.links, self.constants)
         other._kinds, other._placement_links, other._messages = self._kinds, self._placement_links, self._messages
         return other

@@ -186,9 +186,9 @@ class Workload:
 
     @cached_property
     def least_blocks(self) -> float:
-        """The number of blocks of mean size that take as long as the model with the cut that makes it fastest.
+        """The least number of blocks of mean size that takes as long as the model, over all cuts.
 
-        Stages at the ends of a stack of blocks may cost less than a mean block.
+        The blocks of the first and the last stage may take less time than a mean block.
         """
         layers = self.spec.layers
         return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in ends) for ends in self._ends)

@@ -82,7 +82,7 @@ def _sequences(classes: Sequence[int], size: int) -> float:
         return float(perm(unlike, min(size, MAX_DISTINCT_UNITS)))
     if size > MAX_COUNTED_SEQUENCE:
         return inf
-    terms = [1.0] + [0.0] * size  # generating function: coefficient k times k! sequences of length k
+    terms = [1.0] + [0.0] * size  # generating function: coefficient k · k! = number of sequences of length k
     for members in Counter(classes).values():
         terms = [
             sum(terms[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)

@@ -134,7 +134,9 @@ class CandidateQueue:
                 self._push(option, space, candidate.bound_s)
 
     def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:
-        """Queue an option. Its bound is at least `bound_s`, the bound of the candidate that it is derived from."""
+        """Queue an option. Its bound is the larger of its closed-form bound and `bound_s`, that of the candidate it
+        comes from.
+        """
         if self.plain.work.spec.layers < option.stages:
             return
         bound_s = max(bound_s, space.bounds.step_s(option))

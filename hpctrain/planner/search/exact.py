@@ -86,7 +86,7 @@ def _layouts(space: SearchSpace, option: Option) -> Iterator[Layout]:
 
 
 def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to write `total` as an ordered sum of `parts` numbers, each at least `least`."""
+    """Yield all ordered sums of `parts` numbers that add up to `total`, each number at least `least`."""
     end = total - parts * least + parts - 1
     if end < parts - 1:
         return

@@ -67,7 +67,7 @@ def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: 
 
     Args:
         distance: [places, places], shortest-path distances d in seconds per byte.
-        message_bytes: c, bytes of a stage message; all boundaries of equal blocks have the same.
+        message_bytes: c, bytes of a stage message; equal at all boundaries.
 
     Returns:
         The order, and the objective in seconds.

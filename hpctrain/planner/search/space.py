@@ -60,11 +60,11 @@ class SearchSpace:
         return OptionBounds(self.cost, self.pool_placements, self.limits)
 
     def with_memory_options(self, memory_options: MemoryOptions) -> SearchSpace:
-        """The space of the same pool with other memory options."""
+        """Return the space with other memory options for this pool."""
         return self._with(replace(self.work, memory_options=memory_options))
 
     def with_codec(self, codec: Codec) -> SearchSpace:
-        """The space of the same pool with another gradient codec."""
+        """Return the space with another gradient codec for this pool."""
         return self._with(replace(self.work, codec=codec))
 
     def _with(self, work: Workload) -> SearchSpace:

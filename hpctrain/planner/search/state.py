@@ -69,7 +69,7 @@ class SearchState:
         return self.best is None or candidate.bound_s < self.best.total
 
     def take(self, prediction: Prediction | None, space: SearchSpace) -> None:
-        """Make a plan of this space the best one if it is faster than the best so far."""
+        """Record a plan of this space as the best one; do nothing if it is recorded already."""
         if prediction is not self.best:
             self.best, self.winner = prediction, space
 
