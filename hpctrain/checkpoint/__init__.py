@@ -1,1 +1,1 @@
-"""State on disk: sharded checkpoints that appear whole or not at all. `published` needs no torch."""
+"""State on disk: sharded checkpoints that appear whole or not at all. The module `published` does not import torch."""

@@ -1,4 +1,4 @@
-"""One hash for the weights of a whole model, independent of how the model is cut."""
+"""One hash for the weights of a whole model, which does not depend on how the model is cut."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpctrain.base.errors import HpctrainError
 
 
 def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
-    """SHA-256 over name, dtype, shape and bytes of every parameter in the order of their names, as hex.
+    """Return the SHA-256 over name, dtype, shape and bytes of every parameter in the order of their names, as hex.
 
     Collective over the world. A rank holds one whole tensor at a time and sends only digests.
 
     Raises:
-        HpctrainError: copies of the same parameter differ between ranks.
+        HpctrainError: copies of a parameter differ between ranks.
     """
     by_name = {name: _digest(name, _whole(parameter.detach())) for name, parameter in parameters}
     everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
@@ -37,7 +37,7 @@ def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The whole tensor. Collective over the mesh of a DTensor."""
+    """Return the whole tensor. Collective over the mesh of a DTensor."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

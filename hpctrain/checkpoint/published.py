@@ -1,7 +1,7 @@
-"""Published checkpoints: search, verification, publication, pruning. No torch here: agents choose what workers load.
+"""Published checkpoints: search, verification, publication, pruning. It imports no torch, because agents use it too.
 
-torch's checkpoint format unpickles its metadata. So nothing of a checkpoint is loaded before the owner, the mode and
-the hash of every file are what this user's run wrote.
+torch's checkpoint format unpickles its metadata. So nothing of a checkpoint is loaded before owner, mode and hash of
+every file are checked against what this user's run wrote.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SkippedCheckpoint:
 
 
 def folder_name(step: int) -> str:
-    """The name of a step's checkpoint folder, as 'step-00000100'."""
+    """Return the name of a step's checkpoint folder, as 'step-00000100'."""
     return f"step-{step:08d}"
 
 
@@ -69,7 +69,7 @@ def newest(
 
 
 def listed(checkpoints: Path) -> list[Path]:
-    """The published checkpoint folders, oldest first; unfinished ones have other names."""
+    """Return the published checkpoint folders, oldest first; unfinished ones have other names."""
     return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
 
 
@@ -93,20 +93,21 @@ def verify(path: Path, hashes: bool = True) -> Manifest:
 
 
 def describe_file(path: Path) -> FileEntry:
-    """The manifest's entry for a file: name, size and hash."""
+    """Return the manifest's entry for a file: name, size and hash."""
     with path.open("rb") as file:
         return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(file.fileno()))
 
 
 def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
-    """Rename a finished checkpoint to its final name and return the path. It is then durable, and `latest` names it.
+    """Rename a finished checkpoint to its final name and return the path.
 
-    A new generation removes the unpublished checkpoints of the one before (`discard_unfinished`). So a writer that was
-    suspended after it asked the fence finds nothing to rename.
+    The checkpoint is then durable, and `latest` names it. A new generation removes the unpublished checkpoints of the
+    previous one (`discard_unfinished`). So a writer that was suspended after it asked the fence finds nothing to
+    rename.
 
     Raises:
         StorageError: the disk is full or read-only; earlier checkpoints are unchanged.
-        Superseded: the writer's generation is over, or the same step was published by a later one.
+        Superseded: the writer's generation is over, or a later generation has published the same step.
     """
     checkpoints = temporary.parent
     final = checkpoints / folder_name(manifest.step)
@@ -115,7 +116,7 @@ def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
     _check_not_newer(final, manifest.generation)
     with storage_errors(final):
         if final.exists():
-            # An older generation's checkpoint of the same step: this one replaces it.
+            # An older generation's checkpoint of this step, which the new one replaces.
             aside = checkpoints / f".replaced-{final.name}"
             shutil.rmtree(aside, ignore_errors=True)
             final.rename(aside)
@@ -139,9 +140,9 @@ def _check_not_newer(final: Path, generation: int) -> None:
 
 
 def prune(checkpoints: Path, keep: int, current: Path) -> None:
-    """Remove all checkpoints but the just published `current` and the `keep` − 1 before it.
+    """Remove all checkpoints except the just published `current` and the `keep` − 1 before it.
 
-    A checkpoint of a later step was left by an earlier attempt, and the run did not resume from it; it is removed too.
+    A checkpoint of a later step remains from an earlier attempt, and the run did not resume from it; it is removed too.
     """
     before = [path for path in listed(checkpoints) if path.name < current.name]
     remaining = {current, *before[max(0, len(before) - (keep - 1)) :]}
@@ -151,7 +152,9 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Rename a checkpoint, then delete its files: a writer killed in between leaves nothing that looks whole."""
+    """Rename a checkpoint, then delete its files, so that a writer killed in between leaves nothing that looks
+    whole.
+    """
     going = path.with_name(f".removed-{path.name}")
     shutil.rmtree(going, ignore_errors=True)
     with contextlib.suppress(OSError):  # a folder that cannot be renamed is deleted in place
@@ -161,7 +164,7 @@ def remove(path: Path) -> None:
 
 
 def quarantine(path: Path) -> str | None:
-    """Rename an unusable checkpoint, to be inspected by a person; return the new name, or None if renaming failed."""
+    """Rename an unusable checkpoint so that you can inspect it. Return the new name, or None if renaming failed."""
     aside = path.with_name(f"skipped-{path.name}")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -172,8 +175,10 @@ def quarantine(path: Path) -> str | None:
 
 
 def discard_unfinished(checkpoints: Path) -> None:
-    """Remove what killed writers left behind, and restore a checkpoint whose replacement was not finished. Call it only
-    while no worker runs."""
+    """Remove what killed writers left behind, and restore a checkpoint whose replacement was not finished.
+
+    Call it only while no worker runs.
+    """
     for path in (*checkpoints.glob(".step-*.tmp"), *checkpoints.glob(".removed-*")):
         shutil.rmtree(path, ignore_errors=True)
     for path in checkpoints.glob(".replaced-*"):
@@ -217,7 +222,7 @@ def _verify_file(folder: OwnedFolder, entry: FileEntry, hashes: bool) -> None:
 
 def _sha256(descriptor: int) -> str:
     digest = hashlib.sha256()
-    # One buffer for the whole file: fresh memory for each chunk would cost more than hashing it.
+    # One buffer serves the whole file: fresh memory for each chunk would cost more than hashing it.
     buffer = memoryview(bytearray(_CHUNK))
     while count := os.readv(descriptor, [buffer]):
         digest.update(buffer[:count])

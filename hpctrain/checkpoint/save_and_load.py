@@ -1,7 +1,7 @@
-"""Saving in the background and loading into any plan, with torch.distributed.checkpoint (DCP) for the shards.
+"""Saves in the background and loads into any plan; torch.distributed.checkpoint (DCP) reads and writes the shards.
 
 To save, the tensors are copied between two steps into reused memory. A thread with its own process group writes the
-copy and hashes what this rank wrote. Rank 0 publishes the folder when every rank is done.
+copy and hashes what this rank wrote. Rank 0 publishes the folder when every rank has finished.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import FileEntry, Manifest
 
 SURPLUS_BYTES = 1 << 14
-"""Bytes that the format adds per rank's file, and a sixteenth of it per tensor: headers, padding, metadata."""
+"""Bytes of headers, padding and metadata that the format adds to the file of each rank.
+
+For each tensor it adds a sixteenth of this number.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class SaveResult:
 
     step: int
     seconds: float
-    """Time from the copy to the published folder."""
+    """Seconds from the copy of the tensors to the published folder."""
     size_bytes: int = 0
     error: str | None = None
     """Why nothing was published; earlier checkpoints are unchanged. None: the checkpoint was published."""
@@ -59,13 +62,15 @@ class CheckpointSaver:
         self._size_bytes: int | None = None
 
     def prepare(self, tensors: dict[str, Tensor]) -> None:
-        """Allocate the memory for copies of these tensors during the first steps, so that the first save need not."""
+        """Allocate the memory for copies of these tensors during the first steps, so that the first save need not do
+        it.
+        """
         self._staging.reserve(tensors)
         device = next(iter(tensors.values())).device
         self._warming = self._thread.submit(self._staging.warm, device)
 
     def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """Copy the tensors and start writing; after return they may change. Waits for an unfinished save first.
+        """Copy the tensors and start writing; they may change after the call. Wait for an unfinished save first.
 
         Args:
             manifest: the manifest without `files`.
@@ -82,7 +87,9 @@ class CheckpointSaver:
         return self._pending is not None and not self._pending.done()
 
     def finished(self, wait: bool = False) -> SaveResult | None:
-        """The result of a save that ended since the last call, else None. With `wait`, it waits for a running save."""
+        """Return the result of a save that ended since the last call, else None. With `wait`, wait for a running
+        save.
+        """
         if self._pending is None or not (wait or self._pending.done()):
             return None
         pending, self._pending = self._pending, None
@@ -106,7 +113,7 @@ class CheckpointSaver:
         return SaveResult(manifest.step, time.perf_counter() - start, size)
 
     def _check_room(self, tensors: dict[str, Tensor], step: int) -> None:
-        """Raise StorageError before anything is written, if the checkpoint does not fit on the disk."""
+        """Raise StorageError if the checkpoint does not fit on the disk. Call it before anything is written."""
         if self._size_bytes is None:
             self._size_bytes = self._expected_bytes(tensors)
         size_bytes, ranks = self._size_bytes, dist.get_world_size(self._group)
@@ -119,7 +126,9 @@ class CheckpointSaver:
         self._on_rank0(look)
 
     def _expected_bytes(self, tensors: dict[str, Tensor]) -> int:
-        """Bytes of the whole state. Each tensor counts once, even if several ranks hold it or parts of it."""
+        """Return the bytes of the whole state. Each tensor counts once, even if several ranks hold it or parts of
+        it.
+        """
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(self._group))]
         dist.all_gather_object(everyone, sizes, group=self._group)
@@ -154,8 +163,10 @@ class CheckpointSaver:
         published.prune(self._checkpoints, self._keep, final)
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
-        """Run `act` on rank 0. If it cannot or may not write, every rank raises StorageError, so that all give up
-        together."""
+        """Run `act` on rank 0. Collective.
+
+        If rank 0 cannot or may not write, every rank raises StorageError, so that all ranks give up together.
+        """
         message: list[str | None] = [None]
         if dist.get_rank(self._group) == 0:
             try:
@@ -185,8 +196,10 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None
 
 
 def load_with_prefix(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """The tensors of a verified checkpoint whose names begin with a prefix, by name without it. Collective; ranks may
-    give different prefixes.
+    """Return the tensors of a verified checkpoint whose names begin with a prefix, under their names without the
+    prefix.
+
+    Collective; ranks may give different prefixes.
 
     Raises:
         CheckpointError: a tensor cannot be read.
@@ -210,7 +223,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
-    """The reason for DCP's failure in one line: the file system's error, else that of the first failed rank."""
+    """Return the reason for DCP's failure in one line: the file system's error, else that of the first failed rank."""
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"
@@ -227,7 +240,7 @@ def _first_failure(error: dcp.api.CheckpointException) -> tuple[int, str]:
 
 
 def _refusal(folder: Path) -> str | None:
-    """The file system's error when another MiB is written; None if that works.
+    """Write another MiB; return the file system's error, or None if that works.
 
     torch's writer reports a full disk as a wrong file position, without the system's error.
     """

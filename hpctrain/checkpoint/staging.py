@@ -1,8 +1,8 @@
-"""The copy of a training state that the writer reads, in host memory that is reused from save to save.
+"""Host memory for the copy of a training state that the checkpoint writer reads; it is reused from save to save.
 
 Fresh memory costs more than the copy itself, because the kernel maps and clears it page by page. So the memory is
 allocated once, on the writer's thread while the training computes, and each save only copies into it. With a CUDA
-device it is pinned, so that the device copies at the full rate of its link.
+device the memory is pinned, so that the device copies at the full rate of its link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class StagingBuffers:
                 self._buffers[name] = torch.empty_like(tensor.detach(), device="cpu")
 
     def warm(self, device: torch.device) -> None:
-        """Write to all of the memory once, so that it is mapped. Call it on another thread before the first `copy`.
+        """Write to all of the memory once, so that the kernel maps it. Call it on another thread before the first
+        `copy`.
 
         Args:
             device: device of the tensors.
@@ -56,7 +57,7 @@ def _lock_in_place(tensors: list[Tensor], device: torch.device) -> None:
     cuda = torch.cuda.cudart()
     for tensor in tensors:
         if tensor.numel() == 0:
-            continue  # a rank may hold nothing of a parameter
+            continue  # a rank may hold no part of a parameter
         code = int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.numel() * tensor.element_size(), 0))
         if code != 0:
             print(
@@ -72,5 +73,5 @@ def _alike(buffer: Tensor, tensor: Tensor) -> bool:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; another tensor unchanged."""
+    """Return this rank's part of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

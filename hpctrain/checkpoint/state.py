@@ -1,4 +1,4 @@
-"""The tensors of a training state under names that do not depend on how the model is cut.
+"""Names the tensors of a training state so that the names do not depend on how the model is cut.
 
 The names are model.<parameter> and, for AdamW's moments, exp_avg.<parameter> and exp_avg_sq.<parameter>. A split tensor
 is a DTensor, so that torch.distributed.checkpoint can load it into any other split.
@@ -23,7 +23,7 @@ def prepare_moments(parameters: list[tuple[str, nn.Parameter]], optimizer: torch
 
 
 def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of this rank's state by name; they share memory with model and optimizer."""
+    """Return all tensors of this rank's state by name; they share memory with model and optimizer."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()

@@ -1,1 +1,1 @@
-"""Reduction of gradients between replicas."""
+"""Compresses gradients and sums them over replicas."""

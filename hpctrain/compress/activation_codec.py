@@ -72,7 +72,7 @@ class Int8ActivationCodec:
 
 
 def build_activation_codec(messages: Messages) -> ActivationCodec | None:
-    """The codec for a kind of messages; None for messages that are not compressed."""
+    """Return the codec for a setting of stage messages; None for messages that are not compressed."""
     match messages:
         case "none":
             return None
@@ -83,5 +83,5 @@ def build_activation_codec(messages: Messages) -> ActivationCodec | None:
 
 
 def _padded_numel(tensor: Tensor) -> int:
-    """The count of the tensor's numbers, rounded up to a multiple of `BLOCK`."""
+    """Return the number of the tensor's elements, rounded up to a multiple of `BLOCK`."""
     return -(-tensor.numel() // BLOCK) * BLOCK

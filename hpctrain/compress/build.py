@@ -50,6 +50,7 @@ def build_reducer(
         group: the ranks whose gradients are summed.
         names: names of the parameters, as 'layers.3.attention.wq.weight'.
         shapes: shapes of this rank's parts of the parameters.
+        spec: the codec and its settings.
     """
     codec = spec.codec
     layers: Layers = getattr(codec, "layers", "all")
@@ -100,14 +101,14 @@ def _sparse_settings(codec: TopK | Adaptive) -> SparseSettings:
 def build_reduce_scatters(
     spec: CodecSpec, parts: Sequence[Sequence[ShardedParameter]], group: dist.ProcessGroup, device_type: str
 ) -> list[ReduceScatter | None]:
-    """Build the reduce-scatter of each part of a sharded stage; None: torch's own.
+    """Build the reduce-scatter of each part of a sharded stage; None stands for torch's own reduce-scatter.
 
     Args:
         parts: by part, the parameters in the order of its flat gradient.
         group: the ranks that share the state.
     """
     exact = DenseReduceScatter() if device_type == "cpu" else None
-    """NCCL's reduce-scatter sends each number once; gloo's does not."""
+    """gloo's own reduce-scatter sends each number twice; NCCL's sends it once."""
     codec = spec.codec
     match codec:
         case NoCompression():

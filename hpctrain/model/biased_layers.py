@@ -42,8 +42,8 @@ class GeluLayer(nn.Module):
 
 
 class Positions(nn.Embedding):
-    """Learned position embeddings of a sequence."""
+    """Learned position embeddings: one vector per position of a sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] -> [1, seq, dim]."""
+        """Return the position embeddings [1, seq, dim] for tokens [batch, seq]."""
         return super().forward(torch.arange(x.shape[1], device=x.device)[None])

@@ -1,4 +1,4 @@
-"""What the blocks of several families share: attention's four matrices, and the order of a block with pre-norm.
+"""Parts that several families share: the four matrices of attention, and a block with pre-norm.
 
 Shapes: activations x [batch, seq, dim], queries and keys [batch, heads, seq, head_dim].
 """
@@ -19,7 +19,8 @@ class MultiHeadAttention(nn.Module):
         """
         Args:
             query_width: width of all query heads together.
-            key_value_width: the same for keys and for values; None: as for queries.
+            key_value_width: width of all key heads together, and of all value heads together; None: that of the
+                queries.
         """
         super().__init__()
         self.head_dim = head_dim
@@ -29,21 +30,24 @@ class MultiHeadAttention(nn.Module):
         self.wo = nn.Linear(query_width, dim, bias=bias)
 
     def heads(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, and keys and values of `memory` or of x itself."""
+        """Return the queries of x, and the keys and values of `memory`; without `memory`, those of x."""
         memory = x if memory is None else memory
         return self._split(self.wq(x)), self._split(self.wk(memory)), self._split(self.wv(memory))
 
     def merged(self, heads: Tensor) -> Tensor:
-        """The heads' results [batch, heads, seq, head_dim] -> [batch, seq, dim]."""
+        """Project the heads' results [batch, heads, seq, head_dim] to [batch, seq, dim]."""
         return self.wo(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
-        # The number of heads follows from the width of the projections, so that a tensor-parallel share works too.
+        # The number of heads follows from the width of the projections, so that a tensor-parallel part of them works
+        # too.
         return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
 
 class PreNormBlock(nn.Module):
-    """One layer: attention and feed-forward layer, each after a norm and added to the residual stream."""
+    """One layer of the model: attention and feed-forward layer, each with a norm before it and a residual
+    connection.
+    """
 
     def __init__(self, make_norm: Callable[[], nn.Module], attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
@@ -56,7 +60,7 @@ class PreNormBlock(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim].
 
         Args:
-            added: what else the attention takes.
+            added: further arguments of the attention.
         """
         x = x + self.attention(self.attention_norm(x), *added)
         return x + self.feed_forward(self.feed_forward_norm(x))

@@ -1,4 +1,6 @@
-"""Builds initialised modules from a spec. The weights depend only on the seed and their names, not on the cut."""
+"""Builds initialised modules from a spec. The weights depend only on the seed and their names, not on the cut into
+stages.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,22 @@ from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:
     """Build blocks [start, stop), with the embedding if start is 0 and the head if stop is the number of layers.
 
-    An empty first stage holds only the embedding; an empty last stage, only the head.
+    A first stage without blocks holds only the embedding; a last stage without blocks, only the head.
     """
     return build_part(spec, StageBlocks(start, stop, start == 0, stop == spec.layers), seed)
 
 
 Fill = Callable[[nn.Module], None]
-"""Sets the values of a plain stage's parameters."""
+"""Function that sets the values of a plain stage's parameters."""
 
 
 def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = None) -> nn.Module:
-    """Build a stage as `build_stage` does, but with the ends given by the caller, because the numbers of its blocks do
-    not show whether an empty stage is the first or the last.
+    """Build a stage as `build_stage` does, but let `blocks` say whether it is the first or the last one.
+
+    The numbers of its blocks do not show this if the stage has no blocks.
 
     Args:
-        fill: sets the weights, if they do not come from the seed.
+        fill: sets the weights; None: they come from the seed.
     """
     if isinstance(spec, ImportedSpec):
         return build_imported(spec, blocks, seed)
@@ -55,7 +58,7 @@ def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = N
 
 
 def build_modules(spec: FamilySpec, blocks: StageBlocks) -> TransformerPart:
-    """The modules of a stage, with uninitialised weights."""
+    """Return the modules of a stage, with uninitialised weights."""
     match spec:
         case DecoderSpec():
             return Decoder(spec, blocks)

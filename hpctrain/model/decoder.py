@@ -55,7 +55,7 @@ class Decoder(DecoderPart):
 
 
 def rotary_angles(seq: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [seq, head_dim / 2] of the rotary positions, in fp32."""
+    """Return the cosines and sines of the rotary positions: [seq, head_dim / 2] each, in fp32."""
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     angles = torch.outer(torch.arange(seq, device=device, dtype=torch.float32), base**-exponents)
     return angles.cos(), angles.sin()

@@ -1,4 +1,4 @@
-"""An encoder-only Transformer in the form of BERT (Devlin et al. 2019), with the head that fills in masked tokens."""
+"""An encoder-only Transformer in the form of BERT (Devlin et al. 2019), with the head that predicts masked tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 
 
 class EncoderBlock(nn.Module):
-    """One layer: attention and feed-forward layer, each added to the residual stream, with a norm after the sum."""
+    """One layer of an encoder: attention and feed-forward layer, each with a residual connection and a norm after
+    it.
+    """
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -29,15 +31,15 @@ class EncoderBlock(nn.Module):
 
 
 class FirstSegment(nn.Embedding):
-    """Segment embeddings. A text that is no pair of sentences has the first segment at every position."""
+    """Segment embeddings for inputs of one segment: every position gets the embedding of the first segment."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] -> [1, seq, dim]."""
+        """Return the segment embeddings [1, seq, dim] for tokens [batch, seq]."""
         return super().forward(torch.zeros(1, x.shape[1], dtype=torch.long, device=x.device))
 
 
 class Encoder(TransformerPart):
-    """Blocks [start, stop), with embedding, positions and segments in the first stage and the head in the last."""
+    """Blocks [start, stop) of an encoder; the first stage also has the embeddings, the last one the head."""
 
     def __init__(self, spec: EncoderSpec, blocks: StageBlocks) -> None:
         super().__init__(spec, blocks)
@@ -54,7 +56,11 @@ class Encoder(TransformerPart):
         self.tie()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""
+        """Return activations [batch, seq, dim], or logits in the last stage.
+
+        Args:
+            x: tokens [batch, seq] in the first stage, else activations [batch, seq, dim].
+        """
         if self.embedding is not None and self.embedding_norm is not None:
             assert self.positions is not None, "a first stage has all of the front"
             assert self.segments is not None, "a first stage has all of the front"

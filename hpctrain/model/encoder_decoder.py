@@ -19,7 +19,9 @@ from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
 class T5Attention(MultiHeadAttention):
-    """Attention whose scores are not divided by the root of the head width: T5's initial weights are smaller."""
+    """Attention whose scores are not divided by the root of the head width, because T5's initial weights are
+    smaller.
+    """
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__(spec.dim, spec.head_width, spec.inner)
@@ -38,7 +40,7 @@ class T5Attention(MultiHeadAttention):
 
 
 class T5FeedForward(nn.Module):
-    """w2(ReLU(w1 x)) or, gated, w2(GELU(w1 x) · w3 x) (Shazeer 2020)."""
+    """Feed-forward layer of T5: w2(ReLU(w1 x)), or with a gate w2(GELU(w1 x) · w3 x) (Shazeer 2020)."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__()
@@ -54,12 +56,12 @@ class T5FeedForward(nn.Module):
 
 
 def _encoder_block(spec: EncoderDecoderSpec) -> PreNormBlock:
-    """A layer of the encoder; beside x it takes what is added to the scores, [1, heads, seq, seq]."""
+    """Return a layer of the encoder. Its `forward` takes x and what is added to the scores, [1, heads, seq, seq]."""
     return PreNormBlock(lambda: RMSNorm(spec.dim, spec.norm_eps), T5Attention(spec), T5FeedForward(spec))
 
 
 class T5DecoderBlock(nn.Module):
-    """A layer of the decoder."""
+    """One layer of the decoder: self-attention, attention to the encoder's output, and feed-forward layer."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__()
@@ -71,18 +73,23 @@ class T5DecoderBlock(nn.Module):
         self.feed_forward = T5FeedForward(spec)
 
     def forward(self, x: Tensor, added: Tensor, memory: Tensor) -> Tensor:
-        """x: [batch, target, dim], added (to the scores): [1, heads, target, target], memory (the encoder's output):
-        [batch, seq, dim] -> [batch, target, dim]."""
+        """Return the new decoder stream [batch, target, dim].
+
+        Args:
+            x: [batch, target, dim], the decoder stream.
+            added: [1, heads, target, target], added to the scores of the self-attention.
+            memory: [batch, seq, dim], the encoder's output.
+        """
         x = x + self.attention(self.attention_norm(x), added)
         x = x + self.cross_attention(self.cross_attention_norm(x), None, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class EncoderDecoder(TransformerPart):
-    """Blocks [start, stop) of encoder and decoder; the decoder's blocks are numbered after the encoder's.
+    """Blocks [start, stop) of an encoder-decoder; the decoder's blocks are numbered after the encoder's.
 
-    The stage with the first decoder block also holds the encoder's last norm and the embedding of the decoder's tokens,
-    which is a copy of the first stage's if the model is cut.
+    The stage with the first decoder block also holds the encoder's last norm and the embedding of the decoder's tokens.
+    If the model is cut, this embedding is a copy of the first stage's.
     """
 
     def __init__(self, spec: EncoderDecoderSpec, blocks: StageBlocks) -> None:
@@ -106,10 +113,11 @@ class EncoderDecoder(TransformerPart):
         self.tie()
 
     def forward(self, x: Tensor, decoder_tokens: Tensor) -> Tensor:
-        """Tokens (first), encoder stream or both streams in; encoder stream, both streams or logits (last) out.
+        """Return the encoder stream, both streams, or in the last stage the logits.
 
         Args:
-            decoder_tokens: [batch, target], the same in every stage.
+            x: tokens in the first stage, else the encoder stream or both streams.
+            decoder_tokens: [batch, target], equal in every stage.
         """
         if self.first and self.embedding is not None:
             x = self.embedding(x)

@@ -12,7 +12,7 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 
 class Gpt2(DecoderPart):
-    """Blocks [start, stop), with embedding and positions in the first stage and norm and head in the last."""
+    """Blocks [start, stop) of GPT-2; the first stage also has embedding and positions, the last one norm and head."""
 
     def __init__(self, spec: Gpt2Spec, blocks: StageBlocks) -> None:
         norm = partial(LayerNorm, spec.dim, spec.norm_eps)

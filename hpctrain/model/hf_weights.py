@@ -1,4 +1,4 @@
-"""Conversion of weights: from a Hugging Face folder to a stage, and from parameters to the tensors of such a folder."""
+"""Converts weights: from a Hugging Face folder to a stage, and from parameters to the tensors of such a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpctrain.records.model.families import HfModel
 
 
 class HfWeights:
-    """The weights of a Hugging Face folder; each stage reads its own."""
+    """The weights of a Hugging Face folder; each stage reads only those that it holds."""
 
     def __init__(self, model: HfModel, folder: Path) -> None:
         self._tensors: dict[str, tuple[HfTensor, int]] = {}
@@ -52,7 +52,7 @@ class HfWeights:
 
 
 def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Tensor:
-    """One of our parameters from a stored tensor that may hold several."""
+    """Return one parameter of hpctrain's model from a stored tensor, which may hold several parameters."""
     width = tensor.shape[-1] // len(tensor.parameters)
     where = slice(number * width, (number + 1) * width)
     piece = file.get_slice(stored.name)
@@ -61,6 +61,6 @@ def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Ten
 
 
 def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
-    """The tensor of a Hugging Face folder, made of our parameters in the given order."""
+    """Return a tensor of a Hugging Face folder, made of hpctrain's parameters in the given order."""
     parts = [part.t() if tensor.transposed else part for part in own]
     return torch.cat(parts, dim=-1).contiguous()

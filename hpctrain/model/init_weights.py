@@ -1,4 +1,4 @@
-"""The initial weights, by family. They depend only on the seed and their names, not on the cut."""
+"""The initial weights, by family. They depend only on the seed and the parameter names, not on the cut into stages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from hpctrain.records.model.families import FamilySpec
 
 @torch.no_grad()
 def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
-    """Initialise every parameter: biases with zeros, norms with ones, the rest from a normal distribution. Each of the
-    latter has its own generator, seeded by (seed, name)."""
+    """Initialise every parameter: biases with zeros, norms with ones, all others from a normal distribution.
+
+    Each random parameter has its own generator, seeded by (seed, name).
+    """
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
@@ -26,10 +28,10 @@ def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
 
 
 def standard_deviation(spec: FamilySpec, name: str) -> float:
-    """The standard deviation of a matrix's initial weights, by its name.
+    """Return the standard deviation of a matrix's initial weights, by its name.
 
-    It is `init_std`. In models with pre-norm, the two projections that write to the residual stream are scaled by
-    1/√(2·layers) (Radford et al. 2019). T5 has 1/√(input width); its query weights are also divided by the root of the
+    It is `init_std`. In models with pre-norm, the two projections that write to the residual stream have init_std /
+    √(2·layers) (Radford et al. 2019). T5 has 1/√(input width); its query weights are also divided by the root of the
     head width, because its scores are not.
     """
     if isinstance(spec, EncoderDecoderSpec):

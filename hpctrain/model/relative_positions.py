@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 
 def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> Tensor:
-    """The bias that is added to the scores of a sequence: [1, heads, seq, seq]; minus infinity where causal attention
-    is masked.
+    """Return the bias that is added to the scores of a sequence: [1, heads, seq, seq].
+
+    It is minus infinity where causal attention is masked.
 
     Args:
         table: [buckets, heads], of the encoder or the decoder.
@@ -18,7 +19,8 @@ def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal:
         largest: distance from which on all distances share a bucket.
     """
     seq = x.shape[1]
-    # All scores of one distance get the same number: 2·seq − 1 look-ups, laid out as a square by shifted windows.
+    # All scores of one distance get one number, so 2·seq − 1 look-ups are enough; shifted windows make a square of
+    # them.
     distances = torch.arange(1 - seq, seq, device=x.device)
     numbers = table(relative_position_buckets(distances, table.num_embeddings, largest, causal)).t()
     if causal:
@@ -27,11 +29,11 @@ def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal:
 
 
 def relative_position_buckets(distances: Tensor, count: int, largest: int, causal: bool) -> Tensor:
-    """The bucket, a row of the table, of each distance (position of the key minus that of the query).
+    """Return the bucket, a row of the table, of each distance (position of the key minus that of the query).
 
-    Small distances have a bucket each. Larger ones share buckets on a logarithmic scale up to `largest`, and a single
-    bucket from there on. Without a causal mask, each direction gets half of the buckets (Raffel et al. 2020, section
-    2.1).
+    Small distances have a bucket each. Larger ones share buckets on a logarithmic scale up to `largest`; all distances
+    from there on share one bucket. Without a causal mask, each direction gets half of the buckets (Raffel et al. 2020,
+    section 2.1).
     """
     offset = torch.zeros_like(distances)
     if causal:

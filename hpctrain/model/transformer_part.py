@@ -1,4 +1,6 @@
-"""The base classes of the stages of all families: parts may be absent, and the head may be tied to the embedding."""
+"""Base classes of the stages of all families: parts of the model may be absent, and the head may be tied to the
+embedding.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from hpctrain.records.model.transformer_spec import TransformerSpec
 
 
 class StageBlocks(NamedTuple):
-    """What a stage holds: blocks [start, stop), and the ends of the model; an empty stage may be either end."""
+    """The blocks [start, stop) of a stage, and whether it is the first or the last one; a stage without blocks may be
+    either.
+    """
 
     start: int
     stop: int
@@ -35,11 +39,14 @@ class TransformerPart(nn.Module):
         super().__init__()
         self.first = blocks.first
         self.tied_here = spec.tied and blocks.last
-        """Whether the head is in this stage and uses the embedding's matrix."""
+        """Whether this stage has the head and the head uses the embedding's matrix."""
 
     def tie(self) -> None:
-        """Make a tied head use the embedding's parameter itself. Call it again after anything that replaces parameters:
-        moving off the meta device, splitting them over devices."""
+        """Make a tied head use the embedding's parameter itself.
+
+        Call it again after anything that replaces parameters, such as moving them off the meta device or splitting them
+        over devices.
+        """
         if self.tied_here and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.weight
 
@@ -53,7 +60,7 @@ class DecoderPart(TransformerPart):
     ) -> None:  # fmt: skip
         """
         Args:
-            positions: from tokens to what is added to their embedding; None: nothing is.
+            positions: module that takes tokens and returns what is added to their embedding; None: nothing is added.
         """
         super().__init__(spec, blocks)
         held = blocks.first or self.tied_here
@@ -65,7 +72,11 @@ class DecoderPart(TransformerPart):
         self.tie()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""
+        """Return activations [batch, seq, dim], or logits in the last stage.
+
+        Args:
+            x: tokens [batch, seq] in the first stage, else activations [batch, seq, dim].
+        """
         if self.first and self.embedding is not None:
             x = self.embedding(x) if self.positions is None else self.embedding(x) + self.positions(x)
         for block in self.layers.values():

@@ -1,1 +1,1 @@
-"""Wiring of torch's own parallel pieces by a plan: mesh, tensor, pipeline and data parallel."""
+"""Connects torch's parallel modules as a plan says: mesh, tensor, pipeline and data parallel."""

@@ -1,4 +1,6 @@
-"""Compression of stage messages: encoded before they are sent, decoded when their tensor is needed."""
+"""Compression of stage messages: encodes a message before it is sent, and decodes it when the stage needs the
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from hpctrain.compress.activation_codec import ActivationCodec
 class BoundaryCodec:
     """Encodes and decodes the messages between this stage and one neighbour.
 
-    torch's stages send a tensor and receive into one. Here the encoded message travels in the tensor's place.
+    torch's stages send a tensor and receive into one. The codec puts the encoded message in place of that tensor.
     """
 
     def __init__(self, codec: ActivationCodec) -> None:
         self._codec = codec
         self._expected: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        """By micro-batch: the messages to be received, and the tensors that they are decoded into."""
+        """Micro-batch -> pairs of a message to be received and the tensor that it is decoded into."""
 
     def encode_sends(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
         """Replace the tensor of each send by its encoded message; return the sends."""
@@ -26,7 +28,7 @@ class BoundaryCodec:
         return operations
 
     def receive_encoded(self, micro_batch: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Make each receive of a micro-batch fill a message, which `read` decodes later; return the receives."""
+        """Replace the tensor of each receive by a message, which `read` decodes later; return the receives."""
         pairs = [(self._codec.empty(operation.tensor), operation.tensor.detach()) for operation in operations]
         for operation, (message, _) in zip(operations, pairs, strict=True):
             operation.tensor = message
@@ -34,7 +36,6 @@ class BoundaryCodec:
         return operations
 
     def read(self, micro_batch: int) -> None:
-        """Decode the messages of a micro-batch, which have arrived, into their tensors. Does nothing if none was
-        expected."""
+        """Decode the received messages of a micro-batch into their tensors. Do nothing if no message was expected."""
         for message, tensor in self._expected.pop(micro_batch, []):
             self._codec.read(message, tensor)

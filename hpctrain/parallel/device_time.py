@@ -1,5 +1,7 @@
-"""Timing of a device without waiting for it. A wait between two actions would end the overlap of computation with sends
-and with sums over replicas."""
+"""Timing of a device without waiting for it.
+
+A wait between two actions would end the overlap of computation with sends and with sums over replicas.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ import time
 import torch
 
 Mark = float | torch.cuda.Event
-"""A point in time: on CUDA, when the current stream reached it."""
+"""A point in time: seconds on a CPU; on CUDA the event at which the current stream reached the point."""
 
 
 def mark(device: torch.device) -> Mark:
-    """Mark this moment: on a CPU, the time now; on CUDA, when the current stream has done all work queued so far."""
+    """Return this moment: on a CPU the time now; on CUDA the time at which the stream has done all work queued so
+    far.
+    """
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -21,7 +25,7 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds_between(start: Mark, end: Mark) -> float:
-    """The seconds from one mark to the other. On CUDA it waits until the device has reached the second mark."""
+    """Return the seconds from one mark to the other. On CUDA, wait until the device has reached the second mark."""
     if isinstance(start, float) or isinstance(end, float):
         assert isinstance(start, float), "marks of one device are of one kind"
         assert isinstance(end, float), "marks of one device are of one kind"

@@ -29,15 +29,16 @@ CountBytes = Callable[[int], None]
 
 
 def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torch.dtype | None) -> None:
-    """Shard the parameters of a plain or tensor-parallel stage in place: each block by itself, the rest together.
+    """Shard the parameters of a plain or tensor-parallel stage in place: each block by itself, the other modules
+    together.
 
     Gradients become sums over the replicas, never means; each parameter's `grad` holds this rank's shard.
 
     Args:
-        mesh: [shard] or [replicate, shard], of the same root mesh as that of tensor parallelism.
-        zero: 1 and 2 keep the weights whole between forward and backward, 3 gathers them for each.
+        mesh: [shard] or [replicate, shard]; it has the same root mesh as the one used for tensor parallelism.
+        zero: ZeRO level. 1 and 2 keep the weights whole between forward and backward; 3 gathers them for each pass.
         compute: dtype in which weights are gathered and used, and in which the backward pass gives gradients. Gradients
-            are summed in fp32, the optimizer's weights are fp32, and the stream between blocks stays fp32. Unlike with
+            are summed in fp32, the optimizer's weights are fp32, and the residual stream stays fp32. Unlike with
             autocast alone, the embedding and the norms' weights are rounded too. None: fp32 throughout.
     """
     policy = (
@@ -51,22 +52,24 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
     for part in [*parts, root]:
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    # Split logits are a view of a DTensor. torch warns of writes into such an output; nothing here writes into it.
+    # Split logits are a view of a DTensor. torch warns about in-place writes to such an output; no code here does that.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
-    # By default FSDP prefetches what ran before, in any micro-batch. For the first block that may be the last one,
-    # whose weights would stay in memory unused until the next micro-batch.
+    # By default FSDP prefetches the part that ran before, in any micro-batch. For the first block that may be the last
+    # block, whose weights would stay in memory unused until the next micro-batch.
     for before, later in pairwise([root, *parts, root]):
         later.set_modules_to_backward_prefetch([before])
 
 
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
-    """The stage itself and its blocks."""
+    """Yield the FSDP modules of a stage: the stage itself and its blocks."""
     return (part for part in module.modules() if isinstance(part, FSDPModule))
 
 
 def flat_gradient_layouts(module: nn.Module) -> list[list[ShardedParameter]]:
-    """The parameters in the flat gradient of each part, in order. Blocks are parts of their own; what remains of the
-    stage may have no parameters."""
+    """Return the parameters in the flat gradient of each FSDP part, in order.
+
+    Each block is a part. The part of the stage outside of blocks may have no parameters.
+    """
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [
         [
@@ -90,14 +93,18 @@ def shard_group(module: nn.Module) -> dist.ProcessGroup:
 
 
 def _fsdp_param_groups_of(part: FSDPModule) -> list[Any]:
-    """torch's records of the parameters that a part gathers together; empty if it has none of its own."""
+    """Return torch's records of the parameters that a part gathers together; empty if the part itself has no
+    parameters.
+    """
     groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
     return groups
 
 
 def finish_backward(module: nn.Module) -> None:
-    """Run what FSDP does at the end of a backward pass, after one that ran outside of its hooks: sum gradients over the
-    replicas, or add them to those of earlier micro-batches if they are summed later."""
+    """Run FSDP's end of a backward pass, after a backward pass that ran outside of FSDP's hooks.
+
+    It sums gradients over the replicas, or adds them to those of earlier micro-batches if the sum comes later.
+    """
     fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
 
@@ -109,17 +116,17 @@ def track_collectives(
     sums_replicate_axis: Callable[[], bool],
     scatters: Sequence[ReduceScatter | None],
 ) -> None:
-    """From now on, report the bytes of the stage's sharding collectives to `count`, and record in `ACTIVITY` that this
-    process waits in them for other replicas.
+    """Report the bytes of the stage's sharding collectives to `count` from now on.
 
-    The bytes of an all-gather, an all-reduce and torch's own reduce-scatter are those of the ring algorithm, the least
-    that any algorithm sends.
+    The collectives are also recorded in `ACTIVITY`, so that a diagnosis shows that this process waits for other
+    replicas. The bytes of an all-gather, an all-reduce and torch's own reduce-scatter are those of the ring algorithm,
+    the least that any algorithm sends.
 
     Args:
-        index: the stage's number.
-        replicate_degree: groups of replicas that each hold the whole state.
-        sums_replicate_axis: whether the next reduce-scatter is followed by an all-reduce over the replicate axis.
-        scatters: by part, the reduce-scatter within a group; None: torch's own.
+        index: number of the stage.
+        replicate_degree: number of groups of replicas that each hold the whole state.
+        sums_replicate_axis: returns whether an all-reduce over the replicate axis follows the next reduce-scatter.
+        scatters: by part, the reduce-scatter within a shard group; None: torch's own.
     """
     for part, scatter in zip(sharded_parts(module), scatters, strict=True):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
@@ -147,7 +154,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter within a group of replicas; torch's all-reduce between the groups follows at once."""
+    """The reduce-scatter within a shard group; torch's all-reduce between the groups follows at once."""
 
     def __init__(
         self,
@@ -185,7 +192,7 @@ class _ReduceScatter(DefaultReduceScatter):
         return work
 
     def finish_all_reduce(self, _sums: Tensor) -> None:
-        """End the recorded activity; torch calls this hook after the all-reduce between groups."""
+        """End the recorded activity; torch calls this hook after the all-reduce between shard groups."""
         self._replicate_activity.__exit__(None)
 
 

@@ -1,4 +1,4 @@
-"""The reducer of a rank: it sums gradients over the replicas of the plan."""
+"""Builds the reducer of a rank, which sums gradients over the replicas of the plan."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def build_plan_reducer(
 
 
 class ShardedReducer(Reducer):
-    """The reducer of sharded stages. Their gradients are summed in the backward pass; this object counts the bytes and
-    holds the residuals."""
+    """The reducer of sharded stages.
+
+    FSDP sums their gradients within the backward pass. The reducer counts the bytes and holds the residuals.
+    """
 
     def __init__(self, stages: Sequence[InstrumentedStage]) -> None:
         self._stages = stages
@@ -59,7 +61,9 @@ class ShardedReducer(Reducer):
         }
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        """The bytes that this rank sent since the counters were last taken, to gather weights and sum gradients."""
+        """Return the bytes that this rank sent for weights and gradients since the last call; the gradients are already
+        sums.
+        """
         for residuals in self._residuals.values():
             residuals.end_step(gradients[0].device)
         return sum(stage.counters.sharding_bytes for stage in self._stages)
@@ -81,8 +85,10 @@ class ShardedReducer(Reducer):
 
 
 class LocalSgdReducer(Reducer):
-    """The reducer of local SGD: nothing is summed, and a replica's gradient is the mean over its own tokens.
-    The outer optimizer combines the weights after the optimizer's step."""
+    """The reducer of local SGD: it sums nothing, and a replica's gradient is the mean over its own tokens.
+
+    The outer optimizer combines the weights after the optimizer's step.
+    """
 
     def __init__(self, outer_optimizer: OuterOptimizer, share: float) -> None:
         """

@@ -1,5 +1,7 @@
-"""The norm of the whole gradient over a mesh, and clipping by it. torch's own functions refuse the mix of DTensors and
-plain tensors that a tensor-parallel stage has."""
+"""The norm of the whole gradient over a mesh, and clipping by it.
+
+torch's own functions refuse the mix of DTensors and plain tensors that a tensor-parallel stage has.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ from hpctrain.records.plan.plan import Plan
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds, as a plain tensor."""
+    """Return the part of a tensor that this rank holds, as a plain tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The part of each gradient that this rank holds, as plain tensors that share memory with the gradients.
+    """Return the part of each gradient that this rank holds, as plain tensors that share memory with the gradients.
 
     Autograd may leave a DTensor's gradient whole although the parameter is split (as for the embedding), or as partial
-    sums although it is not (as for norms with sequence parallelism). Such a gradient first gets the parameter's own
-    placements; otherwise norm and optimizer would see a wrong shape or a partial sum. Collective over tp in that case.
+    sums although the parameter is not split (as for norms with sequence parallelism). Such a gradient first gets the
+    parameter's own placements; otherwise norm and optimizer would see a wrong shape or a partial sum. Collective over
+    tp in that case.
     """
     parameters = list(parameters)
     _sum_parts(parameters)
@@ -58,7 +61,7 @@ def _sum_parts(parameters: list[nn.Parameter]) -> None:
 
 
 def _shards(parameter: nn.Parameter) -> int:
-    """The number of parts that a parameter is split into; 1: every rank of its mesh holds all of it."""
+    """Return the number of parts that a parameter is split into; 1: every rank of its mesh holds all of it."""
     if not isinstance(parameter, DTensor):
         return 1
     mesh = parameter.device_mesh
@@ -68,28 +71,28 @@ def _shards(parameter: nn.Parameter) -> int:
 def gradient_norm(
     parameters: list[nn.Parameter], plan: Plan, tied_holders: Mapping[nn.Parameter, int] | None = None
 ) -> float:
-    """The norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
+    """Return the norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
 
-    All replicas and tp ranks of a stage hold a tensor, or it is split over some of them. So its square is divided by
-    the number of holders before the sum over all ranks. With local SGD, the result is the root mean square of the
-    replicas' norms.
+    A gradient is held by all replicas and tp ranks of a stage, or split over some of them. So its squared norm is
+    divided by the number of holders before the sum over all ranks. With local SGD, the result is the root mean square
+    of the replicas' norms.
 
     Args:
-        tied_holders: number of pipeline ranks that hold a parameter, for parameters with more than one.
+        tied_holders: parameter -> number of pipeline ranks that hold it, for parameters with more than one.
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
         holders = plan.dp * plan.tp // _shards(parameter) * (tied_holders or {}).get(parameter, 1)
         total += _square(grad.detach()).cpu() / holders
     if plan.world_size == plan.dp and plan.shards == 1 and plan.codec.sums_gradients:
-        total *= plan.dp  # every rank holds everything, so no collective is needed
+        total *= plan.dp  # every rank holds the whole gradient, so no collective is needed
     else:
         dist.all_reduce(total)
     return float(total.sqrt())
 
 
 def finite_everywhere(gradients: list[Tensor]) -> bool:
-    """Whether all gradients of all ranks are finite. Collective over the world."""
+    """Return whether all gradients of all ranks are finite. Collective over the world."""
     non_finite = sum(gradient.isfinite().logical_not().any() for gradient in gradients)
     total = torch.as_tensor(non_finite).to(gradients[0].device, torch.float32)
     dist.all_reduce(total)
@@ -97,16 +100,16 @@ def finite_everywhere(gradients: list[Tensor]) -> bool:
 
 
 def _square(grad: Tensor) -> Tensor:
-    """The square of a tensor's norm, in double precision.
+    """Return the square of a tensor's norm, in double precision.
 
-    Each row is computed in fp32, and the rows are summed in double. The relative error is 1e-10, as with a copy in
-    double, at a tenth of its time; an fp32 sum over a whole matrix of 20 M numbers is 2e-3 off.
+    The sum over a row is in fp32, the sum over rows in double. The relative error is 1e-10, as with a copy in double,
+    at a tenth of its time. A sum in fp32 over a whole matrix of 20 million numbers is wrong by 2e-3.
     """
     rows = torch.linalg.vector_norm(grad, dim=-1) if grad.dim() > 1 else grad
     return rows.double().pow(2).sum()
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: float, largest: float) -> None:
-    """Scale all gradients so that the norm is at most `largest`."""
+    """Scale all gradients so that their norm `norm` becomes at most `largest`."""
     if norm > largest:
         torch._foreach_mul_(local_gradients(parameters), largest / (norm + 1e-6))

@@ -1,4 +1,6 @@
-"""Cross-entropy as a share of the global mean, so that gradients are only summed, even if replicas differ in size."""
+"""Cross-entropy as a share of the global mean, so that gradients are only summed, even if replicas differ in batch
+size.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,19 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFunction:
-    """Return the loss function: the sum of cross-entropies [nats] over a micro-batch, divided by the targets of the
-    global batch. Positions with target -100 are ignored.
+    """Return the loss function: the summed cross-entropy [nats] of a micro-batch, divided by the global batch's
+    targets.
+
+    Positions with target -100 are ignored.
 
     Args:
-        global_targets: positions with a target in the global batch, over all replicas.
+        global_targets: number of positions with a target in the global batch, over all replicas.
         vocabulary_mesh: the tp mesh if logits are split by vocabulary. The loss is then computed on the shards, and the
             caller must run forward and backward inside torch's `loss_parallel`.
     """
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        """logits: [sequences, seq, vocab (/ tp)], targets: [sequences, seq] -> scalar."""
+        """Return the loss as a scalar, from logits [sequences, seq, vocab (/ tp)] and targets [sequences, seq]."""
         flat = logits.float().flatten(0, 1)
         if vocabulary_mesh is not None:
             flat = DTensor.from_local(flat, vocabulary_mesh, [Shard(-1)], run_check=False)

@@ -1,5 +1,8 @@
-"""Dynamic loss scale for fp16 (Micikevicius et al. 2018, section 3.2): the loss is multiplied so that small gradients
-do not underflow. A step whose gradients overflow is skipped, and the scale is reduced."""
+"""Dynamic loss scale for fp16 (Micikevicius et al. 2018, section 3.2).
+
+The loss is multiplied by the scale so that small gradients do not underflow. A step whose gradients overflow is
+skipped, and the scale is reduced.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from hpctrain.records.history.manifest import LossScale
 
 
 class LossScaler:
-    """Holds the loss scale. It stays equal on all ranks, because each decides by the gradient norm, which is equal."""
+    """Holds the loss scale, which stays equal on all ranks: each rank changes it by the gradient norm, which is
+    equal.
+    """
 
     def __init__(self, state: LossScale) -> None:
         self.state = state
@@ -23,7 +28,7 @@ class LossScaler:
         return self.state.value
 
     def scaled(self, loss: LossFunction) -> LossFunction:
-        """The loss function times the current scale."""
+        """Return a loss function whose result is multiplied by the current scale."""
 
         def scaled(output: Tensor, target: Tensor) -> Tensor:
             return loss(output, target) * self.value
@@ -31,9 +36,9 @@ class LossScaler:
         return scaled
 
     def skips(self, norm: float) -> bool:
-        """Whether to skip a step with this gradient norm; updates the scale for the next step.
+        """Return whether to skip the step with this gradient norm; update the scale for the next step.
 
-        If the scale is at its minimum, 1, it did not cause the overflow, and no step is skipped.
+        At the minimum scale of 1 the scale did not cause the overflow, so no step is skipped.
         """
         if math.isfinite(norm):
             self.state = self.state.after_good_step()
@@ -44,5 +49,5 @@ class LossScaler:
         return True
 
     def unscale(self, gradients: list[Tensor]) -> None:
-        """Divide the gradients by the scale, in place, once they are summed."""
+        """Divide the gradients by the scale, in place. Call it after they are summed."""
         torch._foreach_div_(gradients, self.value)

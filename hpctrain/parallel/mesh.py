@@ -1,6 +1,6 @@
 """The mesh of a plan, and the coordinate of each rank in it.
 
-"Axis" is of the mesh (pp, dp, tp), "dim" is of a tensor, "node" is a machine, "rank" a process.
+In this module an axis belongs to the mesh (pp, dp, tp), a dim to a tensor; a node is a machine, a rank a process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HYBRID_AXES = ("pp", "replicate", "shard", "tp")
 
 @dataclass(frozen=True)
 class Coordinate:
-    """The coordinate of a rank in the plan's mesh."""
+    """The coordinate of a rank in the mesh of a plan."""
 
     rank: int
     pp: int
@@ -27,7 +27,7 @@ class Coordinate:
     dp: int
     """Index of the replica."""
     tp: int
-    """Position among the devices that share a stage's matrices."""
+    """Position in the tensor-parallel group."""
 
     @classmethod
     def of(cls, plan: Plan, rank: int) -> Coordinate:
@@ -40,13 +40,15 @@ class Coordinate:
 
 
 def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -> DeviceMesh:
-    """The plan's devices as a [pp, dp, tp] mesh; with hybrid sharding [pp, replicate, shard, tp]. Collective over all.
+    """Build the plan's mesh: [pp, dp, tp], or [pp, replicate, shard, tp] with hybrid sharding. Collective over all
+    ranks.
+
+    Ranks along tp are in ascending order, because torch orders the members of a process group by rank and DTensor's
+    shards follow the group. The shards are equal, so this does not change the plan.
 
     Args:
-        timeout: how long a collective along an axis waits for its members; torch's default for a mesh is half an hour.
-
-    Ranks along tp are in ascending order, because torch orders the members of a process group that way and DTensor's
-    shards follow the group. The shards are equal, so this does not change the plan.
+        timeout: how long a collective along an axis waits for its members; None: torch's default for a mesh, half an
+            hour.
     """
     ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
     names = HYBRID_AXES if 1 < plan.shards < plan.dp else AXES
@@ -60,8 +62,11 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
 
 
 def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """The mesh for `fully_shard`: [shard], or with hybrid sharding [replicate, shard]. It is only [shard] if a codec
-    sums over the replicate axis, because with both axes torch would do so itself."""
+    """Return the mesh for `fully_shard`: [shard], or with hybrid sharding [replicate, shard].
+
+    With hybrid sharding and a codec it is [shard] too: the codec sums over the replicate axis, and with both axes torch
+    would sum over it as well.
+    """
     if mesh.mesh_dim_names != HYBRID_AXES:
         return mesh["dp"]
     return mesh["shard"] if plan.codec_reduces_replicate_axis else mesh["replicate", "shard"]

@@ -1,8 +1,8 @@
-"""The pipeline of a plan, run by torch's schedule executor from our compute-only action table.
+"""Runs the pipeline of a plan with torch's schedule executor, from an action table without sends and receives.
 
 Only this file uses private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
-`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through it, also with
-pp = 1, so that there is one code path.
+`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through this executor, also
+with pp = 1, so that there is one code path.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from hpctrain.records.plan.schedule import Schedule
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths
 
 ActionTable = dict[int, list[_Action]]
-"""Actions by rank in the pipeline's process group, including sends and receives."""
+"""Rank in the pipeline's process group -> its actions, including sends and receives."""
 
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """The arguments of `build_pipeline`, apart from mesh and coordinate."""
+    """The arguments of `build_pipeline` apart from mesh and coordinate."""
 
     plan: Plan
     spec: Spec
@@ -61,13 +61,13 @@ class PipelineInputs:
     seed: int
     device: torch.device
     autocast: torch.dtype | None = None
-    """bfloat16 or float16 for matrix products in that precision; None: fp32 throughout."""
+    """Dtype of matrix products: bfloat16 or float16; None: fp32 throughout."""
     scaler: LossScaler | None = None
-    """The loss scale; with float16 only."""
+    """The loss scale; only with float16."""
     compile: bool = False
-    """Whether blocks are compiled, which happens at their first call."""
+    """Whether blocks are compiled; compilation happens at their first call."""
     timeout: timedelta | None = None
-    """How long a rank waits for another one in one operation; None: torch's defaults."""
+    """How long a rank waits for another rank in one operation; None: torch's defaults."""
     objective: AnyObjective = NEXT_TOKEN
     fill: Fill | None = None
     """Reads the initial weights from a folder; None: they come from the seed, or from the user's factory."""
@@ -79,8 +79,7 @@ class PipelineInputs:
 
     @property
     def message_timeout(self) -> timedelta | None:
-        """How long to wait for a stage message; None: the process group's timeout, which NCCL's watchdog enforces on
-        CUDA."""
+        """How long to wait for a stage message; None on CUDA: NCCL's watchdog enforces the process group's timeout."""
         return self.timeout if self.device.type == "cpu" else None
 
 
@@ -100,7 +99,7 @@ class Pipeline:
         for stage in stages:
             stage.random = self.random
         self.sequences = inputs.plan.replicas[replica].sequences
-        """Sequences of this replica per step."""
+        """Number of sequences of this replica in a step."""
         self.first = any(stage.is_first for stage in stages)
         self.last = any(stage.is_last for stage in stages)
         self._span: tuple[Mark, Mark] = (0.0, 0.0)
@@ -112,8 +111,10 @@ class Pipeline:
         self._scaler = inputs.scaler
 
     def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Run forward and backward on this replica's share of a batch. The gradients stay in the parameters, not
-        reduced, and multiplied by the loss scale if there is one.
+        """Run forward and backward on this replica's share of a batch.
+
+        The gradients stay in the parameters. They are not reduced over replicas, and are multiplied by the loss scale
+        if there is one.
 
         Args:
             tokens: [sequences, seq], of this replica.
@@ -122,7 +123,7 @@ class Pipeline:
                 micro-batch's part as an argument of this name.
 
         Returns:
-            This replica's share of the mean loss (0 on ranks without the last stage).
+            This replica's share of the mean loss; 0 on ranks without the last stage.
         """
         start = mark(self.device)
         loss = self._run(tokens, targets, decoder_tokens, train=True)
@@ -131,14 +132,16 @@ class Pipeline:
         return loss
 
     def all_reduce_tied_gradients(self) -> None:
-        """Sum the gradients of weights that several stages hold. Call it after the reduction over replicas and before
-        anything reads the gradients."""
+        """Sum the gradients of weights that several stages hold.
+
+        Call it after the reduction over replicas and before anything reads the gradients.
+        """
         if self._tied:
             with ACTIVITY.doing("sum the gradients of weights in several stages", waits=True):
                 self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Run a forward pass only, in evaluation mode; arguments and result are those of `step`."""
+        """Run a forward pass only, in evaluation mode. Arguments and result are those of `step`."""
         for stage in self.stages:
             stage.submod.eval()
         try:
@@ -149,8 +152,10 @@ class Pipeline:
 
     @torch.no_grad()
     def replay_forward(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Run a forward pass only, in the current mode of the modules. In training mode it draws the same random
-        numbers as the step `random.step` did. Arguments and result are those of `step`."""
+        """Run a forward pass only, in the current mode of the modules. Arguments and result are those of `step`.
+
+        In training mode it draws the random numbers that step `random.step` drew.
+        """
         return self._run(tokens, targets, decoder_tokens, train=False)
 
     @property
@@ -169,19 +174,20 @@ class Pipeline:
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
     def tied_holders(self) -> dict[nn.Parameter, int]:
-        """The number of pipeline ranks that hold a parameter, for parameters with more than one."""
+        """Return parameter -> number of pipeline ranks that hold it, for parameters with more than one."""
         return self._tied.holders()
 
     def layers(self) -> list[int]:
-        """Global numbers of the blocks that this rank holds, ascending."""
+        """Return the numbers in the whole model of the blocks that this rank holds, ascending."""
         return sorted(number for stage in self.stages for number in blocks_of(stage.submod))
 
     def take_counters(self) -> dict[int, StageCounters]:
-        """The counters since the last call, by stage."""
+        """Return stage -> its counters since the last call."""
         return {stage.stage_index: stage.take_counters() for stage in self.stages}
 
     def _run(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None, train: bool) -> float:
-        # gloo accepts a message shorter than the buffer without an error, so a wrong shape must be caught before.
+        # gloo accepts a message shorter than the buffer without an error, so a wrong shape must be found before it is
+        # sent.
         outputs = tokens if decoder_tokens is None else decoder_tokens
         if tokens.shape[0] != self.sequences or targets.shape != outputs.shape:
             raise ValueError(
@@ -191,8 +197,8 @@ class Pipeline:
         named: dict[str, Any] = {} if decoder_tokens is None else {"decoder_tokens": decoder_tokens}
         self._tied.update_followers()
         losses: list[Tensor] = []
-        # torch's evaluation also visits the backward actions, and fails if two neighbouring stages share a rank, so it
-        # gets a table without them.
+        # torch's evaluation also visits the backward actions, and fails if two neighbouring stages share a rank. So
+        # evaluation gets a table without backward actions.
         self._runtime.pipeline_order_with_comms = self._training if train else self._evaluation
         call = self._runtime.step if train else self._runtime.eval
         with loss_parallel() if self._split_loss else contextlib.nullcontext():
@@ -205,15 +211,18 @@ class Pipeline:
             )
         for stage in self.stages:
             stage.finish_sends()
-        # This waits for the GPU, and so for any rank that the GPU waits for.
+        # Reading the loss waits for the GPU, and so for any rank that the GPU waits for.
         with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
             total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
         return total / self._scaler.value if self._scaler is not None else total
 
 
 def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate) -> Pipeline:
-    """Build this rank's stages in the fixed order: seeded plain stage, tensor parallel, recomputation, compilation,
-    sharding, pipeline stage, schedule."""
+    """Build this rank's pipeline.
+
+    The order is fixed: seeded plain stage, tensor parallelism, recomputation, compilation, sharding, pipeline stage,
+    schedule.
+    """
     plan, owner = inputs.plan, inputs.plan.stage_owner()
     stages = [
         _build_stage(inputs, mesh, index, coordinate.dp)
@@ -244,13 +253,13 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     start, stop = inputs.plan.stages[index].layers
     module = build_part(spec, StageBlocks(start, stop, first, last), inputs.seed, inputs.fill)
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
-        module.to(inputs.device)  # sharding takes a plain stage there block by block
+        module.to(inputs.device)  # sharding moves a plain stage to the device block by block
     if inputs.plan.tp > 1:
         apply_tensor_parallel(module, mesh["tp"], spec, inputs.plan.sequence_parallel)
     blocks = list(blocks_of(module).values())
     recompute_blocks(blocks, inputs.plan.stages[index].recompute)
     if inputs.compile:
-        set_safe_path(os.environ)  # torch tries instructions of the processor in a `python -c`
+        set_safe_path(os.environ)  # torch tests processor instructions in a `python -c`
         for block in blocks:
             block.compile()
     kind: Callable[..., InstrumentedStage] = InstrumentedStage
@@ -258,7 +267,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
         gathered = inputs.autocast if spec.gathers_in_compute_dtype else None
         apply_sharding(module, sharding_mesh(mesh, inputs.plan), inputs.plan.zero, gathered)
         kind = partial(ShardedStage, plan=inputs.plan)
-    # Static shapes on every stage spare torch the trial run of the real model at the first step.
+    # With static shapes on every stage, torch needs no trial run of the real model at the first step.
     tokens = torch.empty(rows, inputs.seq_len, dtype=torch.long, device="meta")
     return kind(
         module,
@@ -283,7 +292,7 @@ def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[Instrumen
 
 
 def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
-    """The shape of a stage message at a cut, on one device of a tensor-parallel group, as a meta tensor."""
+    """Return a stage message at a cut, on one device of a tensor-parallel group, as a meta tensor."""
     seq = inputs.spec.boundary_length(inputs.seq_len, cut)
     if inputs.plan.sequence_parallel:
         seq //= inputs.plan.tp
@@ -291,7 +300,7 @@ def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
-    """The shape of the last stage's output as a meta tensor: local logits if the vocabulary is split."""
+    """Return the output of the last stage as a meta tensor: logits, or this rank's part if the vocabulary is split."""
     width = inputs.spec.vocabulary
     if vocabulary_is_split(inputs.spec, inputs.plan.tp):
         width //= inputs.plan.tp
@@ -302,7 +311,7 @@ def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
 def _actions_by_group_rank(
     inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate
 ) -> dict[int, list[_Action | None]]:
-    """The action table by rank in torch's process group, which orders its members by global rank."""
+    """Return rank -> actions, with the ranks of torch's process group, which orders its members by global rank."""
     column = [pp_row[coordinate.dp] for pp_row in inputs.plan.mesh()]
     actions: dict[int, list[_Action | None]] = {}
     for pp, row in enumerate(inputs.schedule.ranks):
@@ -314,9 +323,9 @@ def _actions_by_group_rank(
 def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
     """Replace torch's choice of when the weights of whole stages are gathered and freed.
 
-    torch keeps up to three stages of a rank gathered, in the order of the table; replicas with different tables would
-    then wait for each other. Here, ZeRO levels 1 and 2 gather all stages at the start. Level 3 gathers no whole stages,
-    only blocks.
+    torch keeps up to three stages of a rank gathered, in the order of the table. Replicas with different tables would
+    then wait for each other. With this function, ZeRO levels 1 and 2 gather all stages at the start; level 3 gathers
+    only blocks, never whole stages.
     """
     order = runtime.pipeline_order_with_comms
     for rank, row in order.items():
@@ -332,7 +341,7 @@ def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int
 
 
 def _forward_only(order: ActionTable) -> ActionTable:
-    """The same order without backward actions and their messages.
+    """Return the table without backward actions and their messages.
 
     torch adds sends and receives to a table by simulating it, each send next to its receive. Removing whole pairs keeps
     that simulation valid, so the remaining table cannot deadlock either.

@@ -1,7 +1,7 @@
 """Recomputation (Chen et al. 2016): what a block's forward keeps, and what its backward computes again.
 
 Only the block's `forward` is wrapped. So parameter names do not change, and hooks on the block (as those of sharding)
-are not run again.
+do not run a second time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _SAVED_NAMES = (
     "_scaled_dot_product_fused_attention_overrideable",
 )
 SAVED_OPERATIONS = [getattr(torch.ops.aten, name).default for name in _SAVED_NAMES if hasattr(torch.ops.aten, name)]
-"""The operations whose results selective recomputation keeps: the costly ones, as each kind of device names them."""
+"""Operations whose results selective recomputation keeps: the costly ones, under the names of each kind of device."""
 
 
 def recompute_blocks(blocks: list[nn.Module], level: Recompute) -> None:
     """Make the blocks keep less for their backward pass, in place.
 
     Args:
-        level: full: only the block's input is kept; selective: also the results of matrix products and attention.
+        level: full: only the block's input is kept. selective: the results of matrix products and attention are kept
+            too.
     """
     if level == "none":
         return

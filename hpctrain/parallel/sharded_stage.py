@@ -24,9 +24,10 @@ class ShardedStage(InstrumentedStage):
     """A stage after `apply_sharding`, for ZeRO levels 1 to 3.
 
     Level 1: gradients add up over the micro-batches and are summed over replicas once, at the end of the step. Level 2:
-    they are summed in every micro-batch's backward pass, block by block. Level 3: weights too are gathered block by
-    block, in forward and backward. A backward pass in two actions (I and W) does not run torch's hooks: at levels 2 and
-    3 the stage's gradients are summed after W, and at level 3 its weights are gathered whole for I and again for W.
+    gradients are summed in every micro-batch's backward pass, block by block. Level 3: weights too are gathered block
+    by block, in forward and backward. A backward pass in two actions (I and W) does not run torch's hooks. At levels 2
+    and 3 the stage's gradients are then summed after W, and at level 3 its weights are gathered whole for I and again
+    for W.
 
     torch's own stage defers all gradients to the end and keeps the weights until then, which is level 1.
     """
@@ -40,7 +41,7 @@ class ShardedStage(InstrumentedStage):
         spec = NO_COMPRESSION_CODEC if plan.codec_reduces_replicate_axis else plan.compression[0]
         parts, group = flat_gradient_layouts(self.submod), shard_group(self.submod)
         self.reduce_scatters = build_reduce_scatters(spec, parts, group, self.device.type)
-        """The reduce-scatter of each part over the replicas that share it; None: torch's own."""
+        """By part, the reduce-scatter over the replicas that share the state; None: torch's own."""
         replicate_degree = 1 if plan.codec_reduces_replicate_axis else plan.dp // plan.shards
         track_collectives(
             self.submod,
@@ -66,11 +67,13 @@ class ShardedStage(InstrumentedStage):
 
     @property
     def residuals(self) -> Residuals | None:
-        """The residuals of the stage's reduce-scatters; None if the codec has none."""
+        """Residuals of the stage's reduce-scatters; None if the codec has none."""
         return residuals_of(self.reduce_scatters)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Sum the gradients over replicas at the end of the step, at level 1; the other levels did so before."""
+        """Sum the gradients over replicas at the end of the step, at level 1; the other levels have already summed
+        them.
+        """
         if self._zero == 1:
             super().perform_reduce_grad(grad_scale_factor)
 
@@ -84,7 +87,8 @@ class ShardedStage(InstrumentedStage):
     def _order(self, sums: bool, frees: bool, last: bool) -> None:
         """Set what the hooks of the next backward pass do: sum gradients over replicas, and free weights after use.
 
-        Sums over the replicate axis are taken in the last micro-batch only, which saves traffic between groups.
+        Gradients are summed over the replicate axis in the last micro-batch only, which saves traffic between shard
+        groups.
         """
         module: Any = self.submod
         module.set_requires_gradient_sync(sums)

@@ -1,5 +1,7 @@
-"""A pipeline stage that counts compute seconds, forwards and bytes sent to its neighbours. It also records its current
-operation, for a profile and for the diagnosis of hangs."""
+"""A pipeline stage that counts compute seconds, forwards and bytes sent to its neighbours.
+
+It also records its current operation, for a profile and for the diagnosis of hangs.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,26 @@ from hpctrain.parallel.tracked_work import TrackedWork
 from hpctrain.records.plan.stage_messages import Messages
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
-"""Starts sends, in the same way as torch's schedules."""
+"""Function that starts sends as torch's schedules do."""
 
 
 @dataclass
 class StageCounters:
-    """Counters of a stage since they were last taken."""
+    """Counters of a stage since they were last read with `take_counters`."""
 
     forward_s: float = 0.0
     """Seconds of forward and loss, including collectives of tensor parallelism and sharding and the coding of
     compressed stage messages, without sends and receives."""
     backward_s: float = 0.0
-    """Seconds of the backward pass, whole or in two actions, with the same inclusions. If gradients are summed beside
-    it, waits for a sum whose buffer the next one needs are included."""
+    """Seconds of the backward pass, whole or in two actions.
+
+    They include collectives of tensor parallelism and sharding, and the coding of compressed stage messages. If
+    gradients are summed during the backward pass, waits for a sum whose buffer the next sum needs are included.
+    """
     forwards: int = 0
     sent_bytes: int = 0
     sharding_bytes: int = 0
-    """Bytes sent to gather sharded weights and to sum gradients into shards."""
+    """Bytes that this rank sent to gather sharded weights and to sum gradients into shards."""
 
     @property
     def compute_s(self) -> float:
@@ -61,11 +66,11 @@ class InstrumentedStage(PipelineStage):
         """
         Args:
             before: how messages from and to the previous stage travel in training; evaluation does not compress them.
-            behind: the same for the next stage.
+            behind: how messages from and to the next stage travel in training.
         """
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
-        """Counters since they were last taken; `take_counters` adds the times."""
+        """Counters since the last `take_counters`, which adds the times."""
         self._spans: list[_Span] = []
         self._post = post
         self._message_timeout = message_timeout
@@ -109,7 +114,7 @@ class InstrumentedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def timed(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss function, timed for this stage because the schedule calls it outside of the stage."""
+        """Return the loss function with timing, because the schedule calls it outside of the stage."""
 
         def counted(output: Tensor, target: Tensor) -> Tensor:
             with self._clock("forward", "loss"):
@@ -132,7 +137,7 @@ class InstrumentedStage(PipelineStage):
         return self._receive(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id), self._behind)
 
     def take_counters(self) -> StageCounters:
-        """The counters since the last call. On CUDA it waits until the device has done the counted work."""
+        """Return the counters since the last call. On CUDA, wait until the device has done the counted work."""
         spans, self._spans = self._spans, []
         for part, start, end in spans:
             setattr(self.counters, part, getattr(self.counters, part) + seconds_between(start, end))
@@ -145,10 +150,11 @@ class InstrumentedStage(PipelineStage):
             self._sends.pop(0).wait()
 
     def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
-        """Start the sends here, where their content and receiver are known, and return none for the schedule to send.
+        """Start the sends here, where their content and receiver are known; return an empty list for the schedule to
+        send.
 
         Args:
-            part: forward or backward: the counter to which the encoding of messages is added.
+            part: 'forward' or 'backward': the counter to which the encoding of messages is added.
         """
         if not operations:
             return []
@@ -169,11 +175,11 @@ class InstrumentedStage(PipelineStage):
 
 
 _Span = tuple[str, Mark, Mark]
-"""Name of a counter, and start and end of a span to add to it."""
+"""(name of a counter, start, end) of a time span to add to the counter."""
 
 
 class _Stopwatch:
-    """Records the span of a `with` block as time of the stage's forward or backward."""
+    """Adds the time of a `with` block to the stage's forward or backward seconds."""
 
     def __init__(self, spans: list[_Span], part: str, device: torch.device, operation: str) -> None:
         self._spans = spans

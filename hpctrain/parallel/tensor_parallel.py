@@ -1,6 +1,7 @@
 """Tensor parallelism of a stage with torch's DTensor styles (Shoeybi et al. 2019: columns, then rows).
 
-Forward: two all-reduces per block, after attention and after the feed-forward layer. Backward: two, at their inputs.
+A block has two all-reduces in the forward pass, after attention and after the feed-forward layer, and two in the
+backward pass, at the inputs of these layers.
 
 With sequence parallelism (Korthikanti et al. 2022) each all-reduce becomes a reduce-scatter and an all-gather along the
 sequence, with the same bytes in total. Between them, each rank holds and computes its part of the norms and the
@@ -29,7 +30,7 @@ from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 SEQUENCE = Shard(1)
-"""Split along the sequence; activations are [batch, seq, dim]."""
+"""Placement of activations [batch, seq, dim] that are split along the sequence."""
 
 
 def vocabulary_is_split(spec: Spec, tp: int) -> bool:
@@ -40,10 +41,10 @@ def vocabulary_is_split(spec: Spec, tp: int) -> bool:
 def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, sequence: bool = False) -> None:
     """Split the matrices of a plain, initialised stage in place over the 1-D mesh.
 
-    If the head is split, it then returns local logits [batch, seq, vocab / tp].
+    If the head is split, the stage then returns local logits [batch, seq, vocab / tp].
 
     Args:
-        sequence: use sequence parallelism: split norms and the residual stream along the sequence too.
+        sequence: whether to use sequence parallelism: norms and the residual stream are split along the sequence too.
     """
     if isinstance(spec, ImportedSpec):
         for block in blocks_of(module).values():
@@ -69,7 +70,7 @@ def _declared_styles(spec: ImportedSpec) -> dict[str, ParallelStyle]:
 
 
 def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyle]:
-    """Styles of all parts that a block of some family may have."""
+    """Return the styles of all modules that a block of any family may have."""
 
     # PrepareModuleInput makes the input one DTensor, so that the gradients from q, k and v are summed before the
     # collective of the backward pass: one collective instead of three.
@@ -79,7 +80,7 @@ def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyl
 
     two_streams = isinstance(spec, EncoderDecoderSpec)
     styles: dict[str, ParallelStyle] = {
-        # The bias that is added to the scores holds only this device's heads already.
+        # The bias that is added to the scores already holds only this device's heads.
         "attention": whole_input(None) if two_streams else whole_input(),
         "cross_attention": whole_input(None, stream),
         "feed_forward": whole_input(),
@@ -99,8 +100,8 @@ def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyl
 
 
 def _end_styles(stream: Placement, split: bool, spec: FamilySpec) -> dict[str, ParallelStyle]:
-    """Styles of all parts that a model of some family may have beside its blocks."""
-    # The transform in an encoder's head is whole on every device, and so are its inputs.
+    """Return the styles of all modules outside of blocks that a model of any family may have."""
+    # The transform in an encoder's head is whole on every device, and so is its input.
     before_head = Replicate() if isinstance(spec, EncoderSpec) else stream
     styles: dict[str, ParallelStyle] = {"relative_encoder": ColwiseParallel(), "relative_decoder": ColwiseParallel()}
     if split:

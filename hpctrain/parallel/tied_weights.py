@@ -20,41 +20,41 @@ from hpctrain.records.plan.plan import Plan
 
 
 class TiedWeights:
-    """The copies that this rank holds; of most models it holds none."""
+    """The copies of shared weights that this rank holds; for most models there are none."""
 
     def __init__(self, held: Mapping[str, list[nn.Module]], groups: Mapping[str, dist.ProcessGroup | None]) -> None:
         self._held = held
-        """By name: this rank's stages with a copy, in the model's order."""
+        """Parameter name -> this rank's stages with a copy, in the model's order."""
         self._groups = groups
-        """By name: the ranks with a copy; None if this rank has all copies."""
+        """Parameter name -> the group of ranks with a copy; None if this rank has all copies."""
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
-        """The copies on this rank. They are looked up in each call, because sharding replaces parameters."""
+        """Return the copies on this rank. They are looked up in each call, because sharding replaces parameters."""
         return [module.get_parameter(name) for module in self._held[name]]
 
     @property
     def followers(self) -> list[nn.Parameter]:
-        """The copies without optimizer state."""
+        """Return the copies without optimizer state."""
         return [copy for name in self._held for copy in self.parameters(name)[1:]]
 
     def holders(self) -> dict[nn.Parameter, int]:
-        """The number of pipeline ranks that hold a parameter, for parameters with more than one."""
+        """Return parameter -> number of pipeline ranks that hold it, for parameters with more than one."""
         groups = {name: group for name, group in self._groups.items() if group is not None}
         return {self.parameters(name)[0]: dist.get_world_size(group) for name, group in groups.items()}
 
     @torch.no_grad()
     def update_followers(self) -> None:
-        """Copy the first copy's values to the followers; call it before a step."""
+        """Copy the values of the first copy to the followers; call it before a step."""
         for name in self._held:
             first, *others = self.parameters(name)
             for other in others:
                 local_part(other).copy_(local_part(first))
 
     def add_local_gradients(self) -> None:
-        """Add the followers' gradients to the first copy's; call it after the backward passes of a step."""
+        """Add the followers' gradients to that of the first copy; call it after the backward passes of a step."""
         for name in self._held:
             first, *others = self.parameters(name)
             if not others:
@@ -68,11 +68,12 @@ class TiedWeights:
     def all_reduce_gradients(self) -> int:
         """Sum the gradients over the ranks with a copy, after the reduction over replicas. Collective over these ranks.
 
-        The order matters: the rounding of a reduction depends on a value's position in a message, which differs between
-        stages. The messages here are laid out alike on all ranks, so the sums are equal bit by bit.
+        The order of the two sums matters: the rounding of a reduction depends on a value's position in a message, which
+        differs between stages. The messages of this sum have equal layouts on all ranks, so its results are equal bit
+        by bit.
 
         Returns:
-            Bytes this rank put on the wire.
+            Bytes that this rank sent.
         """
         sent = 0
         for name, group in self._groups.items():
@@ -81,7 +82,7 @@ class TiedWeights:
             (gradient,) = local_gradients(self.parameters(name)[:1])
             dist.all_reduce(gradient, group=group)
             count = dist.get_world_size(group)
-            sent += 2 * (count - 1) * gradient.numel() * gradient.element_size() // count  # of a ring
+            sent += 2 * (count - 1) * gradient.numel() * gradient.element_size() // count  # bytes of a ring all-reduce
         return sent
 
 
@@ -95,8 +96,8 @@ def tie_weights(
     """Join the copies of shared weights. Collective over the world: every rank calls it.
 
     Args:
-        shared: stages with a copy, in order, by parameter name.
-        held: stages that this rank holds, by stage number.
+        shared: parameter name -> stages with a copy, in order.
+        held: stage number -> stage, for the stages that this rank holds.
         timeout: how long one rank waits for the others; None: torch's default, half an hour with gloo and ten minutes
             with NCCL.
     """

@@ -1,4 +1,4 @@
-"""Stage messages on the wire that record what this process waits for."""
+"""Stage messages that record, while they travel, what this process waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ReceiveKey = tuple[int, int]
 
 
 class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
-    """The pending receives of torch's schedule, which pops one when it begins to wait for it."""
+    """The pending receives of torch's schedule, which pops an entry when it begins to wait for it."""
 
     def __init__(
         self, what: str, step: int, owners: Sequence[int], device: torch.device, timeout: timedelta | None
@@ -23,10 +23,10 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
         """
         Args:
             what: 'output of' (the stage before) or 'gradient for' (the stage itself).
-            step: number of the sending stage minus that of the receiving one: -1 or 1.
+            step: number of the sending stage minus that of the receiving stage: -1 or 1.
             owners: the global rank that holds each stage.
             device: the device that receives the messages.
-            timeout: how long to wait for a message; None: its process group's timeout.
+            timeout: how long to wait for a message; None: the timeout of its process group.
         """
         super().__init__()
         self._what = what
@@ -45,7 +45,7 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
 
 
 class TrackedWork(dist.Work):
-    """Messages that belong together as one `Work`, because torch waits for nothing else."""
+    """Messages that belong together, as one `Work` for torch to wait for."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class TrackedWork(dist.Work):
         self._device = device
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all messages; True if all of them are complete."""
+        """Wait for all messages; return True if all of them are complete."""
         limit = self._timeout if timeout is None else timeout
         with ACTIVITY.doing(self._operation, waits=True):
-            # Without a timeout gloo uses that of the group, which is half an hour for the groups of a mesh.
+            # Without a timeout gloo uses that of the process group, which is half an hour for the groups of a mesh.
             complete = [work.wait() if limit is None else work.wait(limit) for work in self._works]
             if self._device is not None and self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()

@@ -1,4 +1,6 @@
-"""From a topology and a run file to plan.json: search, prediction and reasons."""
+"""Makes plan.json from a topology and a run file: searches layouts, predicts their time and memory, and gives
+reasons.
+"""
 
 from hpctrain.planner.make import PlanRequest, make_plan
 from hpctrain.planner.search.solve import Solver

@@ -1,4 +1,4 @@
-"""Neighbours of a plan that the search does not compare by itself: one stage more, one node less."""
+"""Plans next to the chosen one that the search itself does not compare: one stage more, one node less."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hpctrain.records.topology.topology import Topology
 def extra_neighbours(
     run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
 ) -> list[Rejected]:
-    """Plans with one stage more or less, twice or half the tensor parallelism, or without one node.
+    """Plan with one stage more or less, with twice or half the tensor parallelism, and without one node.
 
-    Each is planned on its own as the fastest of its kind. Of equal nodes, the last one is left out.
+    Each plan is the fastest of its kind. Of equal nodes, the last one is left out.
 
     Args:
         usable: largest share of a device's memory that a plan may fill; None: the planner's default.
@@ -59,7 +59,7 @@ def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, ParallelDims]]:
 
 
 def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
-    """The last node of each kind (nodes with the same devices), the slowest kind first."""
+    """The last node of each kind, the slowest kind first. Nodes with equal devices are of one kind."""
     last: dict[tuple[tuple[str, float], ...], str] = {}
     for node in topology.nodes:
         if node.id in plan.nodes:

@@ -1,4 +1,4 @@
-"""The planner's one entry: makes a plan from a run file and a topology."""
+"""Makes a plan from a run file and a topology: the planner's one entry point."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from hpctrain.schedule.runnable import check_runnable
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """How a plan is searched for, and what it is chosen by."""
+    """The solver and objective of a plan, and how much is searched."""
 
     solver: Solver = "auto"
     """'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices; 'paper'
     follows the paper's rules."""
     objective: Objective = FASTEST_STEP
-    """What the plan is chosen by, and constraints; the solver 'paper' ignores it."""
+    """What the plan is chosen by, with constraints; the solver 'paper' ignores it."""
     neighbours: bool = True
-    """Whether the plan lists similar plans with the reason why they lost; only if step time is the objective."""
+    """Whether the plan lists similar plans with the reason why they lost; only if the objective is step time."""
     limits: SearchLimits = DEFAULT_LIMITS
-    """How much the search tries."""
+    """How many options, placements and changes the search tries."""
 
 
 DEFAULT_REQUEST = PlanRequest()
@@ -64,7 +64,7 @@ def make_plan(
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
     Args:
-        spec: the run's model with its vocabulary settled.
+        spec: the run's model with a known vocabulary size.
         previous: the plan that this one replaces. Equal nodes are exchanged so that little state moves, and the plan
             lists the moves.
         profile: factors on the cost model's constants from measured steps; None: the package's constants.
@@ -116,7 +116,7 @@ def _check_previous(previous: Plan | None, spec: Spec) -> None:
 def _search_space(
     run: Run, spec: Spec, topology: Topology, request: PlanRequest, profile: CalibrationProfile | None
 ) -> tuple[SearchSpace, list[str]]:
-    """The space of the run's options, and notes on unused devices and on keys that do not apply."""
+    """Return the space of the run's options, and notes on unused devices and on keys that do not apply."""
     work, dropped = workload_of(run, spec)
     if request.objective.usable is not None:
         work = replace(work, usable=request.objective.usable)
@@ -149,8 +149,8 @@ def _choose(run: Run, topology: Topology, space: SearchSpace, request: PlanReque
 def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan, CodecDecision]:
     """Return the fastest plan and its gradient codec.
 
-    With mode auto, if exact sums leave devices waiting or idle, a search is also made for each codec of `searched`. The
-    fastest placement for large gradients may have no replicas, and then no codec helps it.
+    With `compression.mode: auto`, a search is also made for each codec of `searched` if exact sums leave devices
+    waiting or idle. The fastest placement with exact sums may have no replicas, and then no codec helps it.
     """
     winner = find(space)
     decision = _decision(run, space.cost, winner.best)
@@ -170,7 +170,7 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
 
 
 def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
-    """The codec of a layout's gradients: the run file's, or with mode auto the best one."""
+    """Return the codec of a layout's gradients: the run file's, or with mode auto the best one."""
     cost = cost.with_work(replace(cost.work, memory_options=best.layout.memory_options))
     if isinstance(run.compression, AutoCompression):
         return choose_codec(cost, best.layout, run.steps, run.compression.lossy)
@@ -178,7 +178,9 @@ def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
 
 
 def _with_message_codecs(run: Run, cost: CostModel, best: Prediction) -> tuple[CostModel, Prediction, list[str]]:
-    """Return the cost model and the plan with the codecs of its stage messages, and a reason if they were chosen."""
+    """Return the cost model and the plan with the codecs of its stage messages, and a reason if the planner chose
+    them.
+    """
     if run.compression.messages != "auto":
         return cost, best, []
     lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
@@ -188,7 +190,7 @@ def _with_message_codecs(run: Run, cost: CostModel, best: Prediction) -> tuple[C
 
 
 def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostModel) -> bool:
-    """Whether the search's bound holds for the plan: only for the codecs that it searched with."""
+    """Whether the search's bound holds for the plan: it holds only for the codecs that were searched with."""
     exact = cost.work.codec.exact and chosen.space.work.codec == plain.work.codec
     same_messages = cost.work.messages == plain.work.messages or set(cost.work.messages) == {"none"}
     return same_messages and (exact or not isinstance(run.compression, AutoCompression))
@@ -199,7 +201,7 @@ def _idle_devices(space: SearchSpace, layout: Layout) -> int:
 
 
 def _device_notes(space: SearchSpace, layout: Layout, compared: bool) -> list[str]:
-    """Notes on idle devices and, if codecs were compared, on devices whose codecs were not measured."""
+    """Return notes on idle devices and, if codecs were compared, on devices whose codecs were not measured."""
     notes = []
     if compared and any(unit.codec_s is None for unit in layout.units()):
         notes.append("What compression takes was not measured on some devices; typical values stand in.")

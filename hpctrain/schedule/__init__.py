@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: made by name, checked, and resolved from a plan."""
+"""Pipeline schedules as data: makes them by name, checks them, and resolves the one of a plan."""

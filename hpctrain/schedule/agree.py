@@ -1,6 +1,6 @@
-"""Check that replicas that share a state reach its collectives in the same order.
+"""Checks that replicas that share a state run its collectives in the same order.
 
-If not, they wait for each other for ever, or worse, exchange the wrong tensors.
+In different orders, replicas would wait for each other for ever, or exchange the wrong tensors.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hpctrain.schedule.resolve import schedule_of
 
 
 def check_collective_order(plan: Plan) -> None:
-    """Check that the action tables of all replicas agree under the plan's sharding.
+    """Check that the action tables of all replicas agree on the collectives that the plan's sharding needs.
 
     Raises:
-        InputError: the table of a pipeline rank differs, or for a reason of `schedule_of`.
+        InputError: the tables of a pipeline rank differ between replicas, or `schedule_of` raises it.
     """
     tables = [schedule_of(plan, replica)[0] for replica in range(plan.dp)]
     if plan.shards == 1:
@@ -41,11 +41,13 @@ _SYNCHRONISES = {
 
 
 def collectives(row: Sequence[Action], zero: int) -> list[str]:
-    """The collectives of a pipeline rank with other replicas, in order.
+    """Return the collectives that a pipeline rank runs with other replicas, in order.
 
-    At ZeRO level 1 one after each stage's last backward, at 2 one for each backward that yields gradients of weights,
-    at 3 one for each action. B and W are not the same: B goes through a stage from its last block to its first, W sums
-    all blocks at the end.
+    Args:
+        row: the actions of the pipeline rank.
+        zero: ZeRO level. At level 1 there is a collective after each stage's last backward, at level 2 after each
+            backward that yields gradients of weights, at level 3 for each action. B and W count as different
+            collectives: B goes through a stage from its last block to its first, W sums all blocks at the end.
     """
     if zero == 3:
         return [f"{action.stage}{action.kind}" for action in row]

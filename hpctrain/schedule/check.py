@@ -1,4 +1,4 @@
-"""Check that an action table can be run: each action once, on its own rank, in an order that the data allows."""
+"""Checks that an action table can be run: each action once, on its own rank, in an order that the data allows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpctrain.records.plan.schedule import Action, Schedule
 def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
     """Check that the table is complete and can be executed.
 
-    For each micro-batch a stage runs F once, and either B or both I and W. All actions of a stage lie on one rank.
-    F(s, m) needs F(s-1, m). The backward for inputs (B or I) of (s, m) needs F(s, m) and that of (s+1, m). W(s, m)
-    needs I(s, m).
+    For each micro-batch a stage runs F once, and either B or both I and W. All actions of a stage lie on one rank. With
+    stage s and micro-batch m, F(s, m) needs F(s-1, m). The backward for inputs (B or I) of (s, m) needs F(s, m) and the
+    backward for inputs of (s+1, m). W(s, m) needs I(s, m).
 
     Raises:
-        ValueError: with the first problem, as one line.
+        ValueError: the table breaks a rule; the message is one line about the first problem.
     """
     _check_range(schedule, stages, micro_batches)
     _check_whole(schedule, stages, micro_batches)
@@ -24,7 +24,9 @@ def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
 
 
 def inputs_of(action: Action, stages: int) -> tuple[tuple[int, str, int], ...]:
-    """What the action waits for: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that stage."""
+    """Return what the action waits for: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that
+    stage.
+    """
     stage, kind, micro_batch = action
     if kind == "F":
         return ((stage - 1, "F", micro_batch),) if stage else ()
@@ -73,7 +75,7 @@ def _check_owners(schedule: Schedule) -> None:
 
 
 def execution_order(schedule: Schedule, stages: int) -> list[tuple[int, Action]]:
-    """The actions with their pipeline ranks, sorted so that each comes after those that it waits for.
+    """Return (pipeline rank, action) pairs, sorted so that each action comes after those that it waits for.
 
     Raises:
         ValueError: a rank waits for ever.

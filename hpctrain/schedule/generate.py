@@ -1,8 +1,8 @@
-"""The named pipeline schedules as tables of compute actions.
+"""Makes the named pipeline schedules as tables of compute actions.
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream-flush). Interleaved 1F1B: Narayanan et al. 2021,
-section 2.2, with rounds that need not be as long as the pipeline (`rounds`). Zero bubble: Qi et al. 2024; on
-interleaved stages in `rounds`, in a V in `v_shape`.
+section 2.2, with rounds that need not be as long as the pipeline (see `rounds`). Zero bubble: Qi et al. 2024; `rounds`
+makes it for interleaved stages, `v_shape` for stages in a V.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from hpctrain.schedule.v_shape import zbv
 SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 """Schedules that can be made by name."""
 SPLIT_BACKWARD_SCHEDULES = ("interleaved_zero_bubble", "zbv")
-"""Schedules that split each backward pass into inputs (I) and weights (W)."""
+"""Schedules that split each backward pass into one for inputs (I) and one for weights (W)."""
 
 
 @lru_cache(maxsize=4096)
 def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedule:
-    """The action table of a named schedule; its stages lie where `stage_ranks` says.
+    """Return the action table of a named schedule; `stage_ranks` says which pipeline rank holds each stage.
 
     Args:
-        pp: pipeline ranks.
-        stages: stages in all: `pp` of them for gpipe and 1f1b, a larger multiple of it for interleaved_1f1b, any
-            multiple of it for interleaved_zero_bubble, twice as many for zbv.
-        micro_batches: from 1 on; with fewer than `pp`, 1f1b has fewer warm-up forwards.
+        pp: number of pipeline ranks.
+        stages: number of stages in all: `pp` for gpipe and 1f1b, a larger multiple of `pp` for interleaved_1f1b, any
+            multiple for interleaved_zero_bubble, 2·pp for zbv.
+        micro_batches: at least 1; with fewer than `pp`, 1f1b has fewer warm-up forwards.
 
     Raises:
         ValueError: the schedule is unknown or not defined for these numbers.
@@ -45,7 +45,7 @@ def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedu
 
 
 def why_no_schedule(name: str, pp: int, stages: int, micro_batches: int) -> str | None:
-    """None when `make_schedule` has a table for these numbers, else the reason why not, as one clause."""
+    """Return why `make_schedule` has no table for these numbers, as one clause; None if it has one."""
     if pp < 1 or micro_batches < 1:
         return f"pp {pp} and micro_batches {micro_batches}: both start at 1"
     if name not in SCHEDULE_NAMES:
@@ -62,7 +62,9 @@ def why_no_schedule(name: str, pp: int, stages: int, micro_batches: int) -> str 
 
 
 def _fill_drain(stage: int, warmup: int, micro_batches: int) -> tuple[Action, ...]:
-    """The actions of a stage: `warmup` forwards, then backward and forward in turns, then the remaining backwards."""
+    """Return the actions of a stage: `warmup` forwards, then forward and backward in turns, then the remaining
+    backwards.
+    """
     actions = [Action(stage, "F", index) for index in range(warmup)]
     for index in range(micro_batches):
         actions.append(Action(stage, "B", index))

@@ -1,4 +1,4 @@
-"""The pipeline rank of each stage: round robin, or in a V that ends where it began."""
+"""Assigns stages to pipeline ranks: round robin, or in a V whose last stage lies on the first rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ V_SHAPED_SCHEDULES = ("zbv",)
 
 @lru_cache(maxsize=4096)
 def stage_ranks(schedule: str, pp: int, stages: int) -> tuple[int, ...]:
-    """The pipeline rank of each stage s: s % pp; in a V, s on the way down and 2·pp − 1 − s on the way back."""
+    """Return the pipeline rank of each stage.
+
+    Stage s lies on rank s % pp. In a V it lies on rank s on the way down, and on rank 2·pp − 1 − s on the way back.
+    """
     if schedule in V_SHAPED_SCHEDULES:
         return tuple(stage if stage < pp else 2 * pp - 1 - stage for stage in range(stages))
     return tuple(stage % pp for stage in range(stages))

@@ -1,4 +1,4 @@
-"""The action table that a replica runs: the plan's own if it is complete, else the one of the named schedule."""
+"""Finds the action table that a replica runs: the plan's table if it is complete, else that of the named schedule."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule
 
 
 def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
-    """Return the table of a replica, and a note for the person if it is not the one stated in the plan.
+    """Return the action table of a replica, and a note for the user if it is not the one stated in the plan.
 
-    If you edit micro-batches or stages by hand, you need not rewrite the table of a named schedule: it is made anew.
+    If you edit micro-batches or stages by hand, you need not rewrite the table of a named schedule: it is made again.
 
     Raises:
-        InputError: the schedule is 'custom' and its table is incomplete, or the named one is not defined for the plan.
+        InputError: the schedule is 'custom' and its table is incomplete, or the named schedule is not defined for the
+            plan.
     """
     where = f"plan: actions[{replica}]"
     stages, micro_batches = len(plan.stages), plan.replicas[replica].micro_batches
@@ -46,10 +47,10 @@ def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
 
 
 def _check_placed(table: Schedule, plan: Plan) -> None:
-    """Check that each stage runs on the pipeline rank of its `devices`.
+    """Check that each stage runs on the pipeline rank that the plan's `devices` say.
 
     Raises:
-        ValueError: with the first stage that does not.
+        ValueError: a stage runs on another rank; the message names the first such stage.
     """
     owner = plan.stage_owner()
     for stage, rank in table.owner().items():

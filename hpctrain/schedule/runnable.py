@@ -1,4 +1,4 @@
-"""Check that a plan can be executed for a run: combinations of settings that torch or the runtime cannot do."""
+"""Checks that a plan can be executed for a run: refuses combinations that torch or the runtime cannot do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def check_runnable(plan: Plan, run: Run) -> None:
     """Check that the plan can be executed for this run.
 
     Raises:
-        InputError: a custom schedule is incomplete, or with the first reason why the plan cannot be executed.
+        InputError: the table of a custom schedule is incomplete, or the plan cannot be executed; the message gives the
+            first reason.
     """
     if plan.sequence_parallel and run.data.seq_len % plan.tp:
         raise InputError(
@@ -82,7 +83,7 @@ def _check_compression(plan: Plan, run: Run) -> None:
 
 
 def _check_sharded(plan: Plan, run: Run) -> None:
-    """Check compression with ZeRO over all replicas, which sums gradients within the backward pass."""
+    """Check that the codec works with ZeRO over all replicas, which sums gradients within the backward pass."""
     codec = plan.codec
     refused = f"compression.mode: found {codec.mode} with zero {plan.zero} over all replicas"
     if codec.sharded_sums == "none":
@@ -102,17 +103,19 @@ def _check_sharded(plan: Plan, run: Run) -> None:
 
 
 def reduces_each_micro_batch(codec: GradientCodec, zero: int, micro_batches: int) -> bool:
-    """Whether a codec would select numbers in every micro-batch, which none can (`WHY_NOT_PER_MICRO_BATCH`).
+    """Whether a codec would have to select numbers in every micro-batch, which no codec can
+    (`WHY_NOT_PER_MICRO_BATCH`).
 
     Args:
-        codec: of gradients that are sharded over all replicas.
-        micro_batches: the largest number of any replica.
+        codec: codec of gradients that are sharded over all replicas.
+        zero: ZeRO level.
+        micro_batches: the largest number of micro-batches of any replica.
     """
     return codec.sharded_sums != "all" and zero > 1 and micro_batches > 1
 
 
 def _modes(allows: Callable[[type[GradientCodec]], bool]) -> str:
-    """The modes whose codec is allowed, as words: 'none, bf16 or int8'."""
+    """Return the modes whose codec is allowed, as text: 'none, bf16 or int8'."""
     *others, last = (mode for mode, codec in MODES.items() if allows(codec))
     return f"{', '.join(others)} or {last}"
 
@@ -123,7 +126,7 @@ def _tied(plan: Plan, run: Run) -> bool:
 
 
 def _half_backwards(plan: Plan) -> Iterator[Action]:
-    """Yield the first half backward (I or W) of each stage that has one."""
+    """Yield the first split backward action (I or W) of each stage that has one."""
     seen = set()
     for replica in range(plan.dp):
         for row in schedule_of(plan, replica)[0].ranks:

@@ -1,7 +1,7 @@
-"""The zero-bubble schedule in a V (Qi et al. 2024, section 6), in the order of torch's own schedule.
+"""The zero-bubble schedule in a V (Qi et al. 2024, section 6), with the order of actions of torch's ZBV schedule.
 
-A backward pass is split into one for inputs (I), which the previous stage needs, and one for weights (W), which no
-other rank waits for: it fills times in which a rank would wait.
+A backward pass is split into one for inputs (I), which the previous stage needs, and one for weights (W). No other rank
+waits for W, so it fills times in which a rank would wait.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from hpctrain.records.plan.schedule import Action, Schedule
 
 
 def zbv(pp: int, micro_batches: int) -> Schedule:
-    """The table with two stages a rank in a V: rank r holds stage r and, on the way back, stage 2·pp − 1 − r.
+    """Return the table with two stages a rank in a V: rank r holds stage r and, on the way back, stage 2·pp − 1 − r.
 
-    The pattern needs at least 2·pp − 1 micro-batches. With fewer, the table is made for that many and the surplus is
-    left out, which keeps the order of the others.
+    The pattern needs at least 2·pp − 1 micro-batches. With fewer, the table is made for 2·pp − 1 micro-batches and the
+    surplus ones are left out; the order of the others stays.
     """
     unfolded = max(2 * pp - 1, micro_batches)
     rows = [_v_row(rank, pp, unfolded) for rank in range(pp)]
@@ -21,7 +21,7 @@ def zbv(pp: int, micro_batches: int) -> Schedule:
 
 
 def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
-    """Warm-up, steady state and cool-down of one rank."""
+    """Return the warm-up, steady state and cool-down of one rank."""
     down, back = _ActionCounter(rank), _ActionCounter(2 * pp - 1 - rank)
     row = [down.take("F") for _ in range(2 * (pp - rank) - 1)]
     for _ in range(rank):
@@ -41,7 +41,7 @@ def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
 
 
 class _ActionCounter:
-    """Makes the actions of a stage, each kind in order of its micro-batches."""
+    """Makes the actions of a stage; actions of each kind count up through the micro-batches."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage

@@ -1,1 +1,1 @@
-"""Processes that use torch: training, the device measurements of the probe, and other verbs on models."""
+"""Processes that use torch: training, the probe's device measurements, and other verbs on models."""

@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
         print(f"usage: python -m hpctrain.worker {{fork|{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE
     if argv[0] == "train":
-        # Before torch is loaded, because its loggers keep the stderr of that moment. The other verbs' output is parsed.
+        # This comes before torch is loaded, because its loggers keep the stderr of that moment. The output of other
+        # verbs is parsed, so it gets no timestamps.
         timestamp_output()
     return _run(argv)
 

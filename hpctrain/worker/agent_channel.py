@@ -1,6 +1,6 @@
-"""The worker's end of the agent channel: a thread receives the agent's orders; reports are sent as things happen.
+"""The worker's end of the agent channel: a thread receives the agent's orders, and reports are sent as things happen.
 
-When the agent is gone, the worker exits at once: nothing may train outside a generation.
+When the agent is gone, the worker exits at once, because nothing may train outside a generation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class AgentChannel:
 
     def __init__(self, channel: LineChannel) -> None:
         self._channel = channel
-        # No time limit: an agent may be delayed by its file system; one that is gone closes the channel.
+        # There is no time limit: an agent may be delayed by its file system, and an agent that is gone closes the
+        # channel.
         self._channel.send_timeout_s = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -57,7 +58,8 @@ class AgentChannel:
 
     def _listen(self) -> None:
         while not self._channel.closed:
-            # A message that arrived with the start order is in the buffer already; the socket does not report it again.
+            # A message that arrived together with the start order is already in the buffer; the socket does not report
+            # it again.
             message = self._channel.wait_message(POLL_S)
             try:
                 if message is not None and isinstance(read_order(message), StopOrder):
@@ -66,5 +68,5 @@ class AgentChannel:
                 self._channel.refuse(str(error))
         if self._channel.fault:
             print(f"hpctrain worker: left its agent: {self._channel.fault}", file=sys.stderr, flush=True)
-        # Nothing needs a flush: the state on disk is consistent at any moment.
+        # Nothing needs a flush, because the state on disk is consistent at any moment.
         os._exit(EXIT_FAILED if self._channel.fault else EXIT_RESUMABLE)

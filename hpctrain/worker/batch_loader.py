@@ -24,7 +24,7 @@ UNNAMED_SET = ""
 
 
 class SampleBatch(NamedTuple):
-    """Samples in the form that the pipeline takes, of shape [sequences, …]."""
+    """Samples in the form that the pipeline takes; the first dimension of each tensor is sequences."""
 
     inputs: Tensor
     targets: Tensor
@@ -42,7 +42,7 @@ class SequenceStream(Protocol):
 
 @dataclass(frozen=True)
 class BatchLoader:
-    """A stream with the objective and the device that its batches are made for."""
+    """Reads batches from a stream, applies the objective and copies the result to the device."""
 
     stream: SequenceStream
     objective: AnyObjective
@@ -61,7 +61,7 @@ class BatchLoader:
         return SampleBatch(inputs, targets, torch.from_numpy(made.decoder_tokens).to(self.device))
 
     def taken(self, samples: int) -> dict[str, int] | None:
-        """Count the samples of each weighted folder among the first `samples`; None when folders have no weights."""
+        """Count the samples of each weighted folder among the first `samples`; None if folders have no weights."""
         return self.stream.taken(samples) if isinstance(self.stream, Mixture) else None
 
 
@@ -70,11 +70,11 @@ def open_batch_loaders(
 ) -> tuple[BatchLoader, dict[str, BatchLoader]]:
     """Open the training data and the validation sets of a run.
 
-    Copies in the node cache are read where there are any.
+    Corpora with a copy in the node cache are read from that copy.
 
     Returns:
-        The loader of the training data, and the loaders of the validation sets by name. The key of a set without a
-        name is `UNNAMED_SET`.
+        The loader of the training data, and the loaders of the validation sets by name. The key of a set without a name
+        is `UNNAMED_SET`.
 
     Raises:
         InputError, FileError: data is missing, damaged or was made with another tokenizer.

@@ -41,20 +41,24 @@ from hpctrain.worker.store import open_store
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STORE_TIMEOUT_S = 60
 WRITER_TIMEOUT_S = 1800
-"""Long, because training goes on while a checkpoint is written: a slow file system has time."""
+"""Seconds that the writer threads of checkpoints wait for each other.
+
+The limit is long, because training goes on while a checkpoint is written, and the file system may be slow.
+"""
 
 
 def collective_timeout(run: Run) -> timedelta:
     """Return how long a rank waits for the others in one collective.
 
-    A last resort: the agents, which see all ranks, end a hung generation earlier and know which rank is to blame.
+    The time-out is a last resort: the agents, which see all ranks, end a hung generation earlier and know which rank is
+    to blame.
     """
     return timedelta(seconds=2 * run.step_timeout_s)
 
 
 @dataclass
 class Trainer:
-    """Everything that the training loop needs."""
+    """The objects and the position in the run that the training loop needs."""
 
     run: Run
     plan: Plan
@@ -75,18 +79,20 @@ class Trainer:
     step: int
     """Number of steps done."""
     base_bytes: float
-    """Peak memory of this worker before it built the model."""
+    """Peak memory in bytes of this worker before it built the model."""
     scaler: LossScaler | None = None
-    """Only with precision fp16."""
+    """The loss scale; only with precision fp16."""
     past_scale: LossScale | None = None
-    """Loss scale of the checkpoint, if it was written in fp16. Its skipped steps do not count for the optimizer."""
-    """Only with local SGD: the optimizer over the replicas' weights."""
+    """Loss scale of the checkpoint, if it was written in fp16. The optimizer does not count the steps that it
+    skipped.
+    """
+    """The optimizer over the replicas' weights; only with local SGD."""
     residuals_dropped: str | None = None
-    """Why the residuals in the checkpoint were not restored; None when they were or there are none."""
+    """Why the residuals in the checkpoint were not restored; None if they were, or if there are none."""
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Index of this replica's first sequence within a global batch, and the number of its sequences."""
+        """Return the index of this replica's first sequence in a global batch, and the number of its sequences."""
         start = sum(replica.sequences for replica in self.plan.replicas[: self.coordinate.dp])
         return start, self.pipeline.sequences
 
@@ -172,7 +178,9 @@ def _join(order: StartOrder, plan: Plan, device: torch.device, timeout: timedelt
 
 
 def _first_weights(order: StartOrder, run: Run) -> Fill | None:
-    """Return what initializes the weights from a Hugging Face folder; None for random weights or a checkpoint."""
+    """Return the function that initialises the weights from a Hugging Face folder; None for random weights or a
+    checkpoint.
+    """
     if run.model.hf is None or run.model.hf_model is None or order.restore is not None:
         return None
     return HfWeights(run.model.hf_model, Path(run.model.hf)).fill
@@ -187,7 +195,7 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     # `foreach` and `fused` refuse a mix of DTensors and plain tensors, or of meshes, which a stage with tensor
-    # parallelism has. For DTensors torch chooses neither by default. On CPU `fused` takes a third of the time.
+    # parallelism has. For DTensors torch chooses neither by default. On a CPU `fused` takes a third of the time.
     split = any(isinstance(parameter, DTensor) for parameter in parameters)
     fused = True if not split and parameters[0].device.type == "cpu" else None
     return torch.optim.AdamW(
@@ -199,8 +207,9 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
 
 def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> Reducer:
     reducer = build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
-    # Overlap only without pp and tp: else the backward pass sends messages over the same links, gradients are split, or
-    # tied embeddings are summed after it. Residuals must not contain the loss scale or an overflow.
+    # The reduction overlaps the backward pass only without pp and tp: otherwise the backward pass sends messages over
+    # the same links, gradients are split, or tied embeddings are summed after it. Residuals must not contain the loss
+    # scale or an overflow.
     alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.codec.has_state)
     if alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])
@@ -215,7 +224,7 @@ def _restore(
     group: dist.ProcessGroup,
 ) -> Manifest:
     """Load a checkpoint into model, optimizer and loss scaler; return its manifest. Collective over all ranks."""
-    manifest = verify(path, hashes=False)  # the proposer has checked the hashes
+    manifest = verify(path, hashes=False)  # the proposer has already checked the hashes
     named = pipeline.parameters()
     load(collect(named, optimizer), path, group)
     skipped = 0

@@ -12,12 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """While active, adds up the bytes that this rank sends in functional collectives: those of the program and
-    those that DTensor issues within an operation. Stage messages and the reduction over replicas are not counted: they
-    call torch.distributed directly.
+    """Adds up, while active, the bytes that this rank sends in functional collectives.
+
+    These are the collectives of the program and those that DTensor issues within an operation. Stage messages and the
+    reduction over replicas are not counted, because they call torch.distributed directly.
 
     Each collective counts as in its ring algorithm, which sends the least; the backend, with its headers, may send
-    more. Shapes do not change from step to step, so the loop counts one step: counting slows every operation down.
+    more. Shapes do not change from step to step, so the training loop counts one step only: counting slows every
+    operation down.
     """
 
     def __init__(self) -> None:
@@ -25,8 +27,8 @@ class CollectiveCounter(TorchDispatchMode):
         self.sent_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        # A mode is off while it handles an operation. NotImplemented lets DTensor decompose its operations with the
-        # mode still on, so that its collectives arrive here.
+        # A dispatch mode is off while it handles an operation. NotImplemented lets DTensor decompose its operations
+        # with the mode still on, so that its collectives arrive here.
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func.namespace in _NAMESPACES:
@@ -57,4 +59,6 @@ _SHARES: dict[str, Callable[[int], float]] = {
     "shard_dim_alltoall": lambda world: (world - 1) / world,
     "broadcast": lambda world: (world - 1) / world,
 }
-"""Collective -> bytes that a rank of `world` sends, as a share of its input. For a broadcast: the mean over ranks."""
+"""Collective -> bytes that a rank of `world` ranks sends, as a share of its input; for a broadcast the mean over
+ranks.
+"""

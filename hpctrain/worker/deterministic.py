@@ -1,4 +1,4 @@
-"""Settings of torch with which the same run gives the same weights, bit by bit."""
+"""Settings of torch with which two runs of one plan give equal weights, bit by bit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CUBLAS_WORKSPACE = ":4096:8"
 def make_deterministic() -> None:
     """Make torch choose deterministic algorithms. Call this before anything runs on a CUDA device.
 
-    An operation without a deterministic algorithm raises an error that names it. With the same plan, the order of
-    samples, the initial weights and sums over ranks are deterministic anyway.
+    An operation without a deterministic algorithm raises an error that names it. The order of samples, the initial
+    weights and sums over ranks need no setting: with one plan they are always deterministic.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)

@@ -1,8 +1,9 @@
-"""Finds where a loss or a gradient first became NaN or infinite. Costs nothing until that happens.
+"""Finds where a loss or a gradient first became NaN or infinite; it runs only after that has happened.
 
-The forward pass of the same micro-batches runs again with hooks on every module: in training mode with the same random
-numbers after a training step, in evaluation mode after a validation. The report names the first non-finite activation
-in the order of the model, over all ranks; if there is none, the first non-finite gradient of the backward pass.
+The forward pass of the failed micro-batches runs again with hooks on every module: in training mode with the same
+random numbers after a training step, in evaluation mode after a validation. The report names the first non-finite
+activation in the order of the model, over all ranks; if there is none, the first non-finite gradient of the backward
+pass.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class NonFinite:
     """A tensor of `values` numbers, of which `bad` are not finite: NaN or infinite."""
 
     order: tuple[int, int, int]
-    """Position in the model: stage, module in the order of execution, 0 for its input or 1 for its output."""
+    """Position in the model: (stage, module in the order of execution, 0 for its input or 1 for its output)."""
     rank: int
     module: str
     """Name of the module in the whole model."""
     what: str
-    """'forward output', 'forward input' or 'gradient of weight'."""
+    """Kind of tensor: 'forward output', 'forward input' or 'gradient of weight'."""
     bad: int
     values: int
     bad_weights: int
@@ -49,8 +50,8 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
     """Return a line that says which value is not finite, where it began and what may help. Collective over all ranks.
 
     Args:
-        step: the step that failed, 1 is the first.
-        batch: this replica's share of its batch.
+        step: number of the step that failed, counted from 1.
+        batch: this replica's part of the step's batch.
         norm: norm of the gradient, the same on every rank.
         training: True after a training step, False after a validation.
     """
@@ -71,7 +72,7 @@ def diagnosis_line(
     """Return the line that the user reads.
 
     Args:
-        tensor: the first non-finite tensor; None when the second forward pass shows none.
+        tensor: the first non-finite tensor; None if the second forward pass shows none.
         places: the device of each rank.
     """
     wrong = f"loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
@@ -117,7 +118,7 @@ def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[floa
 @contextlib.contextmanager
 def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
     """Check the inputs and outputs of every module of this rank's stages; append non-finite ones to `findings`."""
-    order: dict[tuple[int, str], int] = {}  # by the end of a module's first call, so submodules come first
+    order: dict[tuple[int, str], int] = {}  # filled when a module's first call ends, so submodules come first
 
     def hook(stage: int, name: str) -> Callable[[nn.Module, object, object], None]:
         def check(module: nn.Module, inputs: object, output: object) -> None:
@@ -168,7 +169,7 @@ def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
 
 
 def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, int]:
-    """Return the number of non-finite values and of all values; of a DTensor, in this rank's part.
+    """Return the number of non-finite values and of all values; of a DTensor, only those of this rank's part.
 
     Args:
         masks: whether -inf is allowed: modules without weights may pass on masks and masked scores.

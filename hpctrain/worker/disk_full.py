@@ -1,4 +1,4 @@
-"""Retries the last writes of a run on a full disk: no later checkpoint replaces the last one, so the run waits.
+"""Retries the last writes of a run on a full disk: no later checkpoint would replace the last one, so the run waits.
 
 Collective over all ranks: every rank goes through the same rounds, and the first clock to reach the limit ends them.
 """
@@ -19,11 +19,11 @@ from hpctrain.records.history.fault import fault_of
 from hpctrain.worker.agent_channel import AgentChannel
 
 RETRY_S = 2.0
-"""Time between two tries. The worker reports each one, so that the agent does not see a hang."""
+"""Seconds between two tries. The worker reports each one, so that the agent does not see a hang."""
 
 
 def is_disk_full(error: str | None) -> bool:
-    """Whether the error of a write is that the disk is full."""
+    """Return whether a write failed because the disk is full."""
     return error is not None and fault_of(error).name == "disk_full"
 
 
@@ -44,10 +44,11 @@ def retry_until_written(
     """Try again until everything is written, the time is over or the agent orders a stop.
 
     Args:
-        error: why the last checkpoint is not on disk; None when it is.
+        error: why the last checkpoint is not on disk; None if it is.
+        limit_s: seconds after which to give up.
 
     Returns:
-        The error of the last try to save the checkpoint; None when it is on disk.
+        The error of the last try to save the checkpoint; None if it is on disk.
     """
     deadline, reported = time.monotonic() + limit_s, False
     with ACTIVITY.doing("wait for room on the disk"):
@@ -68,7 +69,7 @@ def retry_until_written(
 
 
 def _agreed(*flags: bool) -> tuple[bool, ...]:
-    """Return each flag as true when it is true on any rank."""
+    """Return for each flag whether it is true on any rank. Collective over all ranks."""
     vector = torch.tensor([float(flag) for flag in flags])
     dist.all_reduce(vector, op=dist.ReduceOp.MAX)
     return tuple(value > 0 for value in vector.tolist())

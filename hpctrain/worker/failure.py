@@ -14,7 +14,7 @@ from hpctrain.model.imported.user_error import innermost_frame, raised_in
 from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named, fault_of
 
 SENTENCE_CHARS = 1000
-"""Longest part of the message in a reason."""
+"""Largest number of characters of the error's message in a reason."""
 _BOILERPLATE = "CUDA kernel errors might be asynchronously reported"
 """Start of the lines that torch adds to every CUDA error."""
 
@@ -27,16 +27,18 @@ class Failure:
     """Name of the exception class."""
     message: str
     where: str | None
-    """As '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is enough."""
+    """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
+    enough.
+    """
     line: str | None
-    """Number, file and text of that line of code, for the user."""
+    """Number, file and text of the line of code that raised the error, for the user."""
     fault: Fault
 
     def sentence(self, at: str) -> str:
         """Return one line for the user.
 
         Args:
-            at: which rank did what, as from `place_now`.
+            at: which rank failed in which operation, from `place_now`.
         """
         if self.where is None:
             return _one_line(self.message)
@@ -52,7 +54,7 @@ def failure_of(error: BaseException) -> Failure:
     cause = _cause(error)
     kind, message = type(cause).__name__, str(cause).strip()[:TEXT_CHARS]
     if isinstance(cause, HpctrainError):
-        # Its cause may be an error of the system, which says more about the fault.
+        # The cause of the wrapped error may be an error of the system, which says more about the fault.
         faults = [_fault_of(known) for known in (cause, cause.__cause__) if known is not None]
         return Failure(kind, message, None, None, next((row for row in faults if row.name != EXCEPTION), faults[0]))
     frame = innermost_frame(cause, "user") or innermost_frame(cause, "hpctrain") or innermost_frame(cause)
@@ -65,7 +67,7 @@ def failure_of(error: BaseException) -> Failure:
 def _fault_of(error: BaseException) -> Fault:
     """Return the error's row of the fault table.
 
-    A time-out in other code than torch and hpctrain is no network fault: no rank is lost by it.
+    A time-out in code outside of torch and hpctrain is no network fault, because it loses no rank.
     """
     fault = fault_of(str(error), [known.__name__ for known in type(error).__mro__])
     outside = raised_in(error) not in (None, "torch", "hpctrain")
@@ -73,7 +75,7 @@ def _fault_of(error: BaseException) -> Fault:
 
 
 def place_now() -> str:
-    """Return which rank this is and what it does, as 'rank 1 in step 3, reduce dp'."""
+    """Return this rank and its current operation, as 'rank 1 in step 3, reduce dp'."""
     now = ACTIVITY.now
     rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
     return f"rank {rank} in step {now.step}, {now.words()}"
@@ -82,7 +84,7 @@ def place_now() -> str:
 def _cause(error: BaseException) -> BaseException:
     """Return the error that torch wrapped, or the error itself.
 
-    The error that torch's pipeline raises has the arguments of a stage, and not the stage's own message.
+    The error that torch's pipeline raises contains the arguments of a stage, but not the stage's own message.
     """
     while error.__cause__ is not None and raised_in(error) == "torch":
         error = error.__cause__

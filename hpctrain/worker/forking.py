@@ -1,7 +1,7 @@
 """`python -m hpctrain.worker fork`: loads torch and the training code, then forks a worker for each order.
 
 The other end is `hpctrain.base.forking`. Each worker is forked twice, so that the process that ordered it adopts it as
-its child. Nothing here may start a thread or use a GPU: neither survives a fork.
+its child. No code here may start a thread or use a GPU: neither survives a fork.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hpctrain.base.process import WORKER
 
 LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure.measure")
 HIGH_FD = 500
-"""Lowest number of a descriptor that waits until the low numbers are free."""
+"""Lowest number of a file descriptor that is put aside until the low numbers are free."""
 
 Verb = Callable[[list[str]], int]
 
 
 def main(argv: list[str], run: Verb) -> int:
-    """Load the code, then fork until the other end closes the socket.
+    """Load the code, then fork for each order until the other end closes the socket.
 
     Args:
         run: runs the order's arguments in a fork and returns the exit code.
@@ -44,7 +44,7 @@ def main(argv: list[str], run: Verb) -> int:
     options = parser.parse_args(argv)
     die_with_parent(options.parent)
     plain = sys.stdout, sys.stderr
-    # Before torch is loaded, because its loggers keep the stderr of that moment.
+    # This comes before torch is loaded, because its loggers keep the stderr of that moment.
     timestamp_output()
     channel = socket.socket(fileno=_moved(options.fd))
     _load()
@@ -62,7 +62,9 @@ def main(argv: list[str], run: Verb) -> int:
 
 
 def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork for each order. Return the order in the fork; return None here when the other end has closed."""
+    """Fork for each order. Return the order in the forked process; return None in this process when the other end has
+    closed.
+    """
     while True:
         try:
             message, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MAX_FDS)
@@ -72,7 +74,7 @@ def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
             return None
         order: dict[str, Any] = json.loads(message)
         token, *fds = fds
-        wanted = os.read(token, 1)  # empty when the order was withdrawn meanwhile
+        wanted = os.read(token, 1)  # empty if the order was withdrawn meanwhile
         os.close(token)
         pid = _fork(channel, order, fds) if wanted else 0
         if pid is None:
@@ -86,7 +88,7 @@ def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
 def _load() -> None:
     for module in LOADED:
         load(module)
-    # Freeze the loaded objects: else garbage collection in a worker would touch, and so copy, their pages.
+    # Freeze the loaded objects: otherwise garbage collection in a worker would touch, and so copy, their pages.
     gc.collect()
     gc.freeze()
 
@@ -105,7 +107,7 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
         os._exit(0)
     os.setsid()
     while os.getppid() == middle:
-        time.sleep(0.001)  # the worker may ask at once who its parent is
+        time.sleep(0.001)  # the worker may ask at once for the id of its parent
     channel.close()
     os.close(ours)
     theirs = _moved(theirs)
@@ -113,7 +115,7 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
     os.write(theirs, str(os.getpid()).encode())
     os.close(theirs)
     if sys.modules["torch"].cuda._is_in_bad_fork():
-        # Some library used the GPU while it was loaded, and CUDA does not survive a fork: start a new process.
+        # A library used the GPU while it was loaded, and CUDA does not survive a fork, so start a new process.
         os.execv(WORKER[0], [*WORKER, *order["argv"]])
     return None
 

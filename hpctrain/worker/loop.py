@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop of a worker."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
     """Train until the last step or until the agent orders a stop.
 
     Returns:
-        True when the run is complete, False when it was stopped at a checkpoint on request.
+        True if the run is complete, False if it was stopped at a checkpoint on the agent's order.
 
     Raises:
         HpctrainError: the loss or the gradient is not finite, or the last checkpoint could not be written.
-        StorageError: there is no room for the last rows of metrics.jsonl.
+        StorageError: there is no space for the last rows of metrics.jsonl.
     """
     loop = Loop(trainer, agent_channel)
     while trainer.step < trainer.run.steps:
@@ -64,7 +64,7 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
 
 
 class Loop:
-    """The state of the loop between steps."""
+    """State of the training loop between steps."""
 
     def __init__(self, trainer: Trainer, agent_channel: AgentChannel) -> None:
         self.trainer = trainer
@@ -77,7 +77,7 @@ class Loop:
         self._tp_bytes = 0
 
     def next_step(self) -> GlobalStepMetrics:
-        """Run one step, under the profiler when it is the step that the run file names."""
+        """Run one step, under the profiler if it is the step that the run file names."""
         trainer, step = self.trainer, self.trainer.step + 1
         ACTIVITY.begin_step(step)
         if step != trainer.run.profile.step:
@@ -117,7 +117,9 @@ class Loop:
         return job
 
     def save(self) -> None:
-        """Start writing a checkpoint of this step, unless it was started already. Waits for the previous one to end."""
+        """Start writing a checkpoint of this step, unless one was started already. Wait for the previous checkpoint
+        first.
+        """
         trainer = self.trainer
         if self.saved_step == trainer.step:
             return
@@ -131,7 +133,7 @@ class Loop:
         """Wait until the last checkpoint and all rows of metrics.jsonl are on disk.
 
         Args:
-            wait_for_room: on a full disk, try again for `checkpoint.wait_for_room_s` of the run file.
+            wait_for_room: whether to try again on a full disk, for `checkpoint.wait_for_room_s` of the run file.
         """
         with ACTIVITY.doing("wait for the writer of the last checkpoint"):
             self._report_saved(self.trainer.saver.finished(wait=True))
@@ -146,7 +148,9 @@ class Loop:
             raise HpctrainError(f"the last checkpoint could not be written: {self._save_error}")
 
     def _save_again(self) -> str | None:
-        """Save this step once more and return the error. Only a success is reported: the failure was already."""
+        """Save this step once more and return the error. Only a success is reported to the agent: the failure already
+        was.
+        """
         self._start_saving()
         saved = self.trainer.saver.finished(wait=True)
         assert saved is not None, "it was just started"
@@ -179,7 +183,7 @@ class Loop:
         trainer = self.trainer
         scaler, keeps = trainer.scaler, trainer.plan.codec.has_state
         if scaler is not None and keeps:
-            # Residuals live longer than a loss scale, and a skipped step must not change them.
+            # Unscale first: residuals live longer than a loss scale, and a skipped step must not change them.
             scaler.unscale(gradients)
             with ACTIVITY.doing("all-reduce of whether gradients overflowed", waits=True):
                 if not finite_everywhere(gradients):
@@ -210,17 +214,18 @@ class Loop:
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """Return the error for a step with a non-finite loss or gradient, the same on every rank."""
         trainer = self.trainer
-        # The worker exits soon: a good checkpoint must not be lost.
+        # The worker exits soon, and a good checkpoint must not be lost.
         self._report_saved(trainer.saver.finished(wait=True))
-        self._report_compiling()  # blocks with hooks are compiled anew
+        self._report_compiling()  # blocks with hooks are compiled once more
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.sequences, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, batch, norm, training=True))
 
     def _validate_and_report(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
-        """Validate if it is due, then report the step. A failed validation loses neither the row nor a checkpoint.
+        """Validate if it is due, then report the step. A failed validation loses neither the metrics row nor a
+        checkpoint.
 
         Raises:
-            Exception: what the validation raised, after the checkpoint that is being written is on disk.
+            Exception: the error of the validation, raised after the checkpoint that is being written is on disk.
         """
         try:
             if self.trainer.valid and self._is_due(self.trainer.run.validation.every):
@@ -240,13 +245,13 @@ class Loop:
         trainer = self.trainer
         if self._first_validation:
             self._first_validation = False
-            self._report_compiling()  # again: code compiled for training saves activations for a backward pass
+            self._report_compiling()  # once more: code compiled for training saves activations for a backward pass
         starts = [index * trainer.plan.sequences for index in range(trainer.run.validation.batches)]
         parts = [(loader, start) for loader in trainer.valid.values() for start in starts]
         shares = [trainer.pipeline.evaluate(*self._batch(loader, start, 0)) for loader, start in parts]
         losses = torch.tensor(shares, dtype=torch.float64)
         trainer.pipeline.take_counters()
-        # Every tp rank computes the same loss: only rank 0 of the group counts.
+        # Every tp rank computes the same loss, so only rank 0 of the tp group counts.
         losses *= trainer.coordinate.tp == 0
         with ACTIVITY.doing("all-reduce of the validation's losses", waits=True):
             dist.all_reduce(losses)
@@ -259,7 +264,7 @@ class Loop:
         return dict(zip(trainer.valid, means.tolist(), strict=True))
 
     def _report_compiling(self) -> None:
-        """If blocks are compiled, ask the agent to allow more time until the next step is reported."""
+        """Ask the agent to allow more time until the next step is reported, if blocks are compiled."""
         if self.trainer.run.compile:
             self.agent_channel.send(Compiling())
 
@@ -280,7 +285,7 @@ class Loop:
     def _report_saved(self, saved: SaveResult | None) -> None:
         if saved is None:
             return
-        # Only the newest save counts: it replaces an earlier one that failed.
+        # Only the newest save counts, because it replaces an earlier one that failed.
         self._save_error = saved.error
         if self.trainer.coordinate.rank == 0:
             self.agent_channel.send(CheckpointSaved(**asdict(saved)))

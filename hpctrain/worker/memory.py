@@ -9,7 +9,7 @@ import torch
 
 
 def peak_memory_bytes(device: torch.device) -> float:
-    """Return the peak memory of this worker: allocated on its CUDA device, or resident on a CPU.
+    """Return the peak memory of this worker in bytes: allocated on its CUDA device, or resident on a CPU.
 
     The resident peak is VmHWM of proc(5), because the peak of getrusage(2) begins with that of the parent process.
     """

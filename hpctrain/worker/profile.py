@@ -41,7 +41,8 @@ def profiled(path: Path) -> Iterator[None]:
 
 def _write(profiler: profile, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    # Under a temporary name first, so that the folder shows only whole traces. The name's ending decides the format.
+    # The trace gets a temporary name first, so that the folder shows only whole traces. The name's ending decides the
+    # format.
     temporary = path.with_name(f".{path.name}")
     profiler.export_chrome_trace(str(temporary))
     temporary.rename(path)

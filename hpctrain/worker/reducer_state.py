@@ -1,4 +1,4 @@
-"""Saves and restores the reducers' state in checkpoints: each rank's own tensors, named by its mesh coordinate."""
+"""Saves and restores the reducers' state in checkpoints: each rank's tensors, named by its mesh coordinate."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def restore_reducer_state(
 ) -> str | None:
     """Load the state that this rank's reducer had when the checkpoint was written. Collective over all ranks.
 
-    A residual belongs to a rank's batches and its part of the model. It is of use only when the ranks, their parts and
-    the codec are the same; the devices may differ.
+    A residual belongs to a rank's batches and its part of the model. It can be restored only if ranks, their parts and
+    the codec are those of the checkpoint; the devices may differ.
 
     Returns:
-        Why the state in the checkpoint was not loaded; None when it was or there is none.
+        Why the state in the checkpoint was not loaded; None if it was loaded or there is none.
 
     Raises:
         CheckpointError: a tensor of the state cannot be read.

@@ -1,4 +1,4 @@
-"""Gathers the counts of all ranks into one line of metrics.jsonl."""
+"""Gathers the figures of all ranks into one line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from hpctrain.worker.memory import peak_memory_bytes
 
 @dataclass(frozen=True)
 class RankStepMetrics:
-    """The figures of one rank about a step."""
+    """Figures of one rank about a step."""
 
     loss_share: float
     counters: dict[int, StageCounters]
     schedule_s: float
-    """Duration of the schedule, from its first action to its last."""
+    """Seconds of the schedule, from the start of its first action to the end of its last."""
     dp_bytes: int
     tp_bytes: int
     compression: dict[str, float]
@@ -44,7 +44,7 @@ class RankStepMetrics:
 
 @dataclass(frozen=True)
 class GlobalStepMetrics:
-    """The figures of a step over all ranks, the same on each rank. All but `stop` are those of `MetricRow`."""
+    """Figures of a step over all ranks, the same on each rank. All fields but `stop` are those of `MetricRow`."""
 
     loss: float
     bytes_sent: BytesSent
@@ -66,7 +66,7 @@ def gather_step_metrics(trainer: Trainer, of_rank: RankStepMetrics) -> GlobalSte
     for index, stage in of_rank.counters.items():
         times[index::stages] = [stage.compute_s, stage.forward_s, stage.backward_s]
     figures = {
-        # Every tp rank computes the same loss: only rank 0 of the group counts.
+        # Every tp rank computes the same loss, so only rank 0 of the tp group counts.
         "loss": of_rank.loss_share if trainer.coordinate.tp == 0 else 0.0,
         "idle_fraction": 1.0 - sum(stage.compute_s for stage in counters) / of_rank.schedule_s,
         "dp_bytes": of_rank.dp_bytes,
@@ -90,7 +90,7 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
     """Return the figures over all ranks.
 
     Args:
-        columns: each figure by rank.
+        columns: figure -> its values by rank.
         stage_times: seconds of shape [computation, forward, backward; stages].
     """
     sums = {name: float(column.sum()) for name, column in columns.items()}
@@ -120,7 +120,7 @@ def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | 
 
 
 def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
-    """Return what every rank really holds, read from its objects; None except on rank 0. Collective."""
+    """Return what every rank holds, read from its objects; None except on rank 0. Collective over all ranks."""
     replica = trainer.plan.replicas[trainer.coordinate.dp]
     placement = RankPlacement(
         rank=trainer.coordinate.rank,
@@ -147,7 +147,7 @@ class MetricsLog:
         self._waiting: list[str] = []
 
     def write(self, row: MetricRow) -> None:
-        """Append the waiting rows and this row; what cannot be written waits.
+        """Append the waiting rows and this row. A row that cannot be written waits for the next call.
 
         Raises:
             Superseded: the writer's generation is over.
@@ -160,7 +160,7 @@ class MetricsLog:
         """Write the waiting rows.
 
         Raises:
-            StorageError: a row could not be written; the rows go on waiting.
+            StorageError: a row could not be written; the rows continue to wait.
             Superseded: the writer's generation is over.
         """
         while self._waiting:
@@ -169,7 +169,7 @@ class MetricsLog:
             del self._waiting[0]
 
     def try_flush(self) -> str | None:
-        """Flush and return the error; None when all rows are written."""
+        """Flush and return the error; None if all rows are written."""
         try:
             self.flush()
         except StorageError as error:
@@ -204,13 +204,13 @@ def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) ->
 
 @dataclass(frozen=True)
 class LocalStepInfo:
-    """The figures of a step that are not gathered."""
+    """Figures of a step that are not gathered over ranks."""
 
     seconds: float
     lr: float
     grad_norm: float
     valid_losses: Mapping[str, float]
-    """Loss by validation set; empty when there was no validation."""
+    """Loss by validation set; empty if there was no validation."""
     placement: list[RankPlacement] | None
     loss_scale: float | None = None
-    """Loss scale of the step's backward pass; only in fp16."""
+    """Loss scale of the step's backward pass; only in fp16, else None."""

@@ -1,6 +1,7 @@
 """`python -m hpctrain.worker train`: one rank of one generation, started and watched by its node's agent.
 
-Exit codes: 0 done, 75 stopped at a checkpoint, 76 a peer or the network failed, 1 its own error.
+Exit codes: 0 all steps are done, 75 stopped at a checkpoint, 76 another rank or the network failed, 1 an error in this
+rank.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from hpctrain.worker.loop import train
 
 
 def main(argv: list[str]) -> int:
-    """Wait for the start order, build, train."""
+    """Wait for the start order, build, train. Return the exit code."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker train")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the agent")
     parser.add_argument("--activity", type=int, required=True, help="inherited memory that tells what this rank does")
     options = parser.parse_args(argv)
-    # For ps, pgrep and py-spy: forked workers share one command line.
+    # The name shows in ps, pgrep and py-spy: forked workers share one command line.
     set_process_name(WORKER_NAME.format(os.environ.get("RANK", "?")))
     ACTIVITY.share(options.activity)
     import_code_first(options.folder / CODE_FOLDER)

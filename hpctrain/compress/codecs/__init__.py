@@ -1,1 +1,1 @@
-"""How numbers are packed: integers, values, indices, sketches."""
+"""Packs numbers into messages: integers, values, indices, sketches."""

@@ -1,4 +1,4 @@
-"""Memory that is reused from call to call, because fresh pages cost more than what is written to them."""
+"""Memory that is reused from call to call, because fresh pages cost more than writing to them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torch import Tensor
 
 
 class Scratch:
-    """Memory for one purpose. On CUDA torch's allocator reuses memory, and knows which stream is done with it."""
+    """Memory for one purpose on a CPU. On CUDA torch's allocator reuses memory, and knows which stream has finished
+    with it.
+    """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self._memory = torch.empty(0, dtype=dtype)
 
     def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Uninitialised memory on the device of `like`; on a CPU the next call returns the same memory."""
+        """Return uninitialised memory on the device of `like`; on a CPU the next call returns the same memory."""
         if like.is_cuda:
             return like.new_empty(shape, dtype=self._memory.dtype)
         numbers = math.prod(shape)
@@ -25,18 +27,18 @@ class Scratch:
 
 
 class BufferPool:
-    """Buffers of which several are in use at a time."""
+    """Reused buffers, of which several are in use at a time."""
 
     def __init__(self, same_size: bool = False) -> None:
         """
         Args:
-            same_size: whether a buffer is used again for its own size alone, rather than for smaller ones too.
+            same_size: whether a free buffer is reused only for its exact size; if False, for smaller sizes too.
         """
         self._same_size = same_size
         self._free: list[Tensor] = []
 
     def take(self, numbers: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An uninitialised buffer [numbers], which is in use until `give_back`."""
+        """Return an uninitialised buffer [numbers], which is in use until `give_back`."""
         for index, buffer in enumerate(self._free):
             size = buffer.untyped_storage().nbytes() // buffer.element_size()
             if buffer.dtype == dtype and (size == numbers if self._same_size else size >= numbers):

@@ -20,7 +20,7 @@ class IndexForm(IntEnum):
     SHORTS = 1
     """A 4-byte count per block of 65,536 numbers, and 16 bits per position. Smallest far below a density of 1 %."""
     GAPS = 2
-    """One byte per gap to the previous position. The byte 255 skips 255 numbers and stands for no position."""
+    """One byte per gap to the previous position. The byte 255 means "skip 255 numbers" and stands for no position."""
 
 
 def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
@@ -42,7 +42,7 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
             return IndexForm.BITMAP, pack_bits(mask_of(positions, numel))
         return IndexForm.SHORTS, _to_shorts(positions, numel)
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
-    # Only large gaps are divided: most are small, and division takes longer than all else here.
+    # Only large gaps are divided: most gaps are small, and division takes longer than all other steps here.
     large = positions_of(gaps >= _SKIP)
     skips = gaps.index_select(0, large) // _SKIP
     gaps_bytes = count + int(skips.sum())
@@ -55,12 +55,12 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
 
 
 def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
-    """The positions that `encode_positions` wrote: [k], int64, ascending.
+    """Return the positions that `encode_positions` wrote: [k], int64, ascending.
 
     Args:
-        form: the form that it returned.
-        data: the bytes that it returned; their memory begins at a multiple of 4.
-        numel: as given to it.
+        form: the form that `encode_positions` returned.
+        data: the bytes that `encode_positions` returned; their memory begins at a multiple of 4.
+        numel: numbers of the tensor, as for `encode_positions`.
     """
     match form:
         case IndexForm.BITMAP:
@@ -72,7 +72,7 @@ def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """A mask [n], bool, as bytes [ceil(n/8)], uint8, most significant bit first."""
+    """Return a mask [n], bool, as bytes [ceil(n/8)], uint8, most significant bit first."""
     if mask.device.type == "cpu":
         return torch.from_numpy(np.packbits(mask.numpy()))
     padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
@@ -80,7 +80,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(data: Tensor, numel: int) -> Tensor:
-    """The mask that `pack_bits` was given: [numel], bool."""
+    """Return the mask [numel], bool, that `pack_bits` wrote."""
     if data.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(data.numpy(), count=numel).view(np.bool_))
     return ((data.unsqueeze(1) >> _bits(data.device)) & 1).flatten()[:numel].bool()
@@ -91,14 +91,14 @@ def _bits(device: torch.device) -> Tensor:
 
 
 def mask_of(positions: Tensor, numel: int) -> Tensor:
-    """A mask [numel], bool, which is true at these positions."""
+    """Return a mask [numel], bool, which is true at these positions."""
     mask = torch.zeros(numel, dtype=torch.bool, device=positions.device)
     mask[positions] = True
     return mask
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """The positions, ascending, int64, at which a mask is true."""
+    """Return the positions at which a mask is true: int64, ascending."""
     if mask.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return mask.nonzero().flatten()
@@ -112,7 +112,7 @@ def _to_shorts(positions: Tensor, numel: int) -> Tensor:
     stretches = _stretches(numel)
     ends = torch.arange(1, stretches + 1, device=positions.device) << _STRETCH_BITS
     counts = torch.searchsorted(positions, ends).diff(prepend=positions.new_zeros(1))
-    # The cast to int16 keeps the low 16 bits, the highest as the sign.
+    # The cast to int16 keeps the low 16 bits; the highest of them becomes the sign.
     return torch.cat([counts.int().view(torch.uint8), positions.short().view(torch.uint8)])
 
 
@@ -124,7 +124,9 @@ def _from_shorts(data: Tensor, numel: int) -> Tensor:
 
 
 def _to_gaps(gaps: Tensor, large: Tensor, skips: Tensor, size: int) -> Tensor:
-    """The form GAPS, `size` bytes: one byte per gap, and `skips` bytes of 255 before each of the `large` ones."""
+    """Return the form GAPS, `size` bytes: one byte per gap, and `skips` bytes of 255 before each of the `large`
+    gaps.
+    """
     if size == gaps.numel():
         return gaps.to(torch.uint8)
     data = torch.full((size,), _SKIP, dtype=torch.uint8, device=gaps.device)

@@ -1,5 +1,8 @@
 """Block quantization: integers of few bits with a scale per block, as in ZeRO++'s qgZ (Wang et al. 2023,
-arXiv:2306.10209). Rounding is to the nearest, because rounding errors go to the residual."""
+arXiv:2306.10209).
+
+Rounding is to the nearest, because rounding errors go to the residual.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from hpctrain.compress.codecs.buffers import Scratch
 
 BLOCK = 256
-"""Numbers that share a scale, whose 4 bytes add 0.016 bytes to each. A message holds a multiple of it."""
+"""Numbers that share a scale; its 4 bytes are 0.016 bytes per number. A message holds a multiple of `BLOCK` numbers."""
 SCALE_BYTES = 4
 _PIECE_BLOCKS = 512
 """Blocks that are written or read at a time on a CPU, so that they stay in the L2 cache."""
@@ -21,10 +24,10 @@ FEWEST_BITS, MOST_BITS = 2, 8
 class IntegerCode:
     """Writes and reads numbers as integers: multiples of 1/m of their block's largest magnitude, m = 2^(bits−1) − 1.
 
-    A message holds the scales in fp32, then the integers of each block. Their bits are cut into fields of 8, 4, 2 or 1
-    bits, as many as the binary digits of `bits` say, the lowest bits first; a byte holds a field of 8, 4, 2 or 1 bits
-    of 1, 2, 4 or 8 numbers. A block with a number that is not finite has a scale that is not finite, and so are its
-    decoded numbers.
+    A message holds the scales in fp32, then the integers of each block. The bits of an integer are cut into fields of
+    8, 4, 2 or 1 bits that add up to `bits`, the lowest bits first. A byte holds one field of 8 bits, or the fields of
+    2, 4 or 8 numbers with 4, 2 or 1 bits. If a block has a number that is not finite, its scale and all its decoded
+    numbers are not finite either.
     """
 
     def __init__(self, bits: int) -> None:
@@ -36,10 +39,10 @@ class IntegerCode:
         self._scratch = Scratch()
 
     def bytes_of(self, numbers: int) -> int:
-        """Length of a message in bytes.
+        """Return the length of a message in bytes.
 
         Args:
-            numbers: a multiple of `BLOCK`.
+            numbers: count of numbers, a multiple of `BLOCK`.
         """
         return numbers // BLOCK * (SCALE_BYTES + BLOCK * self._bits // 8)
 
@@ -52,7 +55,7 @@ class IntegerCode:
         """
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
-            # The largest magnitude by amax and amin: torch's norms of rows take ten times as long.
+            # The largest magnitude comes from amax and amin: torch's norms of rows take ten times as long.
             torch.maximum(blocks.amax(1), blocks.amin(1).neg_(), out=scale)
             # A block of zeros gets the smallest normal scale: a scale of 0 would make its numbers NaN.
             scale.div_(self._levels).clamp_min_(torch.finfo(torch.float32).tiny)
@@ -88,7 +91,7 @@ class IntegerCode:
         return scales.isfinite().all()
 
     def _parts(self, message: Tensor) -> tuple[Tensor, Tensor]:
-        """The scales [blocks], fp32, and the integers [bytes], uint8, of a message."""
+        """Return the parts of a message: the scales [blocks], fp32, and the integers [bytes], uint8."""
         blocks = message.numel() // (SCALE_BYTES + BLOCK * self._bits // 8)
         return message[: SCALE_BYTES * blocks].view(torch.float32), message[SCALE_BYTES * blocks :]
 
@@ -131,7 +134,8 @@ class IntegerCode:
         integers = packed.view(torch.int8)
         start = 0
         for width in self._widths:
-            # A field of all bits is the whole: a view of it would take a while beside work on so few numbers.
+            # If one field holds all bits, it is the whole: making a view of it takes long in relation to work on so few
+            # numbers.
             first, end = BLOCK * start // 8, BLOCK * (start + width) // 8
             yield start, width, integers if width == self._bits else integers[:, first:end]
             start += width

@@ -1,17 +1,17 @@
 """Count sketches: sparse vectors folded so that the sum of the sketches is the sketch of the sum.
 
-After lossless homomorphic compression (Li et al., 2024, arXiv:2402.07529). All ranks know the index, the union of the
-positions that are not zero in their vectors. A number's slot is its position in the index; the number is added to three
-cells. A cell that holds a single number gives that number, which is then subtracted from its other two cells, and so on
-until nothing remains ("peeling"). This succeeds almost surely while numbers per cell stay below 0.818, the threshold of
-three hash functions (Molloy, 2005, Random Structures & Algorithms 27). Numbers that cannot be peeled are reported,
-never estimated.
+The method is lossless homomorphic compression (Li et al. 2024, arXiv:2402.07529). All ranks know the index, which is
+the union of the positions that are not zero in their vectors. The slot of a number is its entry in the index. Each
+number is added to three cells of the sketch. A cell that holds a single number gives that number, which is then
+subtracted from its other two cells, and so on until nothing remains ("peeling"). This almost surely succeeds while
+there are fewer than 0.818 numbers per cell, the threshold of three hash functions (Molloy 2005, Random Structures &
+Algorithms 27). Numbers that cannot be peeled are reported, never estimated.
 
-Slots are cut into pieces of equal size, each with its own cells, so that all pieces have the same load and one piece
-fits a processor's cache.
+Slots are cut into pieces of equal size, each with its own cells. So all pieces have equal loads, and one piece fits a
+processor's cache.
 
-Numbers are integers modulo 2³²: cells may wrap around and still give every number exactly, and sums do not depend on
-their order, so every rank and every kind of device gets the same bits.
+Numbers are integers modulo 2³²: cells may wrap around and still give every number exactly. Sums do not depend on their
+order, so every rank and every kind of device gets the same bits.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ HASHES = 3
 _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _WORD = 0xFFFFFFFF
 _PIECE = 1 << 15
-"""Most slots in a piece, so that peeling it stays in a processor's cache."""
+"""Largest number of slots in a piece, so that peeling a piece stays in a processor's cache."""
 _ONE = 1 << 40
-"""Added to a cell's census per number, beside the number's slot; larger than any sum of slots."""
+"""Added to a cell's census for each number, together with the number's slot; larger than any sum of slots."""
 _HOPELESS_LOAD = 4
 """Numbers per cell above which hardly any cell would hold a single number."""
 
 
 def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
-    """The sketch of a vector.
+    """Return the sketch of a vector: int32. Sketches with the same `count` and `cells` have the same length.
 
     Args:
         slots: int64 [k], distinct and sorted: the slots of the numbers.
         numbers: int32 [k].
-        count: slots in the index.
+        count: number of slots in the index.
         cells: length of the sketch, at least 3; fewer than 3 cells per piece stay unused.
-
-    Returns:
-        int32; sketches with the same `count` and `cells` have the same length.
     """
     layout = _Layout(count, cells)
     sketch = torch.zeros(layout.pieces * layout.cells, dtype=torch.int32, device=numbers.device)
@@ -60,7 +57,8 @@ def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
         sketch: int32, the sum of sketches made with the same `count` and `cells`.
 
     Returns:
-        int32 [count], exact modulo 2³² where decoded and 0 elsewhere; and bool [count], whether each was decoded.
+        int32 [count], exact modulo 2³² where decoded and 0 elsewhere; and bool [count], whether each number was
+        decoded.
     """
     layout = _Layout(count, cells)
     numbers = torch.zeros(count, dtype=torch.int32, device=sketch.device)
@@ -75,23 +73,25 @@ def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
 
 
 class _Layout:
-    """How slots and cells are cut into pieces."""
+    """The division of slots and cells into pieces."""
 
     def __init__(self, count: int, cells: int) -> None:
         self.pieces = max(1, min(-(-count // _PIECE), cells // HASHES))
         self.slots = max(1, -(-count // self.pieces))
-        """Slots in a piece; the last may have fewer."""
+        """Number of slots in a piece; the last piece may have fewer."""
         self.cells = cells // (HASHES * self.pieces) * HASHES
-        """Cells in a piece."""
+        """Number of cells in a piece."""
 
 
 def _cells_of(slots: Tensor, cells: int) -> Tensor:
-    """The three cells of each slot within its piece, int64 [3, slots]. Each is in another third, so they differ."""
+    """Return the three cells of each slot within its piece, int64 [3, slots]. Each lies in another third, so they
+    differ.
+    """
     third = cells // HASHES
     out = torch.empty(HASHES, len(slots), dtype=torch.int64, device=slots.device)
     for row, odd in enumerate(_ODD):
-        # Multiply and fold, twice, because slots come in runs. Multipliers are below 2³¹, so that no product of two
-        # words reaches 2⁶³.
+        # Multiply and fold, twice, because slots are often consecutive. Multipliers are below 2³¹, so that no product
+        # of two words reaches 2⁶³.
         word = torch.mul(slots, odd >> 1, out=out[row]).add_(odd).bitwise_and_(_WORD)
         word.bitwise_xor_(word >> 15).mul_(_ODD[row - 1] >> 1).bitwise_and_(_WORD)
         word.bitwise_xor_(word >> 13).mul_(third).bitwise_right_shift_(32).add_(row * third)
@@ -99,7 +99,7 @@ def _cells_of(slots: Tensor, cells: int) -> Tensor:
 
 
 def _peel(sketch: Tensor, cells: Tensor, numbers: Tensor, decoded: Tensor) -> None:
-    """Decode the numbers of one piece; writes to `sketch`, `numbers` and `found`."""
+    """Decode the numbers of one piece; write to `sketch`, `numbers` and `decoded`."""
     # The census of a cell is its count of numbers and the sum of their slots: for a single number, that is its slot.
     entries = torch.arange(len(numbers), device=sketch.device) + _ONE
     census = torch.zeros(len(sketch), dtype=torch.int64, device=sketch.device)

@@ -9,23 +9,23 @@ from hpctrain.compress.codecs.indices import IndexForm, decode_positions, encode
 from hpctrain.compress.codecs.values import ValueCode, decode_values, encode_values
 
 _HEAD_BYTES = 6 * 8
-"""Six int64 numbers: value code, index form, numel, count, bytes of the values, bytes of the index."""
+"""Bytes of the header. It has six int64 numbers: value code, index form, numel, count, bytes of values, bytes of
+index.
+"""
 ALIGNMENT = 8
-"""Each part begins at a multiple of this many bytes, and so does the next message, so that all are read without a copy.
+"""Each part of a message, and each message, begins at a multiple of this many bytes, so that it is read without a
+copy.
 """
 
 
 def encode(positions: Tensor, values: Tensor, numel: int, code: ValueCode) -> Tensor:
-    """Write a message.
+    """Return a message with these positions and values: [·], uint8; its length is a multiple of 8.
 
     Args:
         positions: [k], int64, ascending, distinct, in [0, numel).
         values: [k], fp32: the numbers at these positions.
         numel: numbers of the tensor.
         code: precision of the values.
-
-    Returns:
-        [·], uint8; its length is a multiple of 8.
     """
     form, index = encode_positions(positions, numel)
     data = encode_values(values.contiguous(), code)
@@ -37,14 +37,11 @@ def encode(positions: Tensor, values: Tensor, numel: int, code: ValueCode) -> Te
 
 
 def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-    """Read a message.
+    """Return the positions [k], int64, ascending, and the values [k], fp32, of a message.
 
     Args:
-        message: as `encode` returned it; its memory begins at a multiple of 8, and padding may follow it.
+        message: what `encode` returned; its memory begins at a multiple of 8, and padding may follow it.
         numel: numbers of the reader's tensor.
-
-    Returns:
-        Positions [k], int64, ascending, and values [k], fp32.
 
     Raises:
         ValueError: the message is about a tensor of another size, or is truncated.
@@ -62,7 +59,7 @@ def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
 
 
 def rounded(values: Tensor, code: ValueCode) -> Tensor:
-    """The values as `decode` will return them: [k], fp32."""
+    """Return the values [k], fp32, after encoding and decoding."""
     if code is ValueCode.FP32:
         return values
     return decode_values(encode_values(values.contiguous(), code), values.numel(), code)

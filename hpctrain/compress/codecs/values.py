@@ -1,4 +1,4 @@
-"""Encoding of numbers as bytes, in full or reduced precision. The caller adds rounding errors to its residual."""
+"""Encodes numbers as bytes, in full or reduced precision. The caller adds rounding errors to its residual."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 from hpctrain.compress.codecs.indices import pack_bits, unpack_bits
 
 BLOCK = 256
-"""Numbers that share a scale, whose 4 bytes add 0.016 bytes to each."""
+"""Numbers that share a scale, whose 4 bytes are 0.016 bytes per number."""
 _LARGEST = 15
-"""FP16 scales a block so that its largest magnitude is just below 2^15; fp16 holds magnitudes up to 2^16."""
+"""The code FP16 scales a block so that its largest magnitude is just below 2 to this power; fp16 itself reaches
+2^16.
+"""
 _LEAST_EXPONENT = -100
-"""Smallest exponent of a block: far below it, 2^(15−exponent) overflows fp32; such gradients count as zero."""
+"""Smallest exponent of a block: far below it, 2^(15−exponent) overflows fp32; such small gradients count as zero."""
 
 
 class ValueCode(IntEnum):
@@ -24,24 +26,23 @@ class ValueCode(IntEnum):
     FP32 = 0
     """Full precision, exact."""
     FP16 = 1
-    """11 bits of mantissa, after scaling each block by a power of two: unscaled gradients underflow fp16."""
+    """11 bits of mantissa, after each block is scaled by a power of two, because unscaled gradients underflow fp16."""
     BF16 = 2
     """8 bits of mantissa, and the range of fp32."""
     INT8 = 3
     """255 steps between plus and minus the largest magnitude of the block."""
     SIGN = 4
-    """One bit, and the block's mean magnitude (Seide et al. 2014; the mean as in signSGD-EF, Karimireddy 2019)."""
+    """One bit per number, times the block's mean magnitude (Seide et al. 2014; the mean as in signSGD-EF, Karimireddy
+    2019).
+    """
 
 
 def encode_values(values: Tensor, code: ValueCode) -> Tensor:
-    """Write numbers.
+    """Return encoded numbers: [·], uint8, the scales of the blocks first.
 
     Args:
         values: [k], fp32, contiguous, finite.
         code: precision.
-
-    Returns:
-        [·], uint8, the scales of the blocks first.
     """
     match code:
         case ValueCode.FP32:
@@ -65,12 +66,12 @@ def encode_values(values: Tensor, code: ValueCode) -> Tensor:
 
 
 def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
-    """The decoded numbers: [count], fp32.
+    """Return the decoded numbers: [count], fp32.
 
     Args:
-        data: as `encode_values` returned it; its memory begins at a multiple of 4.
+        data: what `encode_values` returned; its memory begins at a multiple of 4.
         count: number of values.
-        code: as given to `encode_values`.
+        code: precision, as given to `encode_values`.
     """
     match code:
         case ValueCode.FP32:
@@ -89,12 +90,12 @@ def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """The values [k] as blocks [ceil(k/BLOCK), BLOCK], padded with zeros."""
+    """Return the values [k] as blocks [ceil(k/BLOCK), BLOCK], padded with zeros."""
     return F.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
 
 
 def _exponents(blocks: Tensor) -> Tensor:
-    """Exponents [blocks, 1] of the smallest power of two above every magnitude of each block."""
+    """Return for each block the exponent of the smallest power of two above all magnitudes: [blocks, 1]."""
     return torch.frexp(blocks.abs().amax(1, keepdim=True)).exponent.clamp_min(_LEAST_EXPONENT).float()
 
 

@@ -1,1 +1,1 @@
-"""How compressed gradients travel: gathered, exchanged or scattered over ranks."""
+"""Sends compressed gradients between ranks: all-gather, exchange and reduce-scatter."""

@@ -1,6 +1,6 @@
 """A reduce-scatter that sends every number once, straight to the rank that owns its sum.
 
-gloo's own reduce-scatter is an all-reduce of which the owner keeps its part: it sends twice as much, and every rank
+gloo's own reduce-scatter is an all-reduce after which each rank keeps its part. It sends twice as much, and every rank
 adds up everything.
 """
 
@@ -15,7 +15,7 @@ from hpctrain.compress.collectives.reduce_scatter import ReduceScatter
 
 
 class DenseReduceScatter(ReduceScatter):
-    """A reduce-scatter that sends every number, in fp32 or bf16, and adds up in fp32 in rank order."""
+    """Reduce-scatter that sends every number in fp32 or bf16 and adds up in fp32, in rank order."""
 
     def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:
         self._wire_dtype = wire_dtype

@@ -23,7 +23,7 @@ _PREFIX = "residual."
 
 
 class ErrorFeedback:
-    """The residuals of many tensors, by key."""
+    """The residuals of several tensors, by key."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class ErrorFeedback:
     ) -> None:
         """
         Args:
-            mode: the recursion; see the docstring of this module.
-            beta: β of decayed and paper.
+            mode: how the residual follows from the gradient; see the table in the docstring of this module.
+            beta: β of the modes decayed and paper.
             reset: what happens to the residuals every `reset_every` steps. zero: they are dropped (as in the paper).
                 flush: the caller sends everything in that step; see `is_flush_step`.
-            reset_every: steps.
-            dtype: of the residuals, fp32 or bf16; in bf16 each step rounds them.
+            reset_every: number of steps between two resets.
+            dtype: dtype of the residuals, fp32 or bf16; in bf16 each step rounds them.
         """
         self._mode = mode
         self._beta = beta
@@ -57,7 +57,7 @@ class ErrorFeedback:
         is finite on all ranks.
 
         Args:
-            key: of the tensor, the same in every step.
+            key: key of the tensor, the same in every step.
             gradient: [n], fp32; unchanged.
 
         Returns:
@@ -73,15 +73,17 @@ class ErrorFeedback:
             residual.mul_(self._beta)
         if self._mode == "paper" or self._dtype != torch.float32:
             return gradient + residual
-        # The residual becomes a, and `store_residual` makes it a residual again: one pass over memory, none for a.
+        # The residual becomes a, and `store_residual` makes it a residual again. This takes one pass over memory and no
+        # memory for a.
         return residual.add_(gradient)
 
     def add_to(self, key: str, gradient: Tensor) -> Tensor:
-        """Return a, as `add` does, but in the memory of the gradient. The residual does not change, so `store_residual`
-        need not follow.
+        """Return a, the gradient plus the residual, in the memory of the gradient.
+
+        The residual does not change, so `store_residual` need not follow.
 
         Args:
-            key: of the tensor, the same in every step.
+            key: key of the tensor, the same in every step.
             gradient: [n], fp32; overwritten with a.
 
         Raises:
@@ -92,42 +94,42 @@ class ErrorFeedback:
         return gradient.add_(self._residual(key, gradient), alpha=self._beta if self._mode == "decayed" else 1.0)
 
     def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
-        """Set the residual to a minus what was sent of it (for mode paper, see the docstring of this module).
+        """Set the residual to a minus the numbers that were sent (for mode paper, see the docstring of this module).
 
         Args:
             key: as given to `add` or `add_to`.
-            a: what that call returned; overwritten.
-            positions: [k], int64: of the sent numbers, distinct.
+            a: what `add` or `add_to` returned; overwritten.
+            positions: [k], int64, distinct: positions of the sent numbers.
             sent: [k], fp32: the numbers as the receivers decode them, so that the residual includes rounding errors.
         """
         if self._mode == "none":
             return
         residual = self._residuals[key]
-        # In paper, g + β·e = a − (1−β)·e.
+        # In mode paper, g + β·e = a − (1−β)·e.
         unsent = a.sub_(residual, alpha=1 - self._beta) if self._mode == "paper" else a
         unsent.index_add_(0, positions, sent, alpha=-1)
         if unsent is not residual:
             residual.copy_(unsent)
 
     def add_residual(self, key: str, start: int, values: Tensor) -> None:
-        """Add the part of a sum that its owner did not send to the residual of a range of a tensor.
+        """Add the numbers that the owner of a sum did not send to the residual of a range of a tensor.
 
         Args:
-            key: of a tensor for which `store_residual` was called in this step.
+            key: key of a tensor for which `store_residual` was called in this step.
             start: position at which the range begins.
-            values: [length of the range], fp32.
+            values: [length of the range], fp32: the unsent numbers.
         """
         if self._mode != "none":
             self._residuals[key][start : start + values.numel()] += values
 
     def take_all(self, key: str, gradient: Tensor) -> Tensor:
-        """Return a, for a step that sends all of it, and drop the residual."""
+        """Return a, the gradient plus the residual, for a step that sends all of it; drop the residual."""
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a
 
     def forget(self, key: str) -> None:
-        """Drop the residual of a tensor, after all that `add_to` returned was sent."""
+        """Drop the residual of a tensor. Call it after everything that `add_to` returned was sent."""
         self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:
@@ -140,17 +142,17 @@ class ErrorFeedback:
             self.drop()
 
     def is_flush_step(self, step: int) -> bool:
-        """Whether this step, counted from 1, is to send everything."""
+        """Return whether this step, counted from 1, must send everything."""
         return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
 
     def norm(self) -> float:
-        """Euclidean norm of all residuals."""
+        """Return the Euclidean norm of all residuals."""
         if not self._residuals:
             return 0.0
         return float(torch.stack(torch._foreach_norm(list(self._residuals.values()), dtype=torch.float32)).norm())
 
     def state(self) -> dict[str, Tensor]:
-        """The residuals by `residual.KEY`, without a copy."""
+        """Return residual.KEY -> residual, without a copy."""
         return {_PREFIX + key: residual for key, residual in self._residuals.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

@@ -21,18 +21,18 @@ class ReduceScatter(ABC):
     """A reduce-scatter of a flat gradient over a process group."""
 
     residuals: Residuals | None = None
-    """The residuals that it shares with the others of its stage; None if the codec has none."""
+    """Residuals that this reduce-scatter shares with the others of its stage; None if the codec has none."""
 
     @abstractmethod
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         """Write the sum of this rank's part over the group. Collective over the group.
 
         Args:
-            output: [part], fp32.
+            output: [part], fp32; written to.
             gradient: [world · part], fp32: the parts of all ranks one after the other; unchanged.
 
         Returns:
-            Bytes this rank put on the wire.
+            Bytes that this rank sent.
         """
 
 
@@ -40,9 +40,9 @@ class ResidualStats(NamedTuple):
     """What a stage's last reduction sent and left in the residuals."""
 
     sent: int
-    """Numbers that were selected; 0 for a codec that sends all numbers."""
+    """Count of numbers that were selected; 0 for a codec that sends all numbers."""
     of: int
-    """Numbers that they were selected from."""
+    """Count of numbers from which they were selected."""
     square: float
     """Squared norm of this rank's gradient."""
     residual_square: float
@@ -50,14 +50,14 @@ class ResidualStats(NamedTuple):
 
 
 class Residuals(StepState, ABC):
-    """The residuals of the reduce-scatters of a sharded stage, or of a reducer, carried from one step to the next."""
+    """The residuals of a sharded stage's reduce-scatters, or of a reducer; they last from one step to the next."""
 
     def end_step(self, device: torch.device) -> None:
         """End a step, after all parts were summed. Collective in some steps."""
 
     @abstractmethod
     def stats(self) -> ResidualStats:
-        """Figures of the last step."""
+        """Return the figures of the last step."""
 
     def metrics(self) -> dict[str, float]:
         return residual_metrics([self])
@@ -72,11 +72,11 @@ class ShardedParameter:
     shape: torch.Size
     """Shape before sharding."""
     owned: int
-    """Numbers that each rank owns of it, padding included."""
+    """Count of the parameter's numbers that each rank owns, including padding."""
 
 
 class FlatGradientLayout:
-    """Where each parameter of a part lies among the numbers of the flat gradient that one rank owns."""
+    """The position of each parameter of a part among the numbers of the flat gradient that one rank owns."""
 
     def __init__(self, pieces: Sequence[ShardedParameter], compressed: Sequence[int]) -> None:
         """
@@ -87,7 +87,7 @@ class FlatGradientLayout:
         starts = [0, *accumulate(piece.owned for piece in pieces)]
         stretches = list(pairwise(starts))
         self.numbers = starts[-1]
-        """Numbers that each rank owns."""
+        """Count of numbers that each rank owns."""
         self.compressed = [stretches[index] for index in compressed]
         """Start and end of each compressed parameter."""
         self.exempt = [stretch for index, stretch in enumerate(stretches) if index not in frozenset(compressed)]
@@ -95,7 +95,7 @@ class FlatGradientLayout:
         self._names = ", ".join(piece.name for piece in pieces)
 
     def rows(self, gradient: Tensor, world: int) -> Tensor:
-        """The flat gradient as [world, numbers], one row per owner.
+        """Return the flat gradient as [world, numbers], one row per owner.
 
         Raises:
             HpctrainError: the gradient does not hold all of these parameters.
@@ -110,7 +110,7 @@ class FlatGradientLayout:
 
 
 def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
-    """The entries of `Reducer.metrics` for the last step, over all sharded stages of a rank."""
+    """Return the entries of `Reducer.metrics` for the last step, over all sharded stages of a rank."""
     total = ResidualStats(*map(sum, zip(*(residuals.stats() for residuals in stages), strict=True)))
     metrics = {"density": total.sent / total.of} if total.of else {}
     if 0 < total.square < math.inf:
@@ -119,5 +119,5 @@ def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
 
 
 def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
-    """The residuals that a stage's reduce-scatters share; None if the codec has none."""
+    """Return the residuals that a stage's reduce-scatters share; None if the codec has none."""
     return next((scatter.residuals for scatter in scatters if scatter is not None and scatter.residuals), None)

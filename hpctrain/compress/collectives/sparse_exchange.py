@@ -1,4 +1,4 @@
-"""Messages of unequal size between ranks: sizes first, then bytes."""
+"""Exchanges messages of unequal size between ranks: sizes first, then bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SIZE_BYTES = 8
 def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> list[int]:
     """Cut a list of concatenated tensors into one part per rank, with equal loads.
 
-    The load is taken as even within a tensor. If all loads are 0, the parts have equal sizes.
+    The load of a tensor counts as evenly distributed over its numbers. If all loads are 0, the parts have equal sizes.
 
     Args:
-        loads: numbers of each tensor that are expected to be sent.
-        sizes: numbers of each tensor.
+        loads: for each tensor, how many of its numbers are expected to be sent.
+        sizes: for each tensor, how many numbers it has.
         world: number of parts.
 
     Returns:
@@ -34,7 +34,7 @@ def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> 
     borders = [0]
     tensor, before = 0, 0
     for part in range(1, world):
-        # In integers, so that all ranks cut at the same position.
+        # The target is an integer, so that all ranks cut at the same position.
         target = part * ends[-1] // world
         while ends[tensor] < target:
             before += sizes[tensor]
@@ -45,20 +45,20 @@ def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> 
 
 
 def counts_between(positions: Tensor, borders: Sequence[int]) -> list[int]:
-    """How many of these ascending positions lie between each border and the next."""
+    """Return how many of these ascending positions lie between each border and the next."""
     counts: list[int] = torch.searchsorted(positions, torch.tensor(borders, device=positions.device)).diff().tolist()
     return counts
 
 
 def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
-    """Send each rank its message and receive theirs: an all-to-all. Collective.
+    """Send each rank its message and receive the messages of all: an all-to-all. Collective over the group.
 
     Args:
-        messages: uint8, by receiving rank; the one to this rank itself may be empty.
+        messages: uint8, by receiving rank; the message to this rank itself may be empty.
         group: the ranks.
 
     Returns:
-        The messages by sending rank, and the bytes that this rank put on the wire.
+        The messages by sending rank, and the bytes that this rank sent.
     """
     outgoing = torch.cat(messages)
     sizes = [message.numel() for message in messages]
@@ -76,15 +76,15 @@ def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Ten
 
 
 def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
-    """Send one message to all ranks and receive theirs: an all-gather. Collective.
+    """Send one message to all ranks and receive their messages: an all-gather. Collective over the group.
 
     Args:
         message: uint8.
         group: the ranks.
 
     Returns:
-        The messages by sending rank, and the bytes that this rank put on the wire. All messages are padded to the
-        length of the largest.
+        The messages by sending rank, and the bytes that this rank sent. All messages are padded to the length of the
+        largest.
     """
     world = dist.get_world_size(group)
     size = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)

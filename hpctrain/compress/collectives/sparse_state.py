@@ -1,4 +1,4 @@
-"""The state of sparse sums: the step, the number of values that it sends of each tensor, and the residuals."""
+"""State of sparse sums: the step, the number of values to send of each tensor, and the residuals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STEP = "step"
 
 
 class SparseSettings(NamedTuple):
-    """How numbers are selected and sent."""
+    """How numbers are selected and encoded."""
 
     selector: Selector
     values: ValueCode
 
     def select(self, values: Tensor, k: int, step: int, tensor: int) -> tuple[Tensor, Tensor]:
-        """The positions of about k values of a tensor, and copies of these values."""
+        """Return the positions of about k values of a tensor, and copies of these values."""
         return select_with_values(values, k, self.selector, seed_of(step, tensor))
 
 
@@ -42,9 +42,9 @@ class SparseState(Residuals):
     ) -> None:
         """
         Args:
-            positions: names of the tensors in the state.
-            sizes: numbers of each.
-            counts: how many numbers of each tensor a step sends.
+            positions: number of each compressed tensor, under which the state holds its residual.
+            sizes: count of numbers of each tensor.
+            counts: decides how many numbers of each tensor a step sends.
             feedback: holds the residuals.
         """
         self.counts = counts
@@ -60,8 +60,10 @@ class SparseState(Residuals):
         self.scratch = Scratch()
 
     def begin(self, device: torch.device) -> int:
-        """Begin a step or go on with it; return it, counted from 1. Collective in the first call after a start or
-        load."""
+        """Begin a step, or continue it; return its number, counted from 1.
+
+        Collective in the first call after a start or load.
+        """
         if not self._agreed:
             self._step = self.counts.agree(self._step, device)
             self._agreed = True
@@ -71,7 +73,7 @@ class SparseState(Residuals):
         return self._step + 1
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
-        """How many numbers to send of each of `count` tensors, from tensor `first` on; None: send everything."""
+        """Return how many numbers to send of each of `count` tensors, from tensor `first` on; None: send everything."""
         counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self.sizes)
         return None if counts is None else counts[first : first + count]
 
@@ -79,8 +81,8 @@ class SparseState(Residuals):
         """Record a part that was summed.
 
         Args:
-            sent: numbers that this rank sent of the part's compressed tensors.
-            of: all numbers of these tensors.
+            sent: count of numbers that this rank sent of the part's compressed tensors.
+            of: count of all numbers of these tensors.
             square: squared norm of this rank's gradient of these tensors.
         """
         self._sent += sent
@@ -99,22 +101,24 @@ class SparseState(Residuals):
         self._under_way = False
 
     def count_step(self) -> None:
-        """Count a step, after its gradients were summed and `counts` was closed."""
+        """Count a step. Call it after its gradients were summed and `counts` was closed."""
         self._under_way = False
         self._step += 1
         self.feedback.end_step(self._step)
 
     def stats(self) -> ResidualStats:
-        """Figures of the last step."""
+        """Return the figures of the last step."""
         return ResidualStats(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's state between steps, without a copy."""
+        """Return this rank's state between steps, without a copy."""
         return {_STEP: torch.tensor(self._step), **self.feedback.state(), **self.counts.state(self.positions)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh. If ranks loaded different steps, the next
-        step goes on from the smallest."""
+        """Restore what `state` returned; missing entries start afresh.
+
+        If ranks loaded different steps, the next step continues from the smallest.
+        """
         self._step = int(state.get(_STEP, 0))
         self.feedback.load_state(state)
         self.counts.load_state(state, self.positions)

@@ -1,1 +1,1 @@
-"""Reducers: how gradients are summed over replicas, one file per mode, and when each bucket is sent."""
+"""Reducers: they sum gradients over replicas, one file per mode, and decide when each bucket is sent."""

@@ -1,4 +1,4 @@
-"""Gradients that travel in bfloat16."""
+"""Codec of gradients that travel in bfloat16."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from hpctrain.compress.reducers.bucket_scheduler import unflatten_like
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
 
 PIECE = 1 << 16
-"""Numbers that are added up at a time: their fp32 sums stay in the L2 cache, which takes a third of the time that whole
-parts take."""
+"""Numbers that are added up at a time, so that their fp32 sums stay in the L2 cache.
+
+This takes a third of the time that whole parts take.
+"""
 
 
 class Bf16BucketCodec(BucketCodec):
-    """The codec of `bf16`: half the bytes of exact sums. Each number is rounded to 8 bits of mantissa before it is
-    sent, and so is each sum."""
+    """The codec of `bf16`: half the bytes of exact sums.
+
+    Each number is rounded to 8 bits of mantissa before it is sent, and so is each sum.
+    """
 
     part_multiple = 2
 

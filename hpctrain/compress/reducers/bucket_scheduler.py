@@ -1,4 +1,4 @@
-"""Groups the gradients of a step into buckets and decides when each is sent, if wanted beside the backward pass."""
+"""Groups the gradients of a step into buckets and decides when each is sent, if possible during the backward pass."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from hpctrain.records.plan.codec import BUCKET_BYTES
 
 
 class BucketScheduler:
-    """Sends the buckets of each step in the same order on every rank, whichever of them is ready first."""
+    """Sends the buckets of each step in the same order on every rank, whichever bucket is ready first."""
 
     def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
         """
         Args:
-            send: takes the number of a bucket, counted from 0 in each step, and its gradients.
-            bucket_bytes: size of a bucket.
+            send: called with the number of a bucket, counted from 0 in each step, and its gradients.
+            bucket_bytes: largest size of a bucket; a larger gradient is a bucket of its own.
         """
         self._send = send
         self._bucket_bytes = bucket_bytes
         self._sent = 0
-        """Buckets sent in this step."""
+        """Number of buckets sent in this step."""
         self._ready_tracker: GradientReadyTracker | None = None
         self.buckets: list[list[int]] = []
         """Indices into the list of gradients, by bucket in sending order; empty before the first step."""
 
     def register_hooks(self, parameters: list[nn.Parameter]) -> None:
-        """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
+        """Send a bucket as soon as the backward pass has finished its gradients, from the second step on.
 
         Args:
             parameters: in the order in which `send_remaining` gets their gradients.
@@ -62,20 +62,22 @@ class BucketScheduler:
 
 
 def unflatten_like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Consecutive views of a flat tensor, in the shapes of `tensors`."""
+    """Return consecutive views of a flat tensor, in the shapes of `tensors`."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
-    """The buckets as indices of gradients, the last gradients first: a backward pass finishes them first."""
+    """Return the buckets as lists of gradient indices, the last gradients first, because a backward pass finishes them
+    first.
+    """
     indices = list(range(len(gradients)))[::-1]
     groups = group_into_buckets([gradients[index] for index in indices], limit_bytes)
     return [[indices.pop(0) for _ in group] for group in groups]
 
 
 def group_into_buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:
-    """Consecutive tensors of one dtype, grouped up to `limit_bytes`; a larger tensor is a bucket of its own."""
+    """Return consecutive tensors of one dtype, grouped up to `limit_bytes`; a larger tensor is a bucket of its own."""
     groups: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 class GradientReadyTracker:
     """Tracks which parameters have received the last addition to their gradient in this step.
 
-    The number of additions (one per micro-batch; none for parameters that the loss does not depend on) is counted in
-    the first step. It is the same in all other steps, because the schedule is.
+    The first step counts the additions: one per micro-batch, none for parameters that the loss does not depend on. The
+    count is the same in all other steps, because the schedule is.
     """
 
     def __init__(self, parameters: list[nn.Parameter], on_ready: Callable[[GradientReadyTracker], None]) -> None:
         self.ready = [False] * len(parameters)
-        """Whether each gradient is finished, by index of the parameter; all False in the first step."""
+        """[index of a parameter] -> whether its gradient is finished; all False in the first step."""
         self._parameters = parameters
         self._on_ready = on_ready
         self._additions = [0] * len(parameters)
@@ -28,7 +28,7 @@ class GradientReadyTracker:
             parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._count_addition(index))
 
     def gradient(self, index: int) -> Tensor:
-        """The gradient of the parameter with this index."""
+        """Return the gradient of the parameter with this index."""
         grad = self._parameters[index].grad
         assert grad is not None, "asked for once it is complete"
         return grad
@@ -37,7 +37,7 @@ class GradientReadyTracker:
         """Reset the counts for the next step.
 
         Raises:
-            RuntimeError: something was added to a gradient after it counted as finished, so its sent value is wrong.
+            RuntimeError: something was added to a gradient after it counted as finished, so a wrong value was sent.
         """
         if self._expected is None:
             self._expected = self._additions

@@ -1,5 +1,4 @@
-"""Numbers that travel as integers, for sums of whole gradients and of sharded ones: what rounding took stays in
-residuals."""
+"""Sums of numbers that travel as integers, for whole and for sharded gradients; rounding errors stay in residuals."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _PREFIX = "residual."
 
 
 class IntegerResiduals(Residuals):
-    """The residuals of sums by integers, by key of the sum, for example a bucket.
+    """The residuals of sums by integers; the key names the sum, for example a bucket.
 
     The next residual is written to another buffer; the two are swapped once the sums are known to be finite. So a sum
     that is not finite leaves the residual as it was.
@@ -27,24 +26,26 @@ class IntegerResiduals(Residuals):
     def __init__(self, bits: int, of: str) -> None:
         """
         Args:
-            bits: of each number on the wire.
-            of: what a residual belongs to, in errors.
+            bits: bits of each number on the wire.
+            of: what a residual belongs to, for error messages.
         """
         self.code = IntegerCode(bits)
         self._of = of
         self._residuals: dict[Hashable, _Residual] = {}
         self._loaded: dict[str, Tensor] = {}
-        """Loaded residuals of sums that were not taken since."""
+        """Loaded residuals of sums that have not run since the load."""
         self._pool = BufferPool(same_size=True)
 
     def begin(self, key: Hashable, names: Sequence[object], sizes: list[int], length: int, like: Tensor) -> Tensor:
-        """Begin a sum; return the uninitialised buffer for its numbers and then its next residual, [length], fp32.
+        """Begin a sum; return an uninitialised buffer, [length], fp32.
+
+        The caller writes its numbers to the buffer, which holds the next residual afterwards.
 
         Args:
-            key: of the sum, the same in every step.
-            names: of its residuals in the state; they lie one after the other.
-            sizes: numbers of each.
-            length: numbers of all, padding included.
+            key: key of the sum, the same in every step.
+            names: names of its residuals in the state; the residuals lie one after the other.
+            sizes: count of numbers of each residual.
+            length: count of numbers of all residuals, including padding.
             like: a tensor on the device.
 
         Raises:
@@ -56,11 +57,12 @@ class IntegerResiduals(Residuals):
         return buffer
 
     def write(self, key: Hashable, messages: Tensor, exempt: int | None = None) -> Tensor:
-        """Add the residual to the numbers in the buffer, write them to messages, one part each, and leave what rounding
-        took in the buffer.
+        """Add the residual to the numbers in the buffer and write them to messages, one part each.
+
+        The buffer then holds the rounding errors.
 
         Args:
-            key: of a sum that was begun.
+            key: key of a sum that was begun.
             messages: [ranks, bytes of a part], uint8.
             exempt: rank whose part is not written, and stays unrounded in the buffer.
 
@@ -76,23 +78,27 @@ class IntegerResiduals(Residuals):
         return residual.square
 
     def parts(self, key: Hashable, ranks: int) -> Tensor:
-        """The buffer of a sum that was begun, [ranks, part]."""
+        """Return the buffer of a sum that was begun, as [ranks, part]."""
         return self._residuals[key].next.view(ranks, -1)
 
     def end(self, key: Hashable, finite: bool) -> Tensor:
-        """Make the buffer the residual if the sums are finite. Return the memory that is now free, [length]; give it
-        back by `free`."""
+        """End a sum: make the buffer the residual if the sums are finite.
+
+        Return the memory that is now unused, [length]; pass it to `free` later.
+        """
         residual = self._residuals[key]
         if finite:
             residual.current, residual.next = residual.next, residual.current
         return residual.next
 
     def free(self, memory: Tensor) -> None:
-        """Take back what `end` returned."""
+        """Take back memory that `end` returned."""
         self._pool.give_back(memory)
 
     def stats(self) -> ResidualStats:
-        """Figures of the last sum of each key; all numbers are sent, so the counts are 0."""
+        """Return the figures of the last sum of each key; all numbers are sent, so the counts of selected numbers are
+        0.
+        """
         if not self._residuals:
             return ResidualStats(0, 0, 0.0, 0.0)
         residuals = self._residuals.values()
@@ -101,7 +107,7 @@ class IntegerResiduals(Residuals):
         return ResidualStats(0, 0, float(squares.sum()), float(residual_squares.sum()))
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's residuals, flat, without a copy."""
+        """Return this rank's residuals, flat, without a copy."""
         return self._loaded | {
             f"{_PREFIX}{name}": part
             for residual in self._residuals.values()
@@ -111,7 +117,7 @@ class IntegerResiduals(Residuals):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned; missing residuals start at zero.
 
-        If a residual has another size than its numbers, the next sum of them raises CheckpointError.
+        If a residual has another size than the numbers of its sum, the next such sum raises CheckpointError.
         """
         self._residuals = {}
         self._loaded = {key: tensor.detach().flatten().clone() for key, tensor in state.items()}
@@ -133,14 +139,14 @@ class IntegerResiduals(Residuals):
 
 @dataclass
 class _Residual:
-    """The residuals of a sum, one after the other, padded with zeros."""
+    """The residuals of one sum, one after the other, padded with zeros."""
 
     names: Sequence[object]
     sizes: list[int]
     current: Tensor
-    """[n], fp32: what this rank has not sent."""
+    """[n], fp32: the residual, which this rank has not sent."""
     next: Tensor
-    """[n], fp32: the next residual while the sum is under way; else memory that is not this sum's."""
+    """[n], fp32: the next residual while the sum runs; otherwise memory that does not belong to this sum."""
     square: Tensor
     """Squared norm of this rank's numbers in the last step."""
 

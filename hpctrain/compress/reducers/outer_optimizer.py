@@ -28,14 +28,16 @@ from hpctrain.records.plan.compression import LocalSteps
 
 
 class OuterOptimizer(StepState):
-    """Makes the weights of all replicas equal: one Nesterov step along the replicas' mean change of weights since the
-    last outer sync."""
+    """Makes the weights of all replicas equal at each outer sync.
+
+    It takes one Nesterov step along the replicas' mean change of weights since the last outer sync.
+    """
 
     def __init__(self, group: dist.ProcessGroup, parameters: Sequence[Tensor], codec: LocalSteps) -> None:
         """
         Args:
             group: the replicas.
-            parameters: plain local tensors, equal on all replicas now; the same list in the same order everywhere.
+            parameters: plain local tensors, equal on all replicas now; the same list in the same order on every rank.
             codec: the settings. A learning rate of 1 with momentum 0 gives the mean of the replicas' weights.
         """
         self._group = group
@@ -44,43 +46,43 @@ class OuterOptimizer(StepState):
         self._codec = codec
         self._reducer = DenseReducer(group)
         self._anchors = [_full(parameter) for parameter in parameters]
-        """The weights after the last outer sync."""
+        """Weights after the last outer sync."""
         self._velocities = [torch.zeros_like(anchor) for anchor in self._anchors]
         self._states_agree = False
-        """Whether the ranks have checked that the velocities of all of them come from the same outer syncs."""
+        """Whether the ranks have checked that the velocities of all ranks come from the same number of outer syncs."""
         self._sync_count = 0
-        """Outer syncs that the velocities come from."""
+        """Number of outer syncs that the velocities come from."""
         self._in_sync = True
-        """Whether all replicas have the same weights, because no step was taken since the last outer sync."""
+        """Whether all replicas have the same weights, because no step followed the last outer sync."""
 
     @torch.no_grad()
     def after_step(self, step: int) -> int:
         """Run an outer sync if one is due; call it after each step of the inner optimizer. Collective over the group.
 
         Args:
-            step: the one just done, 1 is the first of the run.
+            step: number of the step just done, counted from 1.
 
         Returns:
-            Bytes this rank put on the wire.
+            Bytes that this rank sent.
         """
         self._in_sync = False
         return self.outer_sync() if step % self._codec.every == 0 else 0
 
     @torch.no_grad()
     def outer_sync(self) -> int:
-        """Combine the weights now, before a checkpoint or at the end of a run. Does nothing if in sync. Collective.
+        """Combine the weights now, before a checkpoint or at the end of a run. Do nothing if in sync. Collective.
 
-        If the change of any replica is not finite, the weights of all become NaN, so that the loss shows it; velocities
-        and anchors stay as they were.
+        If the change of any replica is not finite, the weights of all replicas become NaN, so that the loss shows it;
+        velocities and anchors stay as they were.
 
         Returns:
-            Bytes this rank put on the wire.
+            Bytes that this rank sent.
         """
         if self._in_sync or self._world == 1:
             self._in_sync = True
             return 0
         sent_bytes = 0 if self._states_agree else self._agree_on_state()
-        # The change since the last outer sync overwrites the weights, so that a message needs no memory of its own.
+        # The change since the last outer sync overwrites the weights, so that a message needs no additional memory.
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             parameter.copy_(anchor - parameter)
         sent_bytes += self._reducer.reduce([parameter.data for parameter in self._parameters])
@@ -98,7 +100,7 @@ class OuterOptimizer(StepState):
         return sent_bytes
 
     def state(self) -> dict[str, Tensor]:
-        """The velocities, the same on every rank; the next outer sync changes them. The anchors equal the weights.
+        """Return the velocities, equal on every rank; the next outer sync changes them. The anchors equal the weights.
 
         Raises:
             RuntimeError: the replicas are not in sync, so that no common weights belong to this state.
@@ -111,11 +113,13 @@ class OuterOptimizer(StepState):
         return {"met": torch.tensor(self._sync_count), **velocities}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned. The parameters already hold the weights of that moment, equal on all replicas.
-        If velocities are missing on one rank, they start at zero on all.
+        """Restore what `state` returned. The parameters must already hold the weights of that moment, equal on all
+        replicas.
+
+        If velocities are missing on one rank, they start at zero on all ranks.
 
         Raises:
-            CheckpointError: a tensor of the state has another shape than here.
+            CheckpointError: a tensor of the state has another shape than the parameter.
         """
         self.drop_state()
         for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
@@ -134,7 +138,7 @@ class OuterOptimizer(StepState):
         self._sync_count = int(state["met"])
 
     def drop_state(self) -> None:
-        """Forget the velocities."""
+        """Drop the velocities."""
         for velocity in self._velocities:
             velocity.zero_()
         self._sync_count = 0
@@ -144,7 +148,7 @@ class OuterOptimizer(StepState):
         """Drop the velocities of all ranks if they come from different outer syncs, because the weights would diverge.
 
         Returns:
-            Bytes this rank put on the wire.
+            Bytes that this rank sent.
         """
         ends = torch.tensor([self._sync_count, -self._sync_count], device=self._anchors[0].device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)

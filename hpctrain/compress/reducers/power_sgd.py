@@ -22,8 +22,9 @@ class PowerSgdReducer(Reducer):
     """The reducer of `power_sgd`: low-rank sums of matrices, in two messages per step for any number of matrices.
 
     M is a rank's gradient plus its residual. P = M·Q is summed over the ranks and made orthonormal, then Q = Mᵀ·P is
-    summed; P·Qᵀ replaces the sum of the gradients. A rank's residual is M − P·(its own Q)ᵀ, so the applied sums and all
-    residuals add up to all gradients. Tensors that are not compressed travel with P.
+    summed (Vogels et al. 2019, algorithm 1). P·Qᵀ replaces the sum of the gradients. A rank's residual is M − P·Q_rᵀ
+    with the rank's summand Q_r of Q, so the applied sums and all residuals add up to all gradients. Tensors that are
+    not compressed travel with P.
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: PowerSgd) -> None:
@@ -31,7 +32,7 @@ class PowerSgdReducer(Reducer):
         Args:
             group: the replicas.
             chosen: indices of the gradients that may be compressed. Those with fewer than two dimensions, or too small
-                for the rank, are summed exactly too.
+                for the rank of the approximation, are summed exactly too.
             codec: the settings, the same on every rank.
         """
         self._group = group
@@ -40,10 +41,10 @@ class PowerSgdReducer(Reducer):
         self._chosen = frozenset(chosen)
         self._matrix_batches: list[MatrixBatch] = []
         self._loaded: dict[str, Tensor] = {}
-        """The argument of `load_state`, until the first step shows the shapes."""
+        """The argument of `load_state`, held until the first step shows the shapes."""
         self._warm_up: WarmUp | None = None
         self._norms: list[Tensor] = []
-        """Norms of this rank's matrices in the last step; empty if it was not compressed."""
+        """Norms of this rank's matrices in the last step; empty if that step was not compressed."""
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -65,7 +66,7 @@ class PowerSgdReducer(Reducer):
         for matrix_batch in self._matrix_batches:
             matrix_batch.project([gradients[index] for index in matrix_batch.members])
         sent_bytes = self._first.reduce([*others, self._p])
-        # The sums are the same on every rank, so all decide alike; the residuals are still unchanged.
+        # The sums are the same on every rank, so all ranks decide alike; the residuals are still unchanged.
         if not bool(torch.stack([tensor.isfinite().all() for tensor in (self._p, *others)]).all()):
             return sent_bytes + self._dense_matrices.reduce(matrices)
         for matrix_batch in self._matrix_batches:
@@ -79,15 +80,19 @@ class PowerSgdReducer(Reducer):
         return sent_bytes + 2 * (self._world - 1) * self._q.numel() * self._q.element_size() // self._world
 
     def metrics(self) -> dict[str, float]:
-        """The residual_norm_ratio of the last step, if it was compressed: the norm of this rank's residuals over that
-        of its gradient."""
+        """Return `residual_norm_ratio` of the last step, if it was compressed.
+
+        It is the norm of this rank's residuals divided by that of its gradient.
+        """
         if not self._norms:
             return {}
         residuals = torch._foreach_norm([matrix_batch.residual for matrix_batch in self._matrix_batches])
         return residual_ratio_metric(float(torch.stack(residuals).norm()), float(torch.stack(self._norms).norm()))
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's residuals, directions and step count, without a copy: the next step changes the tensors."""
+        """Return this rank's residuals, directions and step count, without a copy: the next step changes the
+        tensors.
+        """
         if self._warm_up is None:
             return dict(self._loaded)
         state = {"steps": self._warm_up.state()}
@@ -98,11 +103,11 @@ class PowerSgdReducer(Reducer):
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh.
+        """Restore what `state` returned; missing entries start afresh.
 
         Raises:
-            CheckpointError: a tensor of the state has another shape than here. Before the first step the shapes are not
-                known; that step raises it then.
+            CheckpointError: a tensor of the state has another shape than expected. Before the first step the shapes are
+                not known; then the first step raises the error.
         """
         if self._warm_up is None:
             self._loaded = dict(state)
@@ -115,7 +120,7 @@ class PowerSgdReducer(Reducer):
                 _restore(matrix_batch.residual[row], state, f"residual.{index}")
 
     def drop_state(self) -> None:
-        """Drop residuals and directions. All ranks must do so, or none."""
+        """Drop residuals and directions. Either all ranks must do so, or none."""
         self._loaded = {}
         for matrix_batch in self._matrix_batches:
             matrix_batch.residual.zero_()
@@ -158,7 +163,7 @@ class PowerSgdReducer(Reducer):
         return self._codec.rank * sum(shape[side] * len(members) for shape, members in shapes.items())
 
     def _split(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
-        """Views of a message, one per shape: [matrices, rows or columns, rank]."""
+        """Return views of a message, one per shape: [matrices, rows or columns, rank]."""
         rank = self._codec.rank
         parts = flat.split([rank * shape[side] * len(members) for shape, members in shapes.items()])
         pairs = zip(parts, shapes.items(), strict=True)
@@ -175,19 +180,21 @@ class MatrixBatch:
     """The matrices of one shape, batched so that a device starts one kernel for all of them."""
 
     members: list[int]
-    """Indices of the matrices in the list of gradients."""
+    """Indices of the batch's matrices in the list of gradients."""
     p: Tensor
-    """[matrices, rows, rank], in the memory of the first message."""
+    """P of each matrix: [matrices, rows, rank], in the memory of the first message."""
     q: Tensor
-    """[matrices, columns, rank], in the memory of the second message; kept from step to step."""
+    """Q of each matrix: [matrices, columns, rank], in the memory of the second message; it lasts from step to step."""
     fresh: Tensor
-    """Random directions, shaped as `q`."""
+    """Random directions, in the shape of `q`."""
     residual: Tensor
-    """[matrices, rows, columns]."""
+    """Residuals: [matrices, rows, columns]."""
 
     def project(self, gradients: list[Tensor]) -> None:
-        """Compute P = (residual + gradient)·Q. The residual is only read: the step may turn out not to count."""
-        # A direction that the last sum did not have is zero, and would stay so if it were not drawn again.
+        """Compute P = (residual + gradient)·Q. The residual is only read, because the step may turn out not to
+        count.
+        """
+        # A direction that the last sum did not have is zero. It would stay zero if it were not drawn again.
         torch.where(self.q.square().sum(dim=1, keepdim=True) > 0, self.q, self.fresh, out=self.q)
         torch.bmm(self.residual, self.q, out=self.p)
         for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
@@ -200,7 +207,7 @@ class MatrixBatch:
         self.residual.baddbmm_(self.p, self.q.transpose(1, 2), alpha=-1)
 
     def apply(self, gradients: list[Tensor]) -> None:
-        """Write P·Qᵀ over the gradients."""
+        """Overwrite the gradients with P·Qᵀ."""
         for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
             if gradient.ndim == 2 and gradient.dtype == p.dtype:
                 torch.mm(p, q.T, out=gradient)

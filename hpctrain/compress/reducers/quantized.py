@@ -1,4 +1,4 @@
-"""Gradients that travel as integers of few bits. Rounding errors go to the residuals."""
+"""Codec of gradients that travel as integers of few bits. Rounding errors go to the residuals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class QuantizedBucketCodec(BucketCodec):
     def __init__(self, bits: int) -> None:
         """
         Args:
-            bits: of each number on the wire.
+            bits: bits of each number on the wire.
         """
         self._residuals = self.holder = IntegerResiduals(bits, "gradient")
         self._code = self._residuals.code
@@ -55,7 +55,7 @@ class QuantizedBucketCodec(BucketCodec):
         return part
 
     def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
-        # All ranks decode the same messages, so all decide alike.
+        # All ranks decode the same messages, so all ranks decide alike.
         finite = bool(torch.stack([self._code.finite(message) for message in gathered]).all())
         sums = self._residuals.end(tuple(bucket), finite)
         for part, message in zip(sums.view(len(gathered), -1), gathered, strict=True):

@@ -1,5 +1,6 @@
-"""A reduce-scatter of integers: each rank sends each owner the numbers of the owner's part, rounded, and keeps the
-rounding errors in its residuals. The owner adds them up in fp32 and sends nothing on.
+"""A reduce-scatter of integers: each rank sends each owner the numbers of the owner's part, rounded.
+
+The sender keeps the rounding errors in its residuals. The owner adds up the numbers in fp32 and sends nothing on.
 
 At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is 1.016 (8 bits) or 0.516 (4 bits). ZeRO++'s qgZ
 (Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state in this form, without residuals.
@@ -39,7 +40,7 @@ class QuantizedReduceScatter(ReduceScatter):
             pieces: the parameters, in the order of the flat gradient.
             compressed: indices of the parameters to compress, ascending; at least one.
             number: index of the part in its stage.
-            shared: what all parts of the stage share.
+            shared: the residuals and message memory that all parts of the stage share.
         """
         self.residuals = shared.residuals
         self._shared = shared
@@ -48,10 +49,12 @@ class QuantizedReduceScatter(ReduceScatter):
         self._sizes = [end - start for start, end in self._part.compressed]
         self._exempt_sizes = [end - start for start, end in self._part.exempt]
         self._filled = -(-sum(self._sizes) // BLOCK) * BLOCK
-        """Integers in an owner's message, padding included."""
+        """Count of integers in the message to an owner, including padding."""
         self._head = 1 + sum(self._exempt_sizes)
-        """Numbers in fp32 at the head of a message: a flag (0, or NaN if the gradient is not finite), and those that
-        are summed exactly."""
+        """Count of fp32 numbers at the head of a message: a flag, and the numbers that are summed exactly.
+
+        The flag is 0, or NaN if the gradient is not finite.
+        """
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -74,7 +77,7 @@ class QuantizedReduceScatter(ReduceScatter):
 
         Args:
             rows: [world, part]: the gradient.
-            outgoing: [world, bytes], uint8; of this rank's own message only the head is written.
+            outgoing: [world, bytes], uint8; only the head of the message to this rank itself is written.
         """
         world, numbers = len(rows), sum(self._sizes)
         length = world * self._filled
@@ -84,15 +87,16 @@ class QuantizedReduceScatter(ReduceScatter):
         heads = self._heads(outgoing)
         _copy(heads[:, 1:].split(self._exempt_sizes, 1), rows, self._part.exempt)
         square = self.residuals.write(self._number, outgoing[:, _FULL_BYTES * self._head :], exempt=rank)
-        # Tells each owner if any number of the part is not finite, although it receives only some of them.
+        # The flag tells each owner whether any number of the part is not finite, although the owner receives only some
+        # of them.
         heads[:, 0] = 0 * (square + heads[:, 1:].square().sum())
 
     def _add_up(self, incoming: Tensor, heads: Tensor, output: Tensor, rank: int) -> None:
         """Write the sums of this rank's part to `output`.
 
         Args:
-            incoming: [world, bytes], uint8.
-            heads: [head]: the sum of the messages' fp32 numbers.
+            incoming: [world, bytes], uint8: the messages of all ranks.
+            heads: [head]: the sum of the fp32 numbers of all messages.
             output: [part].
         """
         total = self.residuals.parts(self._number, len(incoming))[rank]
@@ -107,7 +111,7 @@ class QuantizedReduceScatter(ReduceScatter):
         total.zero_()  # this rank's own numbers leave no residual
 
     def _heads(self, messages: Tensor) -> Tensor:
-        """The fp32 heads, [world, head], of messages [world, bytes]."""
+        """Return the fp32 heads, [world, head], of messages [world, bytes]."""
         return messages[:, : _FULL_BYTES * self._head].view(torch.float32)
 
 
@@ -117,12 +121,12 @@ def _copy(targets: Sequence[Tensor], rows: Tensor, stretches: Sequence[tuple[int
 
 
 class QuantizedStage:
-    """What the parts of a sharded stage share: the residuals, and the memory of messages."""
+    """The residuals and the message memory that the parts of a sharded stage share."""
 
     def __init__(self, bits: int) -> None:
         """
         Args:
-            bits: of each number on the wire.
+            bits: bits of each number on the wire.
         """
         self.residuals = IntegerResiduals(bits, "part")
         self.outgoing, self.incoming = Scratch(torch.uint8), Scratch(torch.uint8)

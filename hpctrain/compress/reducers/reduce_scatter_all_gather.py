@@ -1,4 +1,6 @@
-"""All-reduce in fewer bytes than fp32 needs: each rank adds up a part of every bucket and sends the sums to all."""
+"""All-reduce in fewer bytes than fp32 needs: each rank adds up a part of every bucket and sends the sums to all
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,23 @@ from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 BUCKETS_SCATTERED_AHEAD = 2
-"""Buckets whose all-to-all is started before the first of them is added up, so that one is always on the wire."""
+"""Number of buckets whose all-to-all starts before the first of them is added up, so that one is always on the wire."""
 BUCKETS_IN_FLIGHT = 4
-"""Buckets whose memory is in use at a time."""
+"""Number of buckets whose memory is in use at a time."""
 
 
 class BucketCodec(StepState, ABC):
-    """How a bucket is written, added up and read, in one part per rank. Its state is by index among the compressed
-    gradients."""
+    """Writes, adds up and reads a bucket, in one part per rank.
+
+    Its state is keyed by the index of the gradient among the compressed ones.
+    """
 
     part_multiple: int
-    """The numbers of a part are a multiple of this."""
+    """The count of numbers in a part is a multiple of this."""
 
     @abstractmethod
     def bytes_of(self, numbers: int) -> int:
-        """Length of a part's message in bytes, a multiple of 4."""
+        """Return the length in bytes of the message for a part of `numbers` numbers, a multiple of 4."""
 
     @abstractmethod
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
@@ -47,9 +51,10 @@ class BucketCodec(StepState, ABC):
 
     @abstractmethod
     def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
-        """The sums of this rank's part as a message, in newly allocated memory: [bytes of a part], uint8.
+        """Return the sums of this rank's part as a message, in newly allocated memory: [bytes of a part], uint8.
 
         Args:
+            bucket: indices of the gradients among the compressed ones.
             incoming: [ranks, bytes of a part], uint8: all ranks' messages about the part.
             rank: rank of this process in its group, which is the index of its part.
         """
@@ -59,7 +64,9 @@ class BucketCodec(StepState, ABC):
         """Replace the gradients of a bucket by their sums.
 
         Args:
+            bucket: indices of the gradients among the compressed ones.
             gathered: [ranks, bytes of a part], uint8: the sums of all parts; the same on every rank.
+            tensors: the gradients, fp32; overwritten.
         """
 
 
@@ -67,8 +74,8 @@ class ReduceScatterAllGather(Reducer):
     """A reducer in which each rank owns a part of every bucket and adds it up.
 
     A bucket takes an all-to-all, which gives each rank its part of all gradients to add up in fp32, and an all-gather
-    of the sums. Messages are as many and as large as in a ring all-reduce, which would round after every addition. All
-    ranks decode the same bytes, so they have the same sums.
+    of the sums. There are as many messages, of the same size, as in a ring all-reduce, but a ring would round after
+    every addition. All ranks decode the same bytes, so they have the same sums.
     """
 
     def __init__(
@@ -78,8 +85,8 @@ class ReduceScatterAllGather(Reducer):
         Args:
             group: the replicas.
             chosen: indices of the gradients that `codec` writes; the others are summed exactly.
-            codec: how numbers are written.
-            bucket_bytes: size of a bucket.
+            codec: writes, adds up and reads the buckets.
+            bucket_bytes: largest size of a bucket.
         """
         self._group = group
         self._chosen = list(chosen)
@@ -110,8 +117,10 @@ class ReduceScatterAllGather(Reducer):
         return sent_bytes + self._uncompressed.finish()
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
-        """Start the all-to-all of a bucket, then add up an earlier one. All ranks do so in the same order, as
-        collectives must."""
+        """Start the all-to-all of a bucket, then add up an earlier bucket.
+
+        All ranks do so in the same order, as collectives must.
+        """
         while len(self._in_reduce_scatter) + len(self._in_all_gather) >= BUCKETS_IN_FLIGHT:
             self._finish_all_gather()
         numbers = sum(tensor.numel() for tensor in tensors)
@@ -157,4 +166,4 @@ class _BucketInFlight:
     incoming: Tensor
     work: dist.Work
     part: Tensor | None = None
-    """This rank's sums; the reference keeps them alive until they are sent."""
+    """This rank's sums; the reference keeps their memory until they are sent."""

@@ -17,7 +17,7 @@ from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatt
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 COPIES_IN_FLIGHT = 4
-"""Buckets on the wire at a time that are copies of their gradients."""
+"""Number of buckets on the wire at a time that are copies of their gradients."""
 
 
 class Reducer(StepState, ABC):
@@ -28,22 +28,27 @@ class Reducer(StepState, ABC):
         """Replace each tensor by its sum over the group. Collective over the group.
 
         Returns:
-            Bytes this rank put on the wire.
+            Bytes that this rank sent.
         """
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """From the second step on, send a bucket as soon as the backward pass has finished its gradients. A reducer
-        that needs all gradients at once does nothing.
+        """Send a bucket as soon as the backward pass has finished its gradients, from the second step on.
 
-        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only if nothing
-        else is sent during the backward pass, and nothing changes gradients between it and `reduce`.
+        A reducer that needs all gradients at once does nothing.
+
+        Call this method once, with plain parameters in the order in which `reduce` gets their gradients. Call it only
+        if nothing else is sent during the backward pass, and nothing changes gradients between the backward pass and
+        `reduce`.
         """
 
     def after_step(self, step: int) -> int:
-        """Combine the replicas' weights if that is due after this step of the optimizer, the first is 1. Collective.
+        """Combine the replicas' weights if that is due after this step of the optimizer. Collective.
+
+        Args:
+            step: number of the step, counted from 1.
 
         Returns:
-            Bytes this rank put on the wire.
+            Bytes that this rank sent.
         """
         return 0
 
@@ -52,18 +57,23 @@ class Reducer(StepState, ABC):
 
 
 REDUCER_METRICS = ("density", "residual_norm_ratio")
-"""density: numbers sent, as a share of the compressed tensors' numbers. residual_norm_ratio: norm of the residuals over
-norm of the gradient."""
+"""Names of a reducer's figures.
+
+density: count of numbers sent, divided by the count of all numbers of the compressed tensors. residual_norm_ratio: norm
+of the residuals divided by the norm of the gradient.
+"""
 
 
 def residual_ratio_metric(residual: float, gradient: float) -> dict[str, float]:
-    """The entry `residual_norm_ratio` of `Reducer.metrics`, from the two norms; empty if the ratio is not finite."""
+    """Return the entry `residual_norm_ratio` of `Reducer.metrics`, from the two norms; empty if the ratio is not
+    finite.
+    """
     ratio = residual / gradient if gradient > 0 else math.nan
     return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
 
 
 class DenseReducer(Reducer):
-    """Exact sums in the gradients' own dtype, by ring all-reduce; after `overlap`, beside the backward pass."""
+    """Exact sums in the gradients' dtype, by ring all-reduce; after `overlap`, during the backward pass."""
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._group = group
@@ -78,8 +88,10 @@ class DenseReducer(Reducer):
         """Number of a bucket -> memory that holds its gradients, from the moment they are sent until the next step."""
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """As the base class says. The parameters' `grad` moves into memory of the reducer, which the next step
-        overwrites, so that sums need not be copied back.
+        """Send a bucket as soon as the backward pass has finished its gradients; see the base class.
+
+        The parameters' `grad` moves into memory of the reducer, which the next step overwrites, so that sums need not
+        be copied back.
         """
         if self._world > 1:
             self._parameters = parameters
@@ -95,7 +107,7 @@ class DenseReducer(Reducer):
             self._scheduler.send_remaining(gradients)
 
     def finish(self) -> int:
-        """Run the second half of `reduce`: wait for the sums. Return the bytes that this rank put on the wire."""
+        """Run the second half of `reduce`: wait for the sums. Return the bytes that this rank sent."""
         while self._in_flight:
             self._finish_bucket()
         # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.
@@ -121,15 +133,17 @@ class DenseReducer(Reducer):
         self._sent_bytes += flat.numel() * flat.element_size()
 
     def _are_grads(self, number: int, tensors: list[Tensor]) -> bool:
-        """Whether these tensors are the parameters' `grad` themselves, not views or copies."""
+        """Return whether these tensors are the parameters' `grad` themselves, not views or copies."""
         if not self._parameters:
             return False
         bucket = self._scheduler.buckets[number]
         return all(self._parameters[index].grad is tensor for index, tensor in zip(bucket, tensors, strict=True))
 
     def _flatten_in_place(self, number: int, tensors: list[Tensor]) -> Tensor:
-        """Move gradients into one contiguous buffer and return it. It is reused, as fresh pages cost more than the
-        copy."""
+        """Move gradients into one contiguous buffer and return it.
+
+        The buffer is reused, because fresh pages cost more than the copy.
+        """
         if number not in self._flat_gradients:
             self._flat_gradients[number] = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
         flat = self._flat_gradients[number]
@@ -158,5 +172,5 @@ class _BucketInFlight:
     tensors: list[Tensor]
     flat: Tensor
     copy: Tensor | None
-    """Buffer to reuse; None if the gradients themselves are summed in place."""
+    """Buffer that can be reused afterwards; None if the gradients themselves are summed in place."""
     work: dist.Work

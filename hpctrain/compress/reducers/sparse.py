@@ -1,9 +1,11 @@
-"""Top-k reduction: each rank sends its selected numbers to the owners of the sums, and each owner selects among its
-sums again and sends those to all. Numbers that a rank did not send stay in its residuals.
+"""Top-k reduction: each rank sends its selected numbers to the owners of the sums.
+
+Each owner selects again among its sums and sends those to all ranks. Numbers that a rank did not send stay in its
+residuals.
 
 At N ranks a number of a gradient costs 2·(N−1)/N·b bytes, where b is a message's bytes per number. Sending every
-selection to every rank would cost (N−1)·b. At N = 2 that is the same, and it is done there: it needs one exchange less
-and loses nothing of the sum.
+selection to every rank would cost (N−1)·b. At N = 2 both cost the same, so every selection goes to every rank: it needs
+one exchange less and loses nothing of the sum.
 """
 
 from __future__ import annotations
@@ -25,15 +27,17 @@ from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 class SparseReducer(Reducer):
     """The reducer of `topk`: approximate sums, the same bits on every rank. Exempt tensors are summed exactly.
 
-    A step in which any rank's gradient is not finite is summed exactly; it changes neither residuals nor profiles.
+    A step in which any rank's gradient is not finite is summed exactly; it changes neither residuals nor variance
+    profiles.
     """
 
     def __init__(self, group: dist.ProcessGroup, state: SparseState, settings: SparseSettings) -> None:
         """
         Args:
             group: the replicas.
-            state: of the compressed tensors; their positions are those in the list that `reduce` gets, ascending.
-            settings: how numbers are selected and sent.
+            state: state of the compressed tensors; its positions are indices into the list that `reduce` gets,
+                ascending.
+            settings: how numbers are selected and encoded.
         """
         self._group = group
         self._world = dist.get_world_size(group)
@@ -58,7 +62,7 @@ class SparseReducer(Reducer):
         flat = [tensor.reshape(-1).float() for tensor in tensors]
         squares = torch.stack(torch._foreach_norm(flat)).float().square()
         square = squares.sum()
-        # The sums of the squares show every rank whether all gradients are finite, without a message of their own.
+        # The sums of the squares show every rank whether all gradients are finite, without an additional message.
         sent = self._exempt.reduce([*exempt, squares])
         energies: list[float] = squares.tolist()
         counts, sizes = self._state.counts, self._state.sizes
@@ -84,7 +88,7 @@ class SparseReducer(Reducer):
         return sent
 
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
-        """Sum the gradients and all residuals exactly; return the bytes sent."""
+        """Sum the gradients and all residuals exactly; return the bytes that this rank sent."""
         for position, tensor, gradient in zip(self._compressed, tensors, flat, strict=True):
             tensor.copy_(self._feedback.take_all(str(position), gradient).view_as(tensor))
         return self._whole.reduce(tensors)
@@ -92,7 +96,7 @@ class SparseReducer(Reducer):
     def _send(
         self, step: int, tensors: list[Tensor], flat: list[Tensor], wanted: list[int], energies: list[float]
     ) -> tuple[int, int]:
-        """Sum selected numbers; return how many this rank selected, and the bytes sent."""
+        """Sum selected numbers; return how many numbers this rank selected, and the bytes that it sent."""
         sizes = self._state.sizes
         scales = message_scales(energies, sizes)
         keys = [str(position) for position in self._compressed]
@@ -107,7 +111,7 @@ class SparseReducer(Reducer):
         borders = [0, offsets[-1]] if to_all else balanced_borders(wanted, sizes, self._world)
         parts = _OwnerParts(positions, torch.cat(values), borders)
         owner = None if to_all else self._rank
-        # What the other ranks will decode. The part that this rank owns itself is not rounded.
+        # The numbers as the other ranks will decode them. The part that this rank owns itself is not rounded.
         read = torch.cat([
             part if index == owner else rounded(part, self._settings.values) for index, part in enumerate(parts.values)
         ])  # fmt: skip
@@ -125,13 +129,15 @@ class SparseReducer(Reducer):
     def _reduce_scatter_all_gather(
         self, step: int, parts: _OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
-        """Return the selected sums of each part, as positions over all tensors and values, and the bytes sent."""
+        """Return the selected sums of each part, as positions over all tensors and values, and the bytes that this rank
+        sent.
+        """
         nothing = parts.positions[0].new_empty(0, dtype=torch.uint8)
         outgoing = [nothing if owner == self._rank else self._message(parts, owner) for owner in range(self._world)]
         incoming, sent = exchange(outgoing, self._group)
         start, end = parts.borders[self._rank : self._rank + 2]
         total = self._state.scratch.take((end - start,), parts.values[0]).zero_()
-        # In rank order: the sum must not depend on which message arrived first.
+        # The messages are added in rank order, because the sum must not depend on which message arrived first.
         for source, message in enumerate(incoming):
             if source == self._rank:
                 total.index_add_(0, parts.positions[source], parts.values[source])
@@ -160,7 +166,7 @@ class SparseReducer(Reducer):
         start = parts.borders[self._rank]
         stretches = _overlaps(start, start + total.numel(), offsets)
         if self._settings.selector == "random" or not stretches:
-            # With random, all ranks selected the same positions.
+            # With the selector random, all ranks selected the same positions.
             return positions, total.index_select(0, positions)
         selected = []
         for layer, low, high in stretches:
@@ -170,7 +176,7 @@ class SparseReducer(Reducer):
         return torch.cat([places for places, _ in selected]), torch.cat([values for _, values in selected])
 
     def _add_sum_residual(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
-        """Add the unsent rest of the sums of this rank's part to the residuals."""
+        """Add the sums of this rank's part that were not sent to the residuals."""
         for layer, low, high in _overlaps(start, start + total.numel(), offsets):
             key = str(self._compressed[layer])
             self._feedback.add_residual(
@@ -183,7 +189,7 @@ class SparseReducer(Reducer):
 
 
 class _OwnerParts:
-    """A rank's selection, cut into the parts of the owners."""
+    """The numbers that a rank selected, cut into the parts of the owners."""
 
     def __init__(self, positions: Tensor, values: Tensor, borders: list[int]) -> None:
         counts = counts_between(positions, borders)
@@ -194,7 +200,7 @@ class _OwnerParts:
 
 
 def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, int]]:
-    """The tensors that a range overlaps: index of the tensor, and start and end of the overlap over all tensors."""
+    """Return the tensors that a range overlaps: (index of the tensor, start, end), with positions over all tensors."""
     return [
         (layer, max(start, low), min(end, high))
         for layer, (low, high) in enumerate(pairwise(offsets))
@@ -203,12 +209,14 @@ def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, 
 
 
 def message_scales(energies: Sequence[float], sizes: Sequence[int]) -> list[float]:
-    """A power of two near the root mean square of each tensor. Values are divided by it on the wire, because a block
-    there may hold numbers of several tensors under one scale. The division is exact.
+    """Return a power of two near the root mean square of each tensor, by which values are divided on the wire.
+
+    A block on the wire may hold numbers of several tensors under one scale, so the values of all tensors are brought to
+    a similar magnitude. The division is exact.
 
     Args:
         energies: squared norms of the tensors.
-        sizes: numbers of each tensor.
+        sizes: count of numbers of each tensor.
     """
     return [math.ldexp(1.0, math.frexp(energy / size)[1] // 2) for energy, size in zip(energies, sizes, strict=True)]
 

@@ -1,5 +1,6 @@
-"""A top-k reduce-scatter: each rank sends each owner the selected numbers of the owner's part, and keeps the rest in
-its residuals. The owner adds them up in fp32 and sends nothing on.
+"""A top-k reduce-scatter: each rank sends each owner the selected numbers of the owner's part.
+
+The sender keeps the other numbers in its residuals. The owner adds up what it receives in fp32 and sends nothing on.
 
 At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is a message's bytes per number.
 
@@ -42,15 +43,15 @@ class SparseReduceScatter(ReduceScatter):
         Args:
             pieces: the parameters, in the order of the flat gradient.
             compressed: indices of the parameters to compress, ascending; at least one.
-            first: compressed parameters of the stage that come before those of this part.
-            state: that of all parts of the stage.
-            settings: how numbers are selected and sent.
+            first: number of compressed parameters of the stage that come before those of this part.
+            state: state that all parts of the stage share.
+            settings: how numbers are selected and encoded.
         """
         self.residuals = state
         part = self._flat = FlatGradientLayout(pieces, compressed)
         self._part, self._compressed, self._exempt = part.numbers, part.compressed, part.exempt
         self._sizes = [math.prod(pieces[index].shape) for index in compressed]
-        """Numbers of each compressed parameter, without padding."""
+        """Count of numbers of each compressed parameter, without padding."""
         self._owned = [pieces[index].owned for index in compressed]
         self._first = first
         self._settings = settings
@@ -71,7 +72,7 @@ class SparseReduceScatter(ReduceScatter):
             whole = self._corrected(rows) if self.residuals.feedback.is_flush_step(step) else rows
             messages = [_bytes(row) for row in whole]
         else:
-            # Empty messages tell the owners that this gradient is not finite; others are never empty.
+            # Empty messages tell the owners that this gradient is not finite; other messages are never empty.
             messages = [output.new_empty(0, dtype=torch.uint8)] * world
         own_message, messages[rank] = messages[rank], messages[rank][:0]
         arrived, sent = exchange(messages, group)
@@ -94,7 +95,9 @@ class SparseReduceScatter(ReduceScatter):
         return sent
 
     def _copies(self, rows: Tensor) -> list[Tensor]:
-        """Copies of the compressed parameters, each [world · owned], fp32, in memory that the next call overwrites."""
+        """Return copies of the compressed parameters, each [world · owned], fp32, in memory that the next call
+        overwrites.
+        """
         world = rows.shape[0]
         memory = self.residuals.scratch.take((world * sum(self._owned),), rows)
         parts = memory.split([world * owned for owned in self._owned])
@@ -116,14 +119,14 @@ class SparseReduceScatter(ReduceScatter):
         return _Choice(corrected, selected, scales, self._compressed, rows.shape[0], settings.values)
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
-        """The message to an owner: exempt numbers, scales, selected numbers."""
+        """Return the message to an owner: exempt numbers, scales, selected numbers."""
         exempt = torch.cat([row[start:end] for start, end in self._exempt]) if self._exempt else row[:0]
         positions, values = choice.of(owner)
         numbers = encode(positions, values, self._part, self._settings.values)
         return torch.cat([_bytes(exempt), _bytes(exempt.new_tensor(choice.scales)), numbers])
 
     def _add(self, output: Tensor, messages: list[Tensor], own_selection: tuple[Tensor, Tensor], rank: int) -> None:
-        """Add up the messages in rank order; this rank's own numbers are added unrounded."""
+        """Add up the messages in rank order; the numbers of this rank itself are added unrounded."""
         output.zero_()
         exempt = [output[start:end] for start, end in self._exempt]
         borders = torch.tensor([*(start for start, _ in self._compressed), self._part], device=output.device)
@@ -143,7 +146,7 @@ class SparseReduceScatter(ReduceScatter):
             self.residuals.feedback.store_residual(key, a, positions, read)
 
     def _corrected(self, rows: Tensor) -> Tensor:
-        """The gradient with its residuals, as a new tensor."""
+        """Return the gradient plus its residuals, as a new tensor."""
         whole = rows.clone()
         for key, copy, (start, end) in zip(self._keys(), self._copies(rows), self._compressed, strict=True):
             whole[:, start:end] = self.residuals.feedback.add_to(key, copy).view(rows.shape[0], -1)
@@ -171,8 +174,8 @@ class _Choice:
         """
         Args:
             corrected: gradient plus residual of each parameter, [world · owned].
-            selected: positions and values that are sent of each; the values are overwritten.
-            scales: of each parameter; values are divided by them on the wire.
+            selected: positions and values to send of each parameter; the values are overwritten.
+            scales: for each parameter, what its values are divided by on the wire.
             stretches: start and end of each parameter in an owner's part.
             world: number of owners.
             code: precision of the values on the wire.
@@ -194,11 +197,11 @@ class _Choice:
             self._values.append(values.div_(scale).split(lengths))
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
-        """The positions, ascending, and values that this owner adds up, over all parameters."""
+        """Return the positions, ascending, and the values that this owner adds up, over all parameters."""
         return torch.cat([parts[owner] for parts in self._places]), torch.cat([parts[owner] for parts in self._values])
 
     def read(self, rank: int) -> list[Tensor]:
-        """The values as the owners decode them, by parameter; those that `rank` owns are not rounded."""
+        """Return the values as the owners decode them, by parameter; values that `rank` owns are not rounded."""
         by_owner = []
         for owner in range(len(self._values[0])):
             parts = [values[owner] for values in self._values]
@@ -209,13 +212,13 @@ class _Choice:
 
 
 def _bytes(numbers: Tensor) -> Tensor:
-    """The bytes of fp32 numbers, padded to the alignment of a message."""
+    """Return the bytes of fp32 numbers, padded to the alignment of a message."""
     data = numbers.contiguous().view(torch.uint8)
     missing = -data.numel() % ALIGNMENT
     return torch.cat([data, data.new_zeros(missing)]) if missing else data
 
 
 def _cut(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Split a message into `count` numbers, as `_bytes` wrote them, and the rest."""
+    """Split a message into `count` numbers, as `_bytes` wrote them, and the remaining bytes."""
     size = count * _FULL_BYTES
     return message[:size].view(torch.float32), message[size + -size % ALIGNMENT :]

@@ -1,12 +1,13 @@
-"""The largest numbers of each gradient, summed exactly at every position that any rank sends.
+"""Sums the largest numbers of each gradient exactly, at every position that any rank sends.
 
-After TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorphic compression (Li et al., 2024, arXiv:2402.07529):
-the ranks agree on an index, the union of the positions that they send, and then sum the numbers at these positions.
+The codec follows TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorphic compression (Li et al. 2024,
+arXiv:2402.07529): the ranks agree on an index, the union of the positions that they send, and then sum the numbers at
+these positions.
 
-Numbers are sent as integers. In fp32 a sketch is decoded by subtracting numbers from a cell, so small ones inherit the
-rounding errors of large ones; and a GPU adds to a cell in any order, so ranks would get different bits. With
-`ratio: auto` there is no sketch: once all ranks know the index, a plain list needs one cell per number, where a sketch
-needs 1/0.818, and it cannot fail. A sketch would pay only if index and numbers travelled in one message.
+Numbers are sent as integers. In fp32 a sketch is decoded by subtracting numbers from a cell, so small numbers inherit
+the rounding errors of large ones; and a GPU adds to a cell in any order, so ranks would get different bits. With
+`ratio: auto` there is no sketch. Once all ranks know the index, a plain list needs one cell per number and cannot fail;
+a sketch needs 1/0.818 cells per number. A sketch would pay only if index and numbers travelled in one message.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class TagcReducer(Reducer):
             group: the replicas.
             chosen: indices of the gradients that are compressed; the others are summed exactly.
             codec: the settings, the same on every rank.
-            feedback: holds the residuals; used by this reducer alone.
+            feedback: holds the residuals; only this reducer uses it.
         """
         self._group = group
         self._world = dist.get_world_size(group)
@@ -127,7 +128,7 @@ class TagcReducer(Reducer):
         )
         with ACTIVITY.doing("all-reduce over dp, largest numbers", waits=True):
             dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=self._group)
-        # If the peak is below 2^e, the sum over n ranks is below 2^(e + log2 n), which is made 2^30 quanta.
+        # If the peak is below 2^e, the sum over n ranks is below 2^(e + log2 n). The quantum makes this 2^30 quanta.
         above = math.ceil(math.log2(self._world)) - 30
         for choice, exponent in zip(choices, torch.frexp(peaks).exponent.tolist(), strict=True):
             choice.quantum = 2.0 ** max(exponent + above, -126)
@@ -148,7 +149,7 @@ class TagcReducer(Reducer):
         return *unfold(message, count, cells), len(message)
 
     def _finite_everywhere(self, tensors: list[Tensor]) -> bool:
-        # A norm is finite only if all numbers are. One that overflows costs an exact step, nothing else.
+        # A norm is finite only if all numbers are. A norm that overflows costs one exact step, nothing else.
         norms = torch._foreach_norm(tensors, dtype=torch.float32)
         self._norm = torch.stack(norms[-len(self._chosen) :]).norm()
         broken = (~torch.stack(norms).isfinite()).any().int()
@@ -160,17 +161,20 @@ class TagcReducer(Reducer):
         return 2 * (self._world - 1) * 4 * numbers // self._world
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last step, if it was compressed: density, the share of the numbers that this rank sent;
-        union_density, the share that any rank sent; unread, the share of the union that could not be decoded; and
-        residual_norm_ratio, the norm of this rank's residuals over that of its gradient."""
+        """Return figures of the last step, if it was compressed.
+
+        density: share of the numbers that this rank sent. union_density: share that any rank sent. unread: share of the
+        union that could not be decoded. residual_norm_ratio: norm of this rank's residuals divided by that of its
+        gradient.
+        """
         return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's residuals and step count, without a copy: the next step changes the tensors."""
+        """Return this rank's residuals and step count, without a copy: the next step changes the tensors."""
         return {"steps": self._warm_up.state(), **self._feedback.state()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh."""
+        """Restore what `state` returned; missing entries start afresh."""
         self._warm_up.load_state(state.get("steps"))
         self._feedback.load_state(state)
 
@@ -194,14 +198,14 @@ class _Choice:
     quantum: float = field(default=1.0)
 
     def numbers(self) -> Tensor:
-        """The values in quanta: int32."""
+        """Return the values in quanta: int32."""
         return (self.values / self.quantum).round_().to(torch.int32)
 
     def finish(self, feedback: ErrorFeedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:
         """Store the residual and replace the tensor by the sums.
 
         Args:
-            feedback: that of the reducer.
+            feedback: the residuals of the reducer.
             arrived: bool, whether each of `places` was decoded.
             union: positions that any rank sent of this tensor, counted over all tensors.
             sums: int32, in quanta, at these positions.

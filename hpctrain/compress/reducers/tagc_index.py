@@ -1,4 +1,4 @@
-"""The union of the positions that the ranks send: their bitmaps combined by OR."""
+"""Forms the union of the positions that the ranks send, by combining their bitmaps with OR."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hpctrain.compress.collectives.all_gather import all_gather
 
 
 def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[Tensor, int]:
-    """The positions that at least one rank has, sorted, the same on every rank. Collective over the group.
+    """Return the positions that at least one rank has, sorted, the same on every rank. Collective over the group.
 
-    Each rank combines one slice of all bitmaps and sends the result to the others: 2·(n−1)/n bits per number at n
-    ranks. NCCL has no reduction by OR: a sum of bits would wrap, and a maximum takes a byte per number.
+    Each rank combines one slice of all bitmaps and sends the result to the others. That takes 2·(n−1)/n bits per number
+    at n ranks. NCCL has no reduction by OR: a sum of bits would wrap, and a maximum takes a byte per number.
 
     Args:
-        positions: int64, distinct, in [0, numel): those of this rank.
-        numel: the same on every rank.
+        positions: int64, distinct, in [0, numel): the positions of this rank.
+        numel: count of numbers, the same on every rank.
 
     Returns:
-        The positions as int64, and the bytes this rank put on the wire.
+        The positions as int64, and the bytes that this rank sent.
     """
     world = dist.get_world_size(group)
     slice_bytes = -(-numel // (8 * world))

@@ -1,4 +1,4 @@
-"""The steps at the beginning of a run whose gradients are summed exactly."""
+"""Counts the steps at the beginning of a run whose gradients are summed exactly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class WarmUp:
-    """Counts the steps of a run. The count is equal on all ranks, including those that joined later."""
+    """Step counter of a run. The count is equal on all ranks, including ranks that joined later."""
 
     def __init__(self, group: dist.ProcessGroup, steps: int) -> None:
         self._group = group
@@ -23,7 +23,7 @@ class WarmUp:
 
     @property
     def step(self) -> int:
-        """The step that was counted last; the first is 1."""
+        """Number of the step that was counted last; the first step is 1."""
         return self._taken
 
     def over(self, device: torch.device) -> bool:
@@ -33,7 +33,8 @@ class WarmUp:
             device: device of the gradients, from which the group can send.
         """
         if not self._agreed:
-            # A rank without a state takes over the others' step: if it alone sent densely, it would hang.
+            # A rank without a state takes over the step of the others: if it alone sent uncompressed gradients, it
+            # would hang.
             taken = torch.tensor([self._taken], device=device)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX, group=self._group)
             self._taken = int(taken)
@@ -42,7 +43,7 @@ class WarmUp:
         return self._taken > self._steps
 
     def state(self) -> Tensor:
-        """Steps taken so far."""
+        """Return the number of steps done, as a tensor."""
         return torch.tensor(self._taken)
 
     def load_state(self, taken: Tensor | None) -> None:

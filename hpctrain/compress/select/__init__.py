@@ -1,1 +1,1 @@
-"""Selection of the gradients to send: densities, thresholds and kernels."""
+"""Selects the gradients to send: densities, thresholds and kernels."""

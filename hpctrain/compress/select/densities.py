@@ -1,4 +1,4 @@
-"""The density of each layer: from variances to sparsities, equation (3), and to counts, equation (4)."""
+"""The density of each layer: equation (3) turns variances into sparsities, equation (4) sparsities into counts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def sparsities(
     mapping: DensityMapping = "linear",
     form: VarianceForm = "ours",
 ) -> list[float]:
-    """The sparsity s of each layer, the share that is not sent: the more its gradients vary, the smaller.
+    """Return the sparsity s of each layer by equation (3) of the paper: the share of its numbers that is not sent.
 
-    A layer whose variance is NaN or infinite counts as the one that varies most. If all variances are equal, equation
-    (3) is 0/0, and s is the upper limit for all.
+    The more a layer's gradients vary, the smaller is s. A layer whose variance is NaN or infinite counts as the one
+    that varies most. If all variances are equal, equation (3) is 0/0, and s is the upper limit for all layers.
 
     Args:
-        variances: σ² of each layer as in equation (2), a sum over its numbers.
-        sizes: numbers of each layer.
+        variances: σ² of each layer by equation (2), a sum over its numbers.
+        sizes: count of numbers of each layer.
         limits: s_min and s_max.
         mapping: linear: equation (3). log: equation (3) with logarithms. rank: by order only; layers with equal
             variances have the same rank.
         form: ours: σ² is divided by the size, because otherwise the largest tensor has the maximum and all others get
-            about s_max. paper: it is not divided.
+            about s_max. paper: σ² is not divided.
     """
     lowest, highest = limits
     known = [
@@ -38,24 +38,24 @@ def sparsities(
 
 
 def counts(sparsity: Sequence[float], sizes: Sequence[int]) -> list[int]:
-    """The count k of numbers to send of each layer: equation (4).
+    """Return the count k of numbers to send of each layer, by equation (4) of the paper.
 
     Args:
         sparsity: s of each layer.
-        sizes: numbers of each layer.
+        sizes: count of numbers of each layer.
     """
-    # In floating point 1 − 0.95 is slightly above 0.05; that must not round up to one number more.
+    # In floating point 1 − 0.95 is slightly above 0.05; that must not round up to one more number.
     return [min(size, math.ceil((1 - share) * size * (1 - 1e-12))) for share, size in zip(sparsity, sizes, strict=True)]
 
 
 def _heights(variances: list[float], mapping: DensityMapping) -> list[float]:
-    """The position of each variance between the smallest, 0, and the largest, 1."""
+    """Return the position of each variance between the smallest variance, 0, and the largest, 1."""
     finite = [variance for variance in variances if variance < math.inf]
     if mapping == "rank":
         order = sorted(set(variances))
         return [order.index(variance) / max(1, len(order) - 1) for variance in variances]
     if mapping == "log":
-        # Zero has no logarithm: a layer without variance gets the smallest positive variance.
+        # Zero has no logarithm, so a layer without variance gets the smallest positive variance.
         positive = [variance for variance in finite if variance > 0]
         floor = min(positive, default=1.0)
         variances = [math.log(max(variance, floor)) for variance in variances]

@@ -1,4 +1,4 @@
-"""The variance of each layer's gradients from step to step, equation (2), computed as a stream."""
+"""The variance of each layer's gradients over the steps, equation (2) of the paper, computed as a stream."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SEEN = "seen"
 
 
 class Moments:
-    """Streaming variances (Welford 1962) of this rank's own gradients; `variances` averages them over the ranks.
+    """Streaming variances (Welford 1962) of this rank's gradients; `variances` averages them over the ranks.
 
-    A rank's own gradient is noisier than the sum, but equally so for all layers. In return, measuring sends nothing,
-    and steps with compressed sums can be measured too.
+    The gradient of one rank is noisier than the sum over ranks, but equally so for all layers. In return, measuring
+    sends nothing, and steps with compressed sums can be measured too.
 
-    Memory: as much as the gradients, while a profile is being measured.
+    While a variance profile is measured, this takes as much memory as the gradients.
     """
 
     def __init__(self, layers: int) -> None:
@@ -32,7 +32,7 @@ class Moments:
         """
         self.layers = layers
         self._seen = [0] * layers
-        """Gradients of each tensor that this profile has observed."""
+        """Number of gradients of each tensor that this profile has observed."""
         self._means: dict[int, Tensor] = {}
         self._squares = torch.zeros(layers, dtype=torch.float64)
         """Sums of squared distances from the mean, as Welford updates them."""
@@ -42,7 +42,7 @@ class Moments:
 
         Args:
             gradients: each [n_l], fp32, contiguous; unchanged.
-            first: index of the tensor that the first gradient is of; the others follow.
+            first: index of the first gradient's tensor; the other gradients belong to the tensors after it.
 
         Raises:
             CheckpointError: the loaded profile is of tensors of another size.
@@ -61,13 +61,14 @@ class Moments:
                 )
             elif mean.device != gradient.device:
                 mean = self._means[layer] = mean.to(gradient.device)
-            # With d = g − old mean and new mean = old mean + d/t: (g − old)·(g − new) = (1 − 1/t)·d².
+            # With d = g − old mean and new mean = old mean + d/t: (g − old mean)·(g − new mean) = (1 − 1/t)·d².
             distance = gradient - mean
             mean.add_(distance, alpha=1 / seen)
             self._squares[layer] += (1 - 1 / seen) * float(distance.norm()) ** 2
 
     def variances(self, group: dist.ProcessGroup, device: torch.device) -> list[float]:
-        """The variance σ² of each layer by equation (2), averaged over the ranks; the same bits on all. Collective.
+        """Return the variance σ² of each layer by equation (2), averaged over the ranks; the same bits on all.
+        Collective.
 
         Args:
             group: the ranks.
@@ -88,7 +89,7 @@ class Moments:
         self._squares.zero_()
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """The unfinished profile, under the tensors' positions; empty if there is none."""
+        """Return the unfinished profile, keyed by the tensors' positions; empty if there is none."""
         seen = min(self._seen, default=0)
         if not seen:
             return {}

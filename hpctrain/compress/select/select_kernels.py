@@ -4,12 +4,12 @@ The first kernel counts the numbers of each tile that reach the threshold. A cum
 offset of each tile's output. The second kernel finds the numbers again and writes them there. The output is ascending,
 and the same bits in every run: it does not depend on which tile finishes first.
 
-Why two passes: messages are written by gaps, and runs repeat bit by bit, so positions must be ascending. One pass
-with a shared counter (`atomic_add`) gives them in the order in which tiles finish. One pass in which tiles wait for
-those before them (decoupled look-back) needs programs that start in order, which Triton does not promise. torch's own
+Why two passes: messages are written by gaps, and runs repeat bit by bit, so positions must be ascending. One pass with
+a shared counter (`atomic_add`) gives them in the order in which tiles finish. One pass in which tiles wait for those
+before them (decoupled look-back) needs programs that start in order, which Triton does not promise. torch's own
 operations, even compiled, write magnitudes or masks and read them again. Selecting a share ρ moves 8 + 12·ρ bytes per
-number, where a copy moves 8. The goal is 60 % of a copy's rate on a GPU; below that, the first pass could write one bit
-per number, for the second pass to read instead of all numbers.
+number, where a copy moves 8. The goal is 60 % of a copy's rate on a GPU. If it is missed, the first pass could write
+one bit per number, and the second pass could read these bits instead of all numbers.
 
 Tested without a GPU: the kernels agree with the CPU implementation in Triton's interpreter, and Triton 3.9 compiles
 them for sm_80, sm_90 and gfx942, with 16-byte loads where memory and length are multiples of 16. The first call
@@ -29,21 +29,21 @@ from torch import Tensor
 TILE = 4096
 """Numbers that one program of a kernel reads."""
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
-"""With warps of 32 threads each thread has 16 numbers, four loads of four. Fusion is set because Triton 3.9 warns about
-the default; there are no products here."""
+"""Launch options of the kernels.
+
+With warps of 32 threads each thread has 16 numbers, four loads of four. `enable_fp_fusion` is set because Triton 3.9
+warns about its default; the kernels have no products to fuse.
+"""
 
 
 def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions and values whose magnitude reaches a threshold. NaN is never selected.
+    """Return the positions [k], int64, ascending, and values [k], fp32, whose magnitude reaches a threshold.
 
-    The host waits for the device once, for the count.
+    NaN is never selected. The host waits for the device once, for the count.
 
     Args:
         values: [n], fp32, contiguous; n may be more than 2^31.
         threshold: [], fp32, above zero, on the same device.
-
-    Returns:
-        Positions [k], int64, ascending, and values [k], fp32.
     """
     tiles = triton.cdiv(values.numel(), TILE)
     if tiles == 0:
@@ -60,12 +60,12 @@ def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     return positions, numbers
 
 
-# Triton's compiler reads annotations too, and knows no name of this file but tl.
+# Triton's compiler reads annotations too, and the only name of this file that it knows is tl.
 @triton.jit
 def _count(values: tl.tensor, threshold: tl.tensor, counts: tl.tensor, n: int, size: tl.constexpr) -> None:
     tile = tl.program_id(0).to(tl.int64)
     places = tile * size + tl.arange(0, size)
-    # A comparison with what is not a number fails, and so does that of the zeros behind the end.
+    # A comparison with NaN is false, and so is that of the zeros behind the end.
     passing = tl.abs(tl.load(values + places, mask=places < n, other=0.0)) >= tl.load(threshold)
     tl.store(counts + tile, tl.sum(passing.to(tl.int32), axis=0))
 

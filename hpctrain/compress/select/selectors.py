@@ -1,8 +1,8 @@
 """Selectors: rules that pick the numbers of a gradient to send, the largest ones or random ones.
 
 `sampled` estimates a threshold from a random sample, because an exact `torch.topk` over a gradient takes about ten
-times as long (docs/results/compression.md). The count is therefore only near k and differs between ranks, so each
-exchange sends sizes first.
+times as long (docs/results/compression.md). So the count is only near k and differs between ranks, and each exchange
+sends sizes first.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ TOLERANCE = 0.1
 CHUNK = 65536
 """Numbers processed at a time on a CPU, so that intermediate results stay in the L2 cache."""
 SAMPLE = 65536
-"""Most numbers in a sample; at density 1 % the count then has a standard deviation of 4 %."""
+"""Largest number of values in a sample; at density 1 % the count then has a standard deviation of 4 %."""
 HITS = 1000
-"""Numbers of a sample above its threshold that suffice: the count then has a standard deviation of 3 %."""
+"""Number of sample values above the threshold that is enough: the count then has a standard deviation of 3 %."""
 SMALLEST = 16384
-"""Numbers below which a tensor is not sampled, because the sample would be most of it."""
+"""Smallest size of a tensor that is sampled; of a smaller one the sample would be most of it."""
 BLOCK = 1024
 """Approximate numbers in a block of `block`."""
 _TINY = torch.finfo(torch.float32).tiny
 
 _Selected = tuple[Tensor, Tensor | None]
-"""Positions, and the numbers there if they were a by-product; else None."""
+"""(positions, the numbers there); the numbers are None if the selection does not yield them."""
 
 
 def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> Tensor:
-    """Select about k numbers to send; return their positions.
+    """Select about k numbers to send; return their positions: [about k], int64, ascending, distinct.
 
     exact, block and random select k numbers; sampled, a count within `TOLERANCE` of k. Except with random, zeros are
     never selected, so the count is lower if fewer than k numbers differ from zero.
@@ -44,17 +44,14 @@ def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> 
         how: exact: the largest by magnitude. sampled: those above a threshold that is estimated from a sample (as in
             DGC, Lin et al. 2018, section 3.1), and corrected if its count is off. block: the largest of each of several
             equal blocks. random: one uniformly drawn position in each of k equal blocks, regardless of the values.
-        seed: of the sample and of random positions. With random, ranks with the same seed, n and k get the same
+        seed: seed of the sample and of random positions. With random, ranks with the same seed, n and k get the same
             positions; use another seed in each step.
-
-    Returns:
-        [about k], int64, ascending, distinct.
     """
     return _choose(values, k, how, seed)[0]
 
 
 def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The positions that `select` returns, and a copy of the numbers there: [about k], fp32.
+    """Return the positions that `select` returns, and a copy of the numbers there: [about k], fp32.
 
     On a GPU `sampled` writes both in one pass over the values.
     """
@@ -63,7 +60,7 @@ def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: 
 
 
 def seed_of(step: int, tensor: int) -> int:
-    """A seed for `select`: different for each step and tensor, the same on all ranks."""
+    """Return a seed for `select`: different for each step and tensor, the same on all ranks."""
     return (step * 65_537 + tensor) % 2**63
 
 
@@ -92,14 +89,15 @@ def _exact(values: Tensor, k: int) -> Tensor:
 def _sampled(values: Tensor, k: int, seed: int) -> _Selected:
     n = values.numel()
     size = min(SAMPLE, n // 8, -(-HITS * n // k))
-    # Drawn, not strided: a stride that divides the width of a matrix would sample only a few of its columns.
-    # Drawn on the CPU, because a device's generator draws other positions. Pinned memory is copied without a wait.
+    # The sample is drawn at random: a stride that divides the width of a matrix would sample only a few of its columns.
+    # It is drawn on the CPU, because a device's generator draws other positions. Pinned memory is copied without a
+    # wait.
     drawn = torch.randint(n, (size,), generator=torch.Generator().manual_seed(seed), pin_memory=values.is_cuda)
     sample = values.index_select(0, drawn.to(values.device, non_blocking=True)).abs()
-    # The second, lower threshold is used if the first selects too few; a surplus is then cut off by exact selection.
+    # The second, lower threshold is used if the first selects too few; a surplus is then removed by exact selection.
     for share in (k / n, min(1.0, 1.5 * k / n + 8 / size)):
         rank = max(1, round(share * size))
-        # The threshold stays on its device: reading it would be one more wait for the device.
+        # The threshold stays on its device: reading it would make the host wait for the device once more.
         threshold = sample.topk(rank, sorted=False).values.min().clamp_min(_TINY)
         positions, numbers = _at_least(values, threshold)
         if len(positions) > k * (1 + TOLERANCE):
@@ -124,7 +122,7 @@ def _by_block(values: Tensor, k: int) -> Tensor:
 def _stratified(n: int, k: int, seed: int) -> Tensor:
     starts = torch.arange(k + 1, dtype=torch.int64) * n // k
     widths = starts.diff()
-    # On the CPU, in fp64, because a device's generator draws other positions.
+    # Drawn on the CPU in fp64, because a device's generator draws other positions.
     drawn = torch.rand(k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return starts[:-1] + (drawn * widths).long()
 

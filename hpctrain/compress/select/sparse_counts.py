@@ -1,4 +1,6 @@
-"""How many numbers of each tensor a step sends: the same density for all, or more for tensors that vary more."""
+"""Decides how many numbers of each tensor a step sends: one density for all tensors, or more for tensors that vary
+more.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +20,36 @@ _UNKNOWN = -1.0
 
 
 class SendCounts(ABC):
-    """Decides how many numbers of each tensor a step sends. All ranks decide the same. By default, nothing is observed
-    and there is no state."""
+    """Decides how many numbers of each tensor a step sends; all ranks come to equal counts.
+
+    The base class observes nothing and has no state.
+    """
 
     @abstractmethod
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
-        """The count k to send of each tensor; None: the step sends everything.
+        """Return the count k of numbers to send of each tensor; None: the step sends everything.
 
         Args:
-            step: counted from 1.
-            sizes: numbers of each tensor.
+            step: number of the step, counted from 1.
+            sizes: count of numbers of each tensor.
         """
 
     @abstractmethod
     def agree(self, step: int, device: torch.device) -> int:
-        """Return the step from which all ranks go on, which may have loaded different states. Collective."""
+        """Return the step from which all ranks continue; ranks may have loaded different states. Collective."""
 
     def watches(self, step: int) -> bool:
-        """Whether `observe` wants the gradients of this step, counted from 1."""
+        """Return whether `observe` needs the gradients of this step, counted from 1."""
         return False
 
     def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
-        """Observe this rank's gradients of a step, all at once or a few tensors at a time. Call it only for gradients
-        that are finite on all ranks.
+        """Observe this rank's gradients of a step, all at once or a few tensors at a time.
+
+        Call it only for gradients that are finite on all ranks.
 
         Args:
-            step: counted from 1.
-            gradients: of compressed tensors, flat, fp32.
+            step: number of the step, counted from 1.
+            gradients: gradients of compressed tensors, flat, fp32.
             first: index, among the compressed tensors, of the first gradient's tensor.
         """
         del step, gradients, first
@@ -53,18 +58,18 @@ class SendCounts(ABC):
         """End a step, after all its gradients were observed. Collective in some steps.
 
         Args:
-            step: counted from 1.
-            sizes: numbers of each tensor.
+            step: number of the step, counted from 1.
+            sizes: count of numbers of each tensor.
             device: device of the group's tensors.
         """
         del step, sizes, device
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """The state between steps, keyed by the positions of the tensors."""
+        """Return the state between steps, keyed by the positions of the tensors."""
         return {}
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
-        """Restore what `state` returned; whatever is missing starts afresh."""
+        """Restore what `state` returned; missing entries start afresh."""
         del state, positions
 
 
@@ -75,7 +80,7 @@ class FixedSendCounts(SendCounts):
         """
         Args:
             group: the ranks.
-            density: share that is sent, above 0, at most 1.
+            density: share of the numbers that is sent, above 0, at most 1.
             warmup_steps: number of first steps that send everything.
         """
         self._group = group
@@ -90,7 +95,9 @@ class FixedSendCounts(SendCounts):
 
 
 class AdaptiveSendCounts(SendCounts):
-    """A density for each tensor that follows the variance of its gradients over a number of steps."""
+    """A density for each tensor that follows the variance of its gradients over a number of steps (equations 2 to
+    4).
+    """
 
     def __init__(self, group: dist.ProcessGroup, layers: int, codec: Adaptive) -> None:
         """
@@ -123,7 +130,7 @@ class AdaptiveSendCounts(SendCounts):
             self._moments.restart()
 
     def _passed(self, step: int) -> int:
-        """Steps since the last profile began, including this one."""
+        """Return the number of steps since the last profile began, including this step."""
         warmup, every = self._codec.warmup_steps, self._codec.reprofile_every
         return step if every is None else (step - 1) % max(every, warmup) + 1
 
@@ -137,7 +144,7 @@ class AdaptiveSendCounts(SendCounts):
         least, *sparsity = _least([float(step), *known], self._group, device)
         self._sparsity = None if min(sparsity) < 0 else sparsity
         if self._sparsity is None and least >= self._codec.warmup_steps:
-            # The profile is over, but some rank lacks its result: measure again.
+            # The profile is complete, but some rank lacks its result: measure again.
             least = 0
         if least != step:
             self._moments.restart()
@@ -158,7 +165,7 @@ class AdaptiveSendCounts(SendCounts):
 
 
 def _least(numbers: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
-    """The minimum of each number over the ranks. Collective."""
+    """Return the minimum of each number over the ranks. Collective."""
     tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=group)
     least: list[float] = tensor.tolist()

@@ -1,1 +1,1 @@
-"""Models from the user's own code: loading, checking, measuring and cutting them, and reporting their errors."""
+"""Models from the user's code: loads, checks, measures and cuts them, and reports their errors."""

@@ -1,7 +1,7 @@
 """Builds, checks and measures the model of a user's factory, and makes the record that the planner reads.
 
-The checks find errors that would otherwise show up in the middle of a job: pieces that do not fit one another, blocks
-that differ, weights that no piece holds, a forward pass that does something else.
+The checks find errors that would otherwise show in the middle of a job: pieces that do not fit one another, blocks that
+differ, weights that no piece holds, a forward pass that does more than apply the pieces.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DescribeRequest:
     back: list[str] | None
     tensor_parallel: dict[str, Split]
     tokens: int
-    """Size of the data's vocabulary."""
+    """Number of tokens in the data's vocabulary."""
     seq_len: int
     seed: int
 
@@ -59,7 +59,7 @@ def describe(question: DescribeRequest) -> ImportedSpec:
     model = call_factory(question.factory, known, question.args).eval()
     pieces = split_into_pieces(model, question.front, question.blocks, question.back)
     check_weights(pieces)
-    # The checks use two sequences, to detect a model with a fixed batch size; one is measured.
+    # The checks use two sequences, to detect a model with a fixed batch size; the measurement uses one.
     tokens = torch.randint(0, question.tokens, (2, question.seq_len))
     hidden = hidden_state(pieces, tokens)
     logits = logits_of(pieces, hidden, question.tokens)
@@ -94,7 +94,7 @@ def describe(question: DescribeRequest) -> ImportedSpec:
 
 
 def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
-    """The sizes of modules that are applied in turn to x, one sequence."""
+    """Return the sizes of modules that are applied in turn to x, one sequence."""
     parameters = sum(weight.numel() for weight in weights_of(modules) if id(weight) not in counted)
 
     def forward() -> Tensor:
@@ -106,7 +106,7 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
     for module in modules:
         module.train()
     saved, _ = _saved_for_backward_bytes(forward, weights_of(modules))
-    # torch's counter does not know the CPU's fused attention, but it knows the operations of the MATH backend.
+    # torch's counter knows the operations of the MATH backend, but not the CPU's fused attention.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         forward()
     for module in modules:
@@ -115,7 +115,10 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
 
 
 def _saved_for_backward_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> tuple[int, Tensor]:
-    """Run `forward`; return the bytes that autograd keeps for its backward pass, each storage once, and its output."""
+    """Run `forward`; return the bytes that autograd keeps for its backward pass, and its output.
+
+    Each storage counts once; weights do not count.
+    """
     left_out = {weight.untyped_storage().data_ptr() for weight in weights}
     saved: dict[int, int] = {}
 
@@ -179,10 +182,10 @@ def _try_split(
 
 
 def _split_parameters(block: nn.Module, plan: dict[str, Split]) -> tuple[int, list[int]]:
-    """Return the number of parameters that are split, and the widths that the degree must divide.
+    """Return the number of parameters that are split, and the widths that the tensor-parallel degree must divide.
 
     Raises:
-        InputError: a name is no linear of a block.
+        InputError: a name in the plan is not that of a linear layer in a block.
     """
     count, widths = 0, []
     linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}

@@ -22,7 +22,7 @@ def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -
         args: keyword arguments of the run file, which are always passed.
 
     Raises:
-        InputError: it cannot be imported or called, or gives no module.
+        InputError: the factory cannot be imported or called, or returns no module.
     """
     factory = _find(name)
     try:
@@ -42,10 +42,10 @@ def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -
 
 
 def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
-    """The module at a dotted path.
+    """Return the module at a dotted path.
 
     Raises:
-        InputError: there is none; the message names the modules beside it.
+        InputError: there is no such module; the message names the modules that the parent has.
     """
     here = model
     done: list[str] = []
@@ -60,10 +60,10 @@ def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
 
 
 def find_blocks(model: nn.Module) -> str:
-    """The path of the only container of equal blocks.
+    """Return the path of the only container of equal blocks.
 
     Raises:
-        InputError: there is none, or more than one.
+        InputError: there is no such container, or more than one.
     """
     containers = list(_containers(model, ""))
     if len(containers) != 1:
@@ -73,7 +73,7 @@ def find_blocks(model: nn.Module) -> str:
 
 
 def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
-    """The paths of the modules before and after the blocks, in the order in which the model registered them."""
+    """Return the paths of the modules before and after the blocks, in the order in which the model registered them."""
     front: list[str] = []
     back: list[str] = []
     prefix = ""
@@ -114,7 +114,7 @@ def _find(name: str) -> Any:
 
 
 def _searched() -> str:
-    """The module search path as text, without the folders of the Python installation."""
+    """Return the module search path as text, without the folders of the Python installation."""
     installed = (sys.prefix, sys.base_prefix)
     named = [path for path in sys.path if not path.startswith(installed)]
     return ", ".join([*named[:5], "the installed packages"])

@@ -1,7 +1,7 @@
 """Compares the model's own forward pass with that of its pieces.
 
-Training applies the pieces in turn and computes the loss itself. Anything else that the model's own forward does or
-returns would be lost, so such a model is refused before a job is queued.
+Training applies the pieces in turn and computes the loss itself. Anything else that the model's own forward pass does
+or returns would be lost, so a model that does more is refused before a job is queued.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpctrain.model.imported.split_check import TOLERANCE, largest_difference
 from hpctrain.model.imported.user_error import describe_user_error
 
 BESIDE_LOGITS = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
-"""Fields beside logits in outputs of the library transformers that do not affect the loss."""
+"""Fields of transformers' model outputs, besides the logits, that do not affect the loss."""
 
 _REMEDY = (
     "training calls front, blocks and back in turn, and its loss is cross-entropy with the next token: give the logits "
@@ -29,13 +29,13 @@ def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
 
     Args:
         tokens: [batch, seq].
-        logits: those of the pieces, in evaluation mode.
+        logits: logits of the pieces, in evaluation mode.
 
     Raises:
-        InputError: it raises, or returns something else or other logits.
+        InputError: the forward pass fails, or returns other logits or anything else.
     """
     if getattr(model.forward, "__func__", None) is nn.Module.forward:
-        return  # it has none
+        return  # the model has no forward pass
     _forward_logits(model.train(), tokens, logits, " in training")
     output = _forward_logits(model.eval(), tokens, logits, "")
     # Many models return only the last position, for generation.
@@ -48,7 +48,9 @@ def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
 
 
 def _forward_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> Tensor:
-    """The output of the model's own forward, checked to be the logits of all positions or of the last one."""
+    """Return the output of the model's own forward pass, checked to be the logits of all positions or of the last
+    one.
+    """
     batch, seq, width = logits.shape
     try:
         with torch.no_grad():
@@ -68,7 +70,7 @@ def _forward_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str)
 
 
 def _alone(output: object) -> Tensor | None:
-    """The logits in an output without other relevant fields; None if it is not such an output."""
+    """Return the logits of an output that has no other relevant fields; None for any other output."""
     if isinstance(output, Mapping):
         beside = [key for key, value in output.items() if value is not None and key not in ("logits", *BESIDE_LOGITS)]
         output = None if beside else output.get("logits")
@@ -78,7 +80,7 @@ def _alone(output: object) -> Tensor | None:
 
 
 def _described(output: object) -> str:
-    """An output as text with the shapes of its tensors, as 'tuple (Tensor [2, 6, 11], Tensor [])'."""
+    """Return a text about an output with the shapes of its tensors, as 'tuple (Tensor [2, 6, 11], Tensor [])'."""
     if isinstance(output, Tensor):
         return f"Tensor {list(output.shape)}"
     if isinstance(output, Mapping):

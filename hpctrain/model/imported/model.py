@@ -1,4 +1,4 @@
-"""A stage of an imported model: its part of the modules, under their original names."""
+"""A stage of an imported model: it holds some of the model's modules under their original names."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ class ImportedPart(nn.Module):
             _place(self, path, model.get_submodule(path))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] (first) or hidden state [batch, seq, dim] in; hidden state or logits (last) out.
+        """Return the hidden state [batch, seq, dim], or the logits in the last stage.
 
         The hidden state is fp32. Logits have autocast's dtype, or fp32 without autocast.
+
+        Args:
+            x: tokens [batch, seq] in the first stage, else the hidden state.
         """
-        # Looked up by name each time, because a wrapper replaces its block in the module tree.
+        # The modules are looked up by name each time, because a wrapper replaces its block in the module tree.
         for path in [*self._stage_front, *self._stage_blocks.values(), *self._stage_back]:
             x = self.get_submodule(path)(x)
             if not isinstance(x, Tensor):
@@ -43,7 +46,7 @@ class ImportedPart(nn.Module):
 
 
 def blocks_of(module: nn.Module) -> dict[int, nn.Module]:
-    """The blocks of a stage, imported or built-in, by their number in the whole model, in order."""
+    """Return number in the whole model -> block, in order, of an imported or built-in stage."""
     if isinstance(module, ImportedPart):
         return {index: module.get_submodule(path) for index, path in module._stage_blocks.items()}
     return {int(name): block for name, block in module.layers.named_children()}  # type: ignore[union-attr]
@@ -52,7 +55,7 @@ def blocks_of(module: nn.Module) -> dict[int, nn.Module]:
 def build_imported(spec: ImportedSpec, blocks: StageBlocks, seed: int) -> nn.Module:
     """Build a stage of the model that the factory returns after `torch.manual_seed(seed)`.
 
-    The whole model is built, so that the weights do not depend on the cut; the rest of it is freed at once.
+    The whole model is built, so that the weights do not depend on the cut; the other parts are freed at once.
 
     Raises:
         InputError: the factory fails, or returns another model than the one that was measured.
@@ -79,7 +82,7 @@ def build_imported(spec: ImportedSpec, blocks: StageBlocks, seed: int) -> nn.Mod
 
 
 def block_names(model: nn.Module, container: str) -> list[str]:
-    """The paths of the blocks in their container."""
+    """Return the paths of the blocks in their container."""
     children = submodule(model, container, "model.blocks").named_children()
     return [f"{container}.{name}" for name, _ in children]
 

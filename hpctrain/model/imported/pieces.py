@@ -24,11 +24,11 @@ class Pieces:
 
     @property
     def block_paths(self) -> list[str]:
-        """Paths of the blocks."""
+        """Paths of the blocks in the model."""
         return block_names(self.model, self.blocks)
 
     def modules(self, paths: Iterable[str]) -> list[nn.Module]:
-        """The modules at these paths."""
+        """Return the modules at these paths."""
         return [self.model.get_submodule(path) for path in paths]
 
 
@@ -58,11 +58,13 @@ def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | N
 
 
 def check_weights(pieces: Pieces) -> None:
-    """Check that every weight belongs to a piece, is fp32 and trained, and that all blocks have weights of the same
-    names and shapes without sharing any.
+    """Check the weights of the pieces.
+
+    Every weight must belong to a piece, be fp32 and be trained. All blocks must have weights of the same names and
+    shapes, and share none.
 
     Raises:
-        InputError: one of these does not hold.
+        InputError: a weight breaks one of these rules.
     """
     model, paths = pieces.model, pieces.block_paths
     shapes = [shapes_of(block) for block in pieces.modules(paths)]
@@ -93,11 +95,11 @@ def check_weights(pieces: Pieces) -> None:
 
 
 def weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The weights of the modules, each once."""
+    """Return the weights of the modules, each once."""
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
     return list(weights.values())
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a module's weights."""
+    """Return name -> shape of a module's weights."""
     return {name: tuple(weight.shape) for name, weight in module.named_parameters()}

@@ -11,7 +11,7 @@ from hpctrain.model.imported.user_error import describe_user_error
 
 
 def hidden_state(pieces: Pieces, tokens: Tensor) -> Tensor:
-    """The hidden state [batch, seq, dim] of tokens [batch, seq], from the front modules.
+    """Return the hidden state [batch, seq, dim] of tokens [batch, seq], computed by the front modules.
 
     Raises:
         InputError: the modules cannot be applied in turn, or return something else.
@@ -29,7 +29,7 @@ def hidden_state(pieces: Pieces, tokens: Tensor) -> Tensor:
 
 
 def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
-    """Logits [batch, seq, vocabulary] of a hidden state, through all blocks and the back modules.
+    """Return the logits [batch, seq, vocabulary] of a hidden state, through all blocks and the back modules.
 
     Raises:
         InputError: the modules cannot be applied in turn, or return something else.
@@ -54,11 +54,13 @@ def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
 
 
 def check_training(pieces: Pieces, tokens: Tensor, vocabulary: int) -> None:
-    """Check that a pass in training mode returns tensors of the same shapes and changes no buffer, because only
-    parameters are saved.
+    """Check that a pass in training mode works and changes no buffer.
+
+    Its tensors must have the shapes of the pass in evaluation mode. Buffers must not change, because checkpoints hold
+    only parameters.
 
     Raises:
-        InputError: one of these does not hold.
+        InputError: the pass fails, returns tensors of other shapes or changes a buffer.
     """
     before = {name: buffer.clone() for name, buffer in pieces.model.named_buffers()}
     pieces.model.train()

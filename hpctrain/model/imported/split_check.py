@@ -1,4 +1,4 @@
-"""Checks that a block computes the same when its linears are split as `model.tensor_parallel` says.
+"""Checks that a block computes the same result when its linear layers are split as `model.tensor_parallel` says.
 
 A wrong split often has fitting shapes (as a fused query-key-value matrix by columns) and trains another model. So the
 split block is run, with one thread per device, and compared with the whole block.
@@ -25,7 +25,7 @@ WAIT_S = 120.0
 
 @dataclass
 class _ThreadAllReduce:
-    """An all-reduce among threads."""
+    """An all-reduce among the threads that stand for devices."""
 
     barrier: threading.Barrier
     parts: list[Tensor]
@@ -35,12 +35,12 @@ class _ThreadAllReduce:
         self.barrier.wait()
         total = torch.stack([part.detach() for part in self.parts]).sum(0)
         self.barrier.wait()
-        # The others' sum is added as a constant, so that autograd keeps only what one device would keep.
+        # The sum of the other threads is added as a constant, so that autograd keeps only what one device would keep.
         return part + (total - part.detach())
 
 
 class _RowParallelLinear(nn.Module):
-    """One device's share of a linear that is split by rows."""
+    """One device's part of a linear layer that is split by rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, total: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ def run_split(
     """Run a block split over `tp` devices; return the output on the first device.
 
     Args:
-        x: [batch, seq, dim], the same on every device.
-        first: runs the forward pass of the first device, given its share of the block.
+        x: [batch, seq, dim], equal on every device.
+        first: runs the forward pass of the first device, given its part of the block.
 
     Raises:
         Exception: the error that the block raised on one of the devices.
@@ -91,7 +91,7 @@ def run_split(
 
 
 def largest_difference(output: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest expected value; infinite if the shapes differ."""
+    """Return the largest difference, relative to the largest expected value; infinite if the shapes differ."""
     if output.shape != expected.shape:
         return float("inf")
     return float((output - expected).abs().max() / expected.abs().max().clamp_min(1e-30))

@@ -1,4 +1,4 @@
-"""Types of the arrays that bounds compute with, and the numbers that they share."""
+"""Array types of the bounds, and the constants that several bounds use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 INFEASIBLE = -1e6
-"""Stands for the blocks or micro-batches of something impossible."""
+"""Number of blocks or micro-batches that stands for "impossible" in the arrays of a bound."""
 ROUNDING = 1e-9
-"""Relative error that sums of times may have."""
+"""Relative rounding error that a bound allows for in sums of seconds."""

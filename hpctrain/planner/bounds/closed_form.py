@@ -1,9 +1,9 @@
-"""Lower bound of the step time for given degrees, by the same cost model, without any layout.
+"""Lower bound of the step time for given degrees, by the cost model that predicts layouts, but without a layout.
 
-For a replica of M micro-batches let x_r be a rank's seconds for one of them, and t_r those of its all-reduce and update
-afterwards. Every rank needs M·x_r + t_r. The last rank starts and ends later by a share of the time of the ranks before
-it. A rank of speed s_r does at most s_r·x_r of the model's work w. This gives linear programs, which are solved here in
-closed form. A "unit" is a tensor-parallel group.
+For a replica of M micro-batches let x_r be the seconds of rank r for one micro-batch, and t_r the seconds of its
+all-reduce and update afterwards. Every rank needs M·x_r + t_r seconds. The last rank starts and ends later by a share
+of the time of the ranks before it. A rank of relative speed s_r does at most s_r·x_r of the model's work w. These are
+linear programs; the code solves them in closed form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpctrain.schedule.placement import stage_ranks
 
 
 class ClosedFormBound:
-    """Bounds for one workload, one size of tensor-parallel groups and one micro-batch size."""
+    """Closed-form bounds for one workload, one size of tensor-parallel groups and one micro-batch size."""
 
     def __init__(self, cost: CostModel, unit_counts: UnitCounts, micro_batch: int) -> None:
         self.cost, self.unit_counts = cost, unit_counts
@@ -34,26 +34,34 @@ class ClosedFormBound:
         blocks = [sum(t.block) + sum(t.block_tp) for t in self.timed]
         parts = [(layers * block, sum(t.embedding), sum(t.head)) for t, block in zip(self.timed, blocks, strict=True)]
         speeds, self.work = relative_speeds(parts)
-        """Work of the whole model; a unit of speed s does at most s of it in a second."""
+        """Work of the whole model for one micro-batch; a tensor-parallel group of speed s does at most s of it in a
+        second.
+        """
         action_ops = [cost.constants[unit.kind].action_ops for unit in units]
         self.action = min(s * ops * unit.launch_s for s, ops, unit in zip(speeds, action_ops, units, strict=True))
-        """Work that starting an action amounts to: the smallest product of speed and cost over the kinds."""
+        """Work that starting an action amounts to: the smallest product of speed and cost over the kinds of devices."""
         self.split = layers * min(speed * t.block_split for speed, t in zip(speeds, self.timed, strict=True))
-        """Work that splitting the backward of all blocks adds: the smallest over the kinds."""
+        """Work that splitting the backward of all blocks adds: the smallest value over the kinds of devices."""
         self.split_ratio = max(t.block_split / block for t, block in zip(self.timed, blocks, strict=True))
-        """The largest ratio of the seconds that splitting adds to the seconds of a block, over the kinds."""
+        """Seconds that splitting the backward adds to a block, divided by the block's seconds: the largest over the
+        kinds of devices.
+        """
         self.block_s = cost.work.least_share * min(blocks)
-        """The least seconds of one block."""
+        """The least seconds of one block for one micro-batch, over the kinds of devices."""
         self.ends_s = min(sum(t.embedding) for t in self.timed), min(sum(t.head) for t in self.timed)
-        """The least seconds of the embedding and of the head."""
+        """The least seconds of the embedding and of the head for one micro-batch, over the kinds of devices."""
         seconds = [sum(p) + 2 * ops * unit.launch_s for p, ops, unit in zip(parts, action_ops, units, strict=True)]
         counts = [count for _, count in unit_counts.kinds]
         self.kinds = sorted(zip(speeds, counts, seconds, strict=True), key=lambda kind: -kind[0])
-        """(speed, units, seconds of the whole model on one unit) by kind, the fastest first."""
+        """One entry a kind of tensor-parallel group, the fastest first: (speed, number of groups, seconds of the whole
+        model).
+        """
         self._cut_s = cache(self._slowest_rank_s)
 
     def work_s(self, dims: ParallelDims) -> float:
-        """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
+        """Seconds of a step that computation alone takes with any schedule: a weaker bound, by which degrees are
+        sorted.
+        """
         return self.count * self.work / self._fastest(dims[0] * dims[1])[0]
 
     def step_s(self, option: Option) -> float:
@@ -67,7 +75,7 @@ class ClosedFormBound:
         work = self.work + 2 * option.stages * self.action
         if option.splits_backward and pp > 1:
             work += self.split
-            # The first stage's backward is not split. That counts as more speed.
+            # The backward of the first stage is not split. The bound counts this as more speed.
             total += dp * self.kinds[0][0] * self.split_ratio
         update_work = self.kinds[-1][0] * dp * parameters * per_parameter
         bounds = [(self.count * work + update_work) / total, most * self._cut_s(pp, option.schedule_spec)]
@@ -79,7 +87,9 @@ class ClosedFormBound:
         return max(bounds) + start
 
     def _fastest(self, size: int) -> tuple[float, float]:
-        """(sum of the speeds, the slowest speed) of the `size` fastest units."""
+        """Return the sum of the speeds of the `size` fastest tensor-parallel groups, and the slowest of these
+        speeds.
+        """
         total, slowest = 0.0, self.kinds[0][0]
         for speed, count, _ in self.kinds:
             taken = min(count, size)
@@ -89,27 +99,28 @@ class ClosedFormBound:
         return total, slowest
 
     def _filled(self, option: Option, work: float, tail: float, total: float, slowest: float) -> float:
-        """Bound that includes the fill time: seconds until the last rank starts.
+        """Bound in seconds that includes the fill time, the seconds until the last rank starts.
 
         Args:
-            work: work of the model, with starting actions and splitting the backward.
-            tail: seconds after a rank's last action if it holds the whole model.
-            total: sum of the speeds of the fastest units.
-            slowest: speed of the slowest of these.
+            work: work of the model, including the start of actions and split backwards.
+            tail: seconds after a rank's last action if the rank holds the whole model.
+            total: sum of the speeds of the fastest tensor-parallel groups.
+            slowest: the slowest of these speeds.
         """
         pp, dp, _ = option.dims
         late_share, excluded = self._late_share(option)
         if len(self.kinds) == 1 and not option.splits_backward:
             most = -(-self.count // dp)
             return (most * work + tail * (1 - late_share / most)) / (pp - late_share * (pp - 1) / most)
-        # Summed over replicas, with sum(1/M) >= dp²/count. A choice other than the fastest units may end with a slower.
+        # Summed over replicas, with sum(1/M) >= dp²/count. A choice other than the fastest groups may end with a slower
+        # one.
         late = late_share * (pp - 1) * dp * dp / self.count
         last = slowest if late <= 1 else self.kinds[-1][0]
         fastest = self.kinds[0][0]
         return (self.count * work - dp * fastest * late_share * excluded) / max(total - last * late, total / pp)
 
     def _tail(self, option: Option) -> tuple[float, float]:
-        """Lower bound of what follows a rank's last action: (seconds, seconds per parameter of a device)."""
+        """Lower bound of the time after a rank's last action: (seconds, seconds per parameter of a device)."""
         work, dp, memory_options = self.cost.work, option.dims.dp, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1
         units = [unit for unit, _ in self.unit_counts.kinds]
@@ -123,8 +134,8 @@ class ClosedFormBound:
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _late_share(self, option: Option) -> tuple[float, float]:
-        """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds
-        of the model that such work excludes.
+        """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds of
+        the model that this share does not contain.
 
         With split backwards, W fills the end. Then only forwards count, and the embedding is excluded.
         """
@@ -137,7 +148,7 @@ class ClosedFormBound:
         return min(shares) / option.virtual_stages, max(sum(parts.embedding) for parts in self.timed)
 
     def _slowest_rank_s(self, pp: int, schedule_spec: ScheduleSpec) -> float:
-        """The least seconds that the slowest rank of any cut takes for one micro-batch; blocks are not divided."""
+        """The least seconds of the slowest rank for one micro-batch, over all cuts of the model into whole blocks."""
         layers, ranks = self.cost.work.spec.layers, range(pp)
         owner = stage_ranks(schedule_spec.name, pp, pp * schedule_spec.virtual_stages)
         embedding, head = self.ends_s
@@ -151,7 +162,7 @@ class ClosedFormBound:
         return max(map(seconds, ranks, counts))
 
     def _whole_models(self, dp: int, tail: float) -> float:
-        """Bound in seconds for replicas of one unit each; micro-batches are not divided."""
+        """Bound in seconds for replicas of one tensor-parallel group each; micro-batches are not divided."""
         seconds = sorted(s for _, count, s in self.kinds for _ in range(min(count, dp)))[:dp]
         if seconds[0] == seconds[-1]:
             return -(-self.count // dp) * seconds[0] + tail

@@ -1,8 +1,8 @@
 """Lower bound that enumerates every cut of the blocks; all replicas share a cut, and each has its own waits.
 
-The knapsack bound leaves open which units (tensor-parallel groups) make up a replica. Here a replica is a choice of a
-class for each of its ranks (a "mix"). Its passes say how many micro-batches it ends in a given time with a given cut.
-The number of units of each class then limits the micro-batches of all replicas together.
+The knapsack bound leaves open which tensor-parallel groups make up a replica. Here a replica is a choice of a class of
+groups for each of its ranks (a "mix"). `PipelinePasses` says how many micro-batches a mix ends in a given time with a
+given cut. The number of groups of each class then limits the micro-batches of all replicas together.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hpctrain.planner.bounds.replica_end import ReplicaFinish
 
 
 def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, limit_s: float) -> bool:
-    """False if with no cut all replicas together can end the step's micro-batches within `limit_s` seconds.
+    """False if all replicas together cannot end the step's micro-batches within `limit_s` seconds with any cut.
 
-    True also if there are too many cuts to enumerate, or one rank only.
+    The answer is also True if there is only one rank, or if there are too many cuts to enumerate.
 
     Args:
-        caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has memory for.
-        blocks: [rank] -> the most blocks that it can hold.
+        caps: [rank, class, blocks] -> the most micro-batches that a tensor-parallel group has the time and memory for.
+        blocks: [rank] -> the most blocks that the rank can hold.
     """
     limits, classes = ranks.limits, len(ranks.classes)
     if ranks.pp == 1 or classes > limits.max_cut_classes or classes**ranks.pp > limits.max_mixes:
@@ -42,7 +42,7 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
     for rank in range(ranks.pp):
         np.minimum(numbers, caps[rank].T[cuts[:, rank]][:, mixes[:, rank]], out=numbers)
     together = _together(ranks, mixes, numbers)
-    # Cuts with the most spare micro-batches first: one that ends in time is enough.
+    # Cuts with the most spare micro-batches come first: one cut that ends in time is enough.
     order = np.argsort(-together, kind="stable")[: int((together >= ranks.count).sum())]
     batches = (order[start : start + limits.cuts_per_batch] for start in range(0, len(order), limits.cuts_per_batch))
     return any(
@@ -52,7 +52,7 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
 
 
 def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArray, limit_s: float) -> bool:
-    """Whether with some cut the replicas end enough micro-batches within `limit_s` seconds.
+    """Whether the replicas end enough micro-batches within `limit_s` seconds with at least one cut.
 
     Args:
         numbers: [cut, mix] -> upper limit of a replica's micro-batches; modified in place.
@@ -93,12 +93,12 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
 
 @lru_cache(maxsize=16)
 def _mixes(classes: int, pp: int) -> IntArray:
-    """All mixes as [mix, rank] -> class."""
+    """All mixes (choices of a class for each pipeline rank) as [mix, rank] -> class."""
     return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
 
 
 def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> FloatArray:
-    """[cut] -> the most micro-batches of all replicas together, limited by the units of each class.
+    """[cut] -> the most micro-batches of all replicas together, limited by the tensor-parallel groups of each class.
 
     Args:
         numbers: [cut, mix] -> micro-batches of a replica.
@@ -106,13 +106,13 @@ def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> Float
     pp, dp = ranks.pp, ranks.dp
     numbers = np.where(numbers < 1, INFEASIBLE, numbers)
     first = (mixes == 0).sum(axis=1)
-    # [units of the first class in a replica] -> its best number
+    # [groups of the first class in a replica] -> the most micro-batches of such a replica
     best = [numbers[:, first == few].max(axis=1, initial=INFEASIBLE) for few in range(pp + 1)]
     if len(ranks.classes) == 1:
         return np.asarray(dp * best[pp])
     least, most = max(0, pp * dp - ranks.classes[1].number), min(pp * dp, ranks.classes[0].number)
     total = np.full(len(numbers), INFEASIBLE)
-    # The relaxed optimum, with fractions of replicas, needs at most two kinds of replica.
+    # The optimum of the relaxed problem, which allows fractions of replicas, needs at most two kinds of replica.
     for few, many in itertools.combinations(range(pp + 1), 2):
         low, high = max(least, few * dp), min(most, many * dp)
         for units in {low, high} if low <= high else ():

@@ -1,4 +1,4 @@
-"""Lower bound for all plans: the work divided by the speed of all devices together."""
+"""Lower bound for all plans: the work of a step divided by the speed of all devices together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 
 
 def ideal_step_s(pool: DevicePool, work: Workload) -> float:
-    """Seconds of a step that no plan on the pool beats: matrix products, kept activations, logits and the update.
+    """Seconds of a step that no plan on the pool beats.
 
-    Launches, messages, bubbles, weight traffic and duplicated work are left out, because some plan may avoid them.
+    The bound counts matrix products, activations that are saved for the backward pass, logits and the update. It leaves
+    out launches, messages, bubbles, weight traffic and duplicated work, because some plan may avoid them.
     """
     parts = [_unavoidable(work, device, pool.constants[device.kind]) for device in pool.devices]
     speeds, whole = relative_speeds(parts)
@@ -27,13 +28,14 @@ def ideal_step_s(pool: DevicePool, work: Workload) -> float:
 
 
 def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], float]:
-    """Return the speed of each device relative to the first, at the first part of the work, and the total work.
+    """Return the speed of each device relative to the first device, and the total work.
 
-    The work of a part is the smallest product of speed and seconds over the devices. So no device does more work in a
-    second than its speed, however the parts are distributed.
+    The unit of work is such that the first device has speed 1 at the first part. The work of a part is the smallest
+    product of speed and seconds over the devices. So no device does more work in a second than its speed, however the
+    parts are distributed.
 
     Args:
-        parts: [device][part] seconds of each part of the work.
+        parts: [device][part] -> seconds of each part of the work.
     """
     speeds = [parts[0][0] / seconds[0] for seconds in parts]
     by_part = zip(*parts, strict=True)
@@ -41,7 +43,7 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], floa
 
 
 def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -> tuple[float, float]:
-    """Seconds per sequence of (blocks, head) on a device."""
+    """Return the seconds per sequence that all blocks take on a device, and those that the head takes."""
     spec, seq_len = work.spec, work.seq_len
     head = spec.forward_flops(1, seq_len, spec.layers)
     blocks = spec.forward_flops(1, seq_len) - head

@@ -1,5 +1,7 @@
-"""Bounds for interleaved 1F1B with two stages a rank, for any split of a rank's blocks over its stages: what ranks
-compute while the pipeline fills and drains."""
+"""Bounds for interleaved 1F1B with two stages a rank, for any split of a rank's blocks over its stages.
+
+They count what ranks compute while the pipeline fills and drains.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,34 @@ from hpctrain.planner.bounds.arrays import FloatArray, IntArray
 from hpctrain.planner.bounds.unit_counts import UnitClass
 
 REFERENCE_SPLIT = (1 / 3, 2 / 3)
-"""Shares of forward and backward that the weights of bounds are tuned for; the bounds hold with any weights."""
+"""Split of a pass into (forward, backward) that the weights of the bounds are tuned for; the bounds hold with any
+split.
+"""
 MIN_OVERLAP = 1e-3
 
 
 class RoundCounts(NamedTuple):
-    """[…, rank] -> counts of actions before a rank's first backward, and after its second stage's last backward."""
+    """Numbers of actions before a rank's first backward, and after the last backward of its second stage; [..., rank]
+    each.
+    """
 
     before: FloatArray
-    """Forwards of the first stage."""
+    """Forwards of the rank's first stage before its first backward."""
     between: FloatArray
-    """Forwards of the second stage."""
+    """Forwards of the rank's second stage before its first backward."""
     after: FloatArray
-    """Backwards of the first stage."""
+    """Backwards of the rank's first stage after the last backward of its second stage."""
 
 
 def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
-    """The counts by the rounds of `hpctrain.schedule.rounds.interleave`.
+    """Return the numbers of actions that the rounds of `hpctrain.schedule.rounds` lead to.
 
     Args:
-        micro_batches: […, 1 or rank], each at least 1.
+        micro_batches: [..., 1 or rank], each at least 1.
     """
     rounds = np.maximum(1, micro_batches // pp)
     longest = -(-micro_batches // rounds)
-    # The warm-up, and the forward that is paired with the first backward.
+    # The warm-up forwards, and the forward that is paired with the first backward.
     forwards = np.minimum(longest + 2 * (pp - 1 - np.arange(pp)) + 1, 2 * micro_batches)
     before = np.minimum(forwards, longest) + np.maximum(forwards - 2 * longest, 0)
     after = np.broadcast_to(micro_batches // rounds, before.shape)
@@ -45,20 +51,20 @@ def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
 
 
 class TwoStageRanks:
-    """Times of the two stages of each rank, by the blocks that the first one holds.
+    """Seconds of the two stages of each rank, by the number of blocks in the first one.
 
     Arrays are [replica or class, blocks, rank].
 
     Args:
-        mixes: […, rank] -> class of a unit.
-        cuts: […, rank] -> blocks of a rank.
+        mixes: [..., rank] -> class of a tensor-parallel group.
+        cuts: [..., rank] -> blocks of a rank.
     """
 
     def __init__(self, classes: Sequence[UnitClass], mixes: IntArray, cuts: IntArray) -> None:
         pp = cuts.shape[-1]
         first, last = np.arange(pp) == 0, np.arange(pp) == pp - 1
         action = np.array([unit_class.action for unit_class in classes])[mixes]
-        # [forward or backward, …, rank]
+        # [forward or backward, ..., rank]
         block, embedding, head = (
             np.moveaxis(np.array([getattr(unit_class, part) for unit_class in classes])[mixes], -1, 0)
             for part in ("block", "embedding", "head")
@@ -69,11 +75,13 @@ class TwoStageRanks:
         self.back_f, self.back_b = action + last * head + cuts * block
         """Seconds of the second stage, forward and backward, if it holds all blocks."""
         self.least = np.broadcast_to(np.where(first, 0, 1), cuts.shape)
-        """Least blocks of the first stage: only the model's ends may be without."""
+        """The fewest blocks of the first stage: 0 on the first rank, whose first stage holds the embedding, else 1."""
         self.most = np.maximum(cuts - np.where(last, 0, 1), self.least)
 
     def overlap_s(self, counts: RoundCounts) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a rank that may overlap a whole pass: without blocks in the first stage, and added by each."""
+        """Seconds of a rank that may overlap a whole pass: with no block in its first stage, and added by each such
+        block.
+        """
         none = counts.before * self.front_f + counts.between * self.back_f + counts.after * self.front_b + self.back_b
         return none, (counts.before - counts.between) * self.block_f + (counts.after - 1) * self.block_b
 
@@ -81,11 +89,11 @@ class TwoStageRanks:
 def cap_by_passes(
     classes: Sequence[UnitClass], caps: FloatArray, both: FloatArray, remaining_s: FloatArray
 ) -> FloatArray:
-    """Lower `caps` to the micro-batches that a whole pass leaves time for.
+    """Lower `caps` to the micro-batches that a rank has time for beside a whole pass through the pipeline.
 
     Args:
         caps: [rank, class, blocks] -> micro-batches; the result has the same shape.
-        both: [rank, class, blocks] -> seconds of a micro-batch.
+        both: [rank, class, blocks] -> seconds of a micro-batch, forward and backward.
         remaining_s: [rank, class, blocks] -> seconds that a pass leaves to a rank.
     """
     pp, number, blocks = caps.shape
@@ -106,16 +114,16 @@ def cap_by_passes(
 
 @lru_cache(maxsize=1024)
 def bound_weights(pp: int, micro_batches: int, end_ranks: int) -> FloatArray:
-    """[set, kind, rank] -> weights of bounds on a replica's time; the weights of a set add up to one.
+    """[set, kind, rank] -> weights of the bounds on a replica's time; the weights of a set add up to one.
 
-    First kind of bound: rank r starts after the first stages of the ranks before it, and ends before their last
-    backwards. Second kind: a whole pass, and all that rank r does between its first backward and the last one of its
-    second stage. Blocks in first stages lengthen the first kind and shorten the second. In each set a rank near the end
-    has a bound of the first kind, and ranks before it have the second. With `REFERENCE_SPLIT` the weights make the sum
-    independent of where the blocks are.
+    There are two kinds of bound. In the first, rank r starts after the first stages of the ranks before it, and ends
+    before their last backwards. The second is a whole pass, plus all that rank r does between its first backward and
+    the last backward of its second stage. Blocks in first stages lengthen the first kind and shorten the second. In
+    each set a rank near the end has a bound of the first kind, and the ranks before it have one of the second. If
+    forward and backward take the shares `REFERENCE_SPLIT`, the weighted sum does not depend on where the blocks are.
 
     Args:
-        end_ranks: ranks at each end of the pipeline at which the sets begin or end.
+        end_ranks: number of ranks at each end of the pipeline at which a set may begin or end.
     """
     before, between, after = round_counts(pp, np.array([micro_batches]))
     forward, backward = REFERENCE_SPLIT

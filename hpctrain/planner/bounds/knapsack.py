@@ -1,13 +1,13 @@
 """Lower bound that counts whole blocks, whole micro-batches and memory, with the same cut for all replicas.
 
-A unit is a tensor-parallel group. A column is the units of a pipeline rank over all replicas; all hold the same blocks.
-A column with b blocks can do a step's micro-batches only if its units together can: the sum over units of
-floor(time / time of a micro-batch), limited by memory. For each rank and each mixture of classes of units, the largest
-such b is computed. A knapsack over ranks then gives the most blocks that all columns hold together, with no more units
-of a class than there are. If these are fewer than the model has, no layout finishes in the time.
+A column is the tensor-parallel groups of one pipeline rank over all replicas; all of them hold the same blocks. A
+column with b blocks can do a step's micro-batches only if its groups together can: the sum over groups of floor(time /
+time of a micro-batch), limited by memory. For each rank and each mixture of classes of groups, the bound computes the
+largest such b. A knapsack over ranks then gives the most blocks that all columns hold together, with no more groups of
+a class than there are. If these are fewer blocks than the model has, no layout finishes in the time.
 
-Two things are relaxed. The micro-batches of a column may be distributed over replicas as is best for this column (only
-the largest number of any replica is common to all). A pass through the pipeline counts as if all its units were the
+The bound relaxes two things. Each column may distribute its micro-batches over replicas as suits it best; only the
+largest number of any replica is common to all columns. A pass through the pipeline counts as if all its groups were the
 fastest. If there are few cuts of the blocks, `hpctrain.planner.bounds.cuts` enumerates them and relaxes neither.
 """
 
@@ -26,14 +26,14 @@ from hpctrain.planner.bounds.rank_times import RankSeconds, RankTimes
 
 
 class KnapsackBound(RankTimes):
-    """The bound for an option."""
+    """The knapsack bound of one option (degrees, schedule and micro-batch size)."""
 
     def feasible_within(self, limit_s: float) -> bool:
         """False if no layout finishes within `limit_s` seconds, even with unlimited memory."""
         return self._knapsack(self._blocks(self._caps(limit_s), limit_s))[0] >= self.layers
 
     def may_finish_within(self, limit_s: float) -> bool:
-        """False if no layout finishes within `limit_s` seconds."""
+        """False if no layout that fits the memory finishes within `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._memory_caps)
         blocks = self._blocks(caps, limit_s)
         if self._knapsack(blocks)[0] < self.layers or not self._may_lie(blocks, limit_s):
@@ -41,12 +41,12 @@ class KnapsackBound(RankTimes):
         return any_cut_finishes(self, caps, blocks.max(axis=(1, 2)), limit_s)
 
     def bracket(self, low: float, high: float, memory: bool = True) -> tuple[float, float]:
-        """Return two close times in seconds: no layout beats the first, and this bound allows the second.
+        """Return two times in seconds that differ little: no layout beats the first, and this bound allows the second.
 
         Args:
             low: seconds that no layout beats.
-            high: upper end of the bisection; both results are this if no layout finishes by then.
-            memory: whether to count the memory; without it the bound is weaker and takes less time.
+            high: upper end of the bisection; both results are `high` if no layout finishes by then.
+            memory: whether to count the memory; without it the bound is weaker and takes less time to compute.
         """
         allows = self.may_finish_within if memory else self.feasible_within
         if high <= low or not allows(high):
@@ -57,13 +57,13 @@ class KnapsackBound(RankTimes):
         return low, high
 
     def find_feasible_time(self, low: float) -> float:
-        """The first of low, 2·low, 4·low, … seconds that this bound allows; `low` if it allows none of them."""
+        """The first of low, 2·low, 4·low, ... seconds that this bound allows; `low` if it allows none of them."""
         times = (low * 2**power for power in range(self.limits.max_doublings))
         return next((seconds for seconds in times if self.may_finish_within(seconds)), low)
 
     @cached_property
     def _memory_caps(self) -> FloatArray:
-        """[rank, class, blocks] -> micro-batches that a unit has memory for."""
+        """[rank, class, blocks] -> micro-batches that a tensor-parallel group has memory for."""
         memory, most = self.cost.memory, -(-self.count // self.dp)
         shards = self.shards if memory.work.memory_options.zero else 1
         return np.array(
@@ -75,17 +75,20 @@ class KnapsackBound(RankTimes):
         )  # fmt: skip
 
     def _blocks(self, caps: FloatArray, limit_s: float) -> FloatArray:
-        """[rank, window, mixture] -> the most blocks that such a column can hold.
+        """[rank, window, mixture] -> the most blocks that a column of this mixture of classes can hold.
+
+        A window is a range of the largest number of micro-batches of any replica.
 
         Args:
-            caps: [rank, class, blocks] -> the most micro-batches of a unit that holds these blocks.
+            caps: [rank, class, blocks] -> the most micro-batches of a tensor-parallel group that holds these blocks.
         """
         least = -(-self.count // self.dp)
         even = self.cost.work.memory_options.equal_micro_batches or len(self.classes) == 1
         most = least if even else int(min(self.count - self.dp + 1, caps.max()))
         windows = self._windows(least, max(most, least))
         used = self.mixtures > 0
-        # [rank, mixture, blocks]: whether each class of a mixture can do one micro-batch, and how many the best can do.
+        # [rank, mixture, blocks]: whether every class of a mixture can do one micro-batch, and the most that any class
+        # can do.
         able = np.where(used[None, :, :, None], caps[:, None], np.inf).min(axis=2) >= 1
         best = np.where(used[None, :, :, None], caps[:, None], 0).max(axis=2)
         most_blocks = np.empty((self.pp, len(windows), len(self.mixtures)))
@@ -103,13 +106,15 @@ class KnapsackBound(RankTimes):
         return most_blocks
 
     def _knapsack(self, most_blocks: FloatArray) -> tuple[float, list[FloatArray]]:
-        """The most blocks with one mixture for each rank, in the best window, and the states of the knapsack.
+        """The most blocks with one mixture of classes for each rank, in the best window, and the states of the
+        knapsack.
 
         Args:
             most_blocks: [rank, window, mixture] -> blocks.
 
         Returns:
-            Blocks, and [rank] -> [window, units of each class but the last] -> blocks up to this rank.
+            The blocks, and [rank] -> [window, tensor-parallel groups of each class but the last] -> blocks up to this
+            rank.
         """
         *firsts, last = (unit_class.number for unit_class in self.classes)
         sizes = [min(number, self.pp * self.dp) + 1 for number in firsts]
@@ -128,13 +133,13 @@ class KnapsackBound(RankTimes):
             reached = after
             states.append(after)
         if sizes:
-            # The remaining units are of the last class.
+            # The remaining groups are of the last class.
             remaining = self.pp * self.dp - np.indices(sizes).sum(axis=0)
             reached[:, (remaining < 0) | (remaining > last)] = INFEASIBLE
         return float(reached.max()), states
 
     def _may_lie(self, most_blocks: FloatArray, limit_s: float) -> bool:
-        """False if the columns cannot hold all blocks when only as many as fit lie within a node.
+        """False if the columns cannot hold all blocks when only as many columns as fit lie within a node.
 
         A column within a node has a faster all-reduce than one across nodes.
 
@@ -148,9 +153,10 @@ class KnapsackBound(RankTimes):
         return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
 
     def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
-        """[rank] -> units of each class, the fastest first, with which the columns hold the most blocks in the time.
+        """The tensor-parallel groups of each class in each column with which all columns together hold the most blocks.
 
-        None if these are fewer blocks than the model has.
+        Every column ends its micro-batches within `limit_s` seconds. The result is [rank] -> groups of each class, the
+        fastest class first; None if the columns hold fewer blocks than the model has.
         """
         most_blocks = self._blocks(np.minimum(self._caps(limit_s), self._memory_caps), limit_s)
         most, states = self._knapsack(most_blocks)
@@ -171,18 +177,18 @@ class KnapsackBound(RankTimes):
         return chosen[::-1]
 
     def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
-        """[rank, class, blocks] -> micro-batches that a unit ends within `limit_s` seconds."""
+        """[rank, class, blocks] -> micro-batches that a tensor-parallel group ends within `limit_s` seconds."""
         times, option = times or self.times, self.option
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
         caps = (limit_s - self.fill[:, None, None] * self.waits - tail) / both
         if self.pp > 1 and self.waits:
-            # At most so many forwards come before a rank's first backward, which waits for a pass through all stages.
+            # At most this many forwards come before a rank's first backward, which waits for a pass through all stages.
             early = warmup_forwards(option)[:, None, None]
             waits = [(limit_s - self.passes.forward_s - tail, both - forward)]
             if option.virtual_stages == 1 and not option.splits_backward:
-                # It also waits for the backward through all later ranks. With gpipe, all forwards of all ranks come
-                # before the last rank's first backward.
+                # The first backward also waits for the backward through all later ranks. With gpipe, all forwards of
+                # all ranks come before the last rank's first backward.
                 at_first = np.full_like(tail, self.first_sum_s)
                 at_first[self.first] = times.sums[self.first]
                 waits.append((limit_s - self.passes.both_s - at_first - times.update + backward, backward))
@@ -190,7 +196,7 @@ class KnapsackBound(RankTimes):
                 late = (remaining + early * forward) / both
                 caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, remaining / action_s)))
             if option.schedule_spec.name == "1f1b":
-                # The first rank starts a further micro-batch only when an earlier one is back from all ranks.
+                # The first rank starts a further micro-batch only when an earlier micro-batch is back from all ranks.
                 trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
                 caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
         caps = np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING)
@@ -200,7 +206,7 @@ class KnapsackBound(RankTimes):
         return np.asarray(caps)
 
     def _windows(self, least: int, most: int) -> list[tuple[int, int]]:
-        """Ranges (first, last) that cover all numbers from `least` to `most`; the first ones are narrow."""
+        """Ranges (first, last) that cover all numbers from `least` to `most`, narrow ranges first."""
         windows: list[tuple[int, int]] = []
         start, width, limit = least, 0, self.limits.max_windows
         while start <= most:

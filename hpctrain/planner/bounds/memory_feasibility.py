@@ -18,7 +18,7 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.records.plan.parallel_dims import ParallelDims
 
 INFEASIBLE_BLOCKS = 1e9
-"""Blocks that count as missing if a device cannot even hold a rank without blocks."""
+"""Number of blocks that counts as missing if a device cannot even hold a rank without blocks."""
 
 
 class MemoryFeasibility:
@@ -31,8 +31,8 @@ class MemoryFeasibility:
     def can_hold(self, unit_counts: UnitCounts, option: Option, shards: int) -> bool:
         """Whether the pipeline ranks can hold all blocks with the best assignment of devices to ranks.
 
-        Larger micro-batches never need less memory. So a size is checked only if it lies between one that fits and one
-        that does not. The smallest size comes first: if it does not fit, none does.
+        Larger micro-batches never need less memory. So a micro-batch size is checked only if it lies between a size
+        that fits and one that does not. The smallest size comes first: if it does not fit, no size does.
         """
         key = (option.dims, option.schedule_spec, shards)
         smallest = self.cost.work.micro_batch_sizes()[0]
@@ -49,7 +49,7 @@ class MemoryFeasibility:
         return known is not None and option.micro_batch >= known[1]
 
     def _holds(self, unit_counts: UnitCounts, option: Option, shards: int) -> bool:
-        # Some replica has at least this many micro-batches; with exactly as many it keeps the fewest activations.
+        # Some replica has at least this many micro-batches; with exactly this number it keeps the fewest activations.
         count = max(1, -(-(self.cost.work.sequences // option.micro_batch) // option.dims.dp))
         kind = unit_counts.kinds[0][0].kind
         roles = [option.role(kind, rank, shards, count) for rank in range(option.dims.pp)]
@@ -58,8 +58,8 @@ class MemoryFeasibility:
     def _max_blocks_held(self, unit_counts: UnitCounts, roles: Sequence[RankRole]) -> float:
         """The most blocks that the pipeline ranks hold together; negative if a rank does not even fit without blocks.
 
-        A rank holds as much as the smallest of its tensor-parallel groups over the replicas. So the number of ranks
-        with large memories is limited by the large groups, of which each needs `dp`.
+        A rank holds as many blocks as the smallest of its `dp` tensor-parallel groups. So the number of ranks with much
+        memory is limited by the number of large groups divided by `dp`.
         """
         sizes: Counter[float] = Counter()
         for unit, number in unit_counts.kinds:
@@ -67,7 +67,7 @@ class MemoryFeasibility:
         levels = sorted(sizes)
         most = sum(self._held(roles, levels[-1]))
         if len(levels) == 1 or most < self.cost.work.spec.layers:
-            return most  # not enough even where all are as large as the largest
+            return most  # not enough even if all groups are as large as the largest
         total, units = 0.0, sum(sizes.values())
         below = [0.0] * len(roles)
         for level in levels:
@@ -81,7 +81,7 @@ class MemoryFeasibility:
         return total
 
     def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
-        """[pipeline rank] -> the most blocks that fit into the memory."""
+        """[pipeline rank] -> the most blocks that fit into `memory_bytes`."""
         most = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
         return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in most]
 
@@ -98,7 +98,7 @@ def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float,
     fitting = np.zeros(memory.work.spec.layers + 1)
     for number, following in zip_longest(steps, steps[1:]):
         most_blocks = _most_held(memory, role._replace(micro_batches=number), memory_bytes)
-        # Numbers between two steps count as if they fitted.
+        # Between two sizes that were checked, a number of blocks counts as if it fitted.
         fitting[: most_blocks + 1] = np.inf if following is None else following - 1
     return fitting
 
@@ -113,7 +113,9 @@ def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
 
 
 def _least_need(memory: MemoryModel, role: RankRole, blocks: int) -> float:
-    """The least bytes of all splits of the blocks over two stages; bytes are convex in the first stage's blocks."""
+    """The least bytes that `blocks` blocks need, over all splits over two stages; bytes are convex in the first stage's
+    blocks.
+    """
 
     def need(first: int) -> float:
         return memory.need(role, (first, blocks - first))

@@ -12,7 +12,7 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 
 class Option(NamedTuple):
-    """What a bound holds for, and what a search evaluates: all layouts with these degrees and this schedule."""
+    """Degrees, schedule and micro-batch size: a bound holds for all layouts that share them."""
 
     dims: ParallelDims
     schedule_spec: ScheduleSpec
@@ -39,7 +39,7 @@ class Option(NamedTuple):
         return self.schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
 
     def role(self, kind: str, rank: int, shards: int, micro_batches: int) -> RankRole:
-        """The role of a device at a pipeline rank, for the memory model."""
+        """The role of a device at pipeline rank `rank`, as the memory model needs it."""
         pp, dp, tp = self.dims
         return RankRole(
             kind, self.schedule_spec.name, pp, rank, self.stages, dp, tp, shards, self.micro_batch, micro_batches

@@ -1,4 +1,4 @@
-"""Lower bounds of a micro-batch's pass through a pipeline and back, on any units (tensor-parallel groups)."""
+"""Lower bounds of the seconds that a micro-batch takes through a pipeline and back, on any tensor-parallel groups."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
 class PipelinePasses:
     """Bounds for one number of pipeline ranks, schedule and micro-batch size.
 
-    Every part of the model counts as on the unit that is fastest at it. Hops count as within a node, except for those
-    that must leave one because the largest nodes have no more units.
+    Every part of the model counts as on the tensor-parallel group that is fastest at it. Messages between stages count
+    as within a node, except for those that must leave a node because the largest nodes have no more groups.
     """
 
     def __init__(self, cost: CostModel, unit_counts: UnitCounts, option: Option) -> None:
@@ -23,8 +23,8 @@ class PipelinePasses:
         self._any_s, self._between_s = _hops_s(cost, unit_counts, option.micro_batch)
         one_way = self.hops_s(option.dims.pp)
         if option.virtual_stages > 1:
-            # A V goes back from the last rank; other schedules wrap from the last rank to the first. A circle through n
-            # nodes crosses between them n times.
+            # A V-shaped schedule goes back from the last rank; other schedules wrap from the last rank to the first. A
+            # circle through n nodes crosses between them n times.
             wrap = self._between_s if unit_counts.least_nodes(option.dims.pp) > 1 else self._any_s
             if option.schedule_spec.name in V_SHAPED_SCHEDULES:
                 wrap = 0.0
@@ -35,7 +35,7 @@ class PipelinePasses:
         self.forward_s = forward + one_way
         """Seconds until a micro-batch has passed all stages forward."""
         self.both_s = self.forward_s + backward + one_way
-        """Seconds until its gradient is back at the first stage; W does not count with split backwards."""
+        """Seconds until a micro-batch's gradient is back at the first stage; with split backwards, without W."""
 
     def hops_s(self, ranks: int) -> float:
         """Seconds of the messages of a pass through `ranks` neighbouring ranks."""
@@ -45,7 +45,8 @@ class PipelinePasses:
     def step_s(self, micro_batches: int) -> float:
         """Seconds until a replica has done `micro_batches` micro-batches.
 
-        With 1f1b the first rank holds at most `pp` of them, so it starts another only when an earlier one is back.
+        With 1f1b the first rank holds at most `pp` micro-batches, so it starts another only when an earlier one is
+        back.
         """
         trips = -(-micro_batches // self.option.dims.pp) if self.option.schedule_spec.name == "1f1b" else 1
         return trips * self.both_s
@@ -54,7 +55,7 @@ class PipelinePasses:
 def warmup_forwards(option: Option) -> FloatArray:
     """[rank] -> the most forwards that the rank can do during the forward pass that its first backward waits for.
 
-    Forwards of all its stages count. With gpipe it is the pass of the last micro-batch.
+    Forwards of all stages of the rank count. With gpipe that forward pass is the one of the last micro-batch.
     """
     pp, name = option.dims.pp, option.schedule_spec.name
     ranks = np.arange(pp, dtype=np.float64)
@@ -66,7 +67,7 @@ def warmup_forwards(option: Option) -> FloatArray:
 
 
 def _hops_s(cost: CostModel, unit_counts: UnitCounts, micro_batch: int) -> tuple[float, float]:
-    """The least seconds of any message between stages, and of one that leaves a node."""
+    """Return the least seconds of any message between stages, and the least seconds of one that leaves a node."""
     work = cost.work
     # During the search all stages have one message codec, which is used only between nodes.
     within = work.message_bytes(micro_batch, unit_counts.tp, "none")
@@ -79,7 +80,7 @@ def _hops_s(cost: CostModel, unit_counts: UnitCounts, micro_batch: int) -> tuple
 
 
 def _whole_s(cost: CostModel, unit_counts: UnitCounts, option: Option) -> tuple[float, float]:
-    """The least seconds of the whole model for one micro-batch, forward and backward."""
+    """Return the least seconds of the whole model's forward for one micro-batch, and those of its backward."""
     layers, stages = cost.work.least_blocks, option.stages
     timed = [
         (cost.module_times(unit, option.micro_batch), cost.constants[unit.kind], unit) for unit, _ in unit_counts.kinds

@@ -1,4 +1,7 @@
-"""Lower bounds of each pipeline rank's micro-batch, all-reduce and update, by class of unit and number of blocks."""
+"""Lower bounds of the seconds of each pipeline rank's micro-batch, all-reduce and update.
+
+They depend on the class of tensor-parallel groups and on the number of blocks.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ from hpctrain.schedule.placement import stage_ranks
 
 
 class RankSeconds(NamedTuple):
-    """Seconds by [rank, class, blocks]."""
+    """Arrays [rank, class, blocks] of seconds."""
 
     forward: FloatArray
     backward: FloatArray
     both: FloatArray
-    """Forward and backward, with split backwards if the schedule splits them."""
+    """Forward and backward of a micro-batch, with split backwards if the schedule splits them."""
     sums: FloatArray
     update: FloatArray
 
 
 class RankTimes:
-    """Times of the ranks of an option.
+    """Least seconds of the ranks of an option.
 
     Args:
-        shards: the most replicas that share a state.
+        shards: the largest number of replicas that share a state.
         waits: whether to count waits from the order of actions. Without them, the times of 1f1b bound every schedule
-            that has the ends of the model on the first and the last rank.
+            whose first and last rank hold the ends of the model.
     """
 
     def __init__(
@@ -63,15 +66,15 @@ class RankTimes:
         self.norm_s = scalar_all_reduce_s(unit_counts.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
         self.times = self._times()
         self.fill = self._fill()
-        """[rank] -> the least seconds before its first forward."""
+        """[rank] -> the least seconds before the rank's first forward."""
         self.first_sum_s = float(self.times.sums[self.first].min())
         self.inside = sum(units // self.dp for units in unit_counts.by_node)
-        """The most columns that can lie within a node."""
+        """The largest number of columns (the replicas of one pipeline rank) that can lie within a node."""
         self.apart = self._times(apart=True) if 0 < self.inside < self.pp and self.dp > 1 else None
         """Times of columns across nodes; None if all columns may lie within a node, or none can."""
 
     def _set_classes(self) -> None:
-        """Set the classes of units, and [mixture, class] -> units of a column."""
+        """Set the classes of tensor-parallel groups, and [mixture, class] -> groups of this class in a column."""
         for most in range(self.limits.max_classes, 0, -1):
             classes = unit_classes(self.cost, self.unit_counts, self.option, self.shards, most)
             limits = [min(unit_class.number, self.dp) for unit_class in classes]
@@ -83,7 +86,7 @@ class RankTimes:
         self.classes, self.mixtures = classes, np.array(mixtures)
 
     def _times(self, apart: bool = False) -> RankSeconds:
-        """The times of all ranks; ranks that hold neither end of the model are alike."""
+        """The least seconds of all ranks; ranks that hold neither end of the model have equal times."""
         by_ends: dict[tuple[bool, bool], tuple[FloatArray, ...]] = {}
         rows = []
         for rank in range(self.pp):
@@ -94,7 +97,7 @@ class RankTimes:
         return RankSeconds(*(np.array(values) for values in zip(*rows, strict=True)))
 
     def _fill(self) -> FloatArray:
-        # Where a rank has several stages, these may hold a single block each.
+        # If a rank has several stages, a stage may hold a single block.
         seconds = [
             min(
                 rank * c.action + max(0, rank - 1) * c.block[0] + (self.first == 0) * c.embedding[0]
@@ -105,7 +108,9 @@ class RankTimes:
         return np.array([0.0, *seconds])
 
     def _of_ends(self, first: bool, last: bool, apart: bool) -> tuple[FloatArray, ...]:
-        """[class, blocks] arrays of `RankSeconds`, for a rank with the model's first or last stage or none."""
+        """The [class, blocks] arrays of `RankSeconds` for a rank that holds the model's first stage, its last stage or
+        neither.
+        """
         work, virtual_stages = self.cost.work, self.option.virtual_stages
         numbers = range(self.layers + 1)
         blocks = np.arange(self.layers + 1, dtype=float)
@@ -125,7 +130,7 @@ class RankTimes:
         return tuple(np.array(values) for values in zip(*rows, strict=True))
 
     def _sums(self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray, apart: bool) -> FloatArray:
-        """Seconds of a rank's all-reduce after its last backward, less what may overlap it."""
+        """Seconds of a rank's all-reduce after its last backward, less the part that may overlap the backward."""
         work, dp, stages = self.cost.work, self.dp, self.option.stages
         if not counts_all_reduce(work, dp):
             return np.zeros_like(parameters)

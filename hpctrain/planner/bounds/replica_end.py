@@ -1,4 +1,6 @@
-"""Lower bound of a replica's end, by its cut, the classes of its units and its micro-batches."""
+"""Lower bound of the time at which a replica ends, from its cut, its classes of tensor-parallel groups and its
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from hpctrain.planner.bounds.rank_times import RankTimes
 
 
 class ReplicaFinish:
-    """Bounds for many replicas at once.
+    """Bounds on the end of many replicas at once.
 
     Args:
         cuts: [replica, rank] -> blocks.
-        mixes: [replica, rank] -> class of the unit.
+        mixes: [replica, rank] -> class of the tensor-parallel group.
     """
 
     def __init__(self, ranks: RankTimes, cuts: IntArray, mixes: IntArray) -> None:
@@ -25,7 +27,8 @@ class ReplicaFinish:
             seconds[rank, mixes, cuts] for seconds in ranks.times
         )
         self.update = update.max(axis=1)
-        # [rank] -> seconds of the messages of a pass through the ranks up to this one, and from this one on
+        # [rank] -> seconds of the messages of a pass through the ranks up to this one, and from this rank to the last
+        # one
         self.hops_to = np.array([ranks.passes.hops_s(number) for number in range(1, ranks.pp + 1)])
         self.hops_from = self.hops_to[::-1]
         self.hops = ranks.passes.one_way_s
@@ -35,8 +38,8 @@ class ReplicaFinish:
         """The least seconds until replicas have done their micro-batches, all-reduce and update.
 
         Args:
-            at: indices of replicas.
-            numbers: micro-batches of each.
+            at: indices of the replicas.
+            numbers: number of micro-batches of each replica.
         """
         option, work = self.ranks.option, self.ranks.cost.work
         end_s = self._after_a_pass(at, numbers)
@@ -48,17 +51,18 @@ class ReplicaFinish:
         return np.asarray(end_s + self.update[at])
 
     def _after_a_pass(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Bound in seconds from the forward pass through all stages before each rank's first backward."""
+        """Bound in seconds that counts the forward pass through all stages before each rank's first backward."""
         many, forward = numbers[:, None], self.forward[at]
         first_pass = forward.sum(axis=1, keepdims=True) + self.hops
         after = many * self.both[at] - np.minimum(many, self.early) * forward + self.sums[at]
         return np.asarray((first_pass + after).max(axis=1))
 
     def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Bound in seconds with one stage a rank and whole backwards, the largest of three.
+        """Bound in seconds for schedules with one stage a rank and whole backwards: the largest of three bounds.
 
-        They are: what comes before a rank's first forward and after its last backward; a whole pass and all else that
-        the rank does; with 1f1b, round trips from each rank to the last one.
+        The first counts what comes before a rank's first forward and after its last backward. The second counts a whole
+        pass and all else that the rank does. The third, for 1f1b only, counts round trips from each rank to the last
+        one.
         """
         pp, many = self.ranks.pp, numbers[:, None]
         forward, backward, both, sums = (array[at] for array in (self.forward, self.backward, self.both, self.sums))

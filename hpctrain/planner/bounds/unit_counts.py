@@ -1,6 +1,6 @@
-"""The tensor-parallel groups ("units") of one size, counted by kind and merged into classes.
+"""Counts tensor-parallel groups of one size by kind, and merges the kinds into classes.
 
-Bounds then take as long for ten thousand units as for ten.
+A bound then takes as long for ten thousand groups as for ten.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 
 class UnitCounts:
-    """The tensor-parallel groups of one size, counted by kind, with the least figures of their links."""
+    """The tensor-parallel groups of one size, counted by kind, and the smallest alpha and beta of their links."""
 
     def __init__(self, cost: CostModel, units: Sequence[TensorParallelGroup]) -> None:
         counts = Counter(cost.kind(unit) for unit in units)
         first = {cost.kind(unit): unit for unit in reversed(units)}
         self.kinds = [(first[kind], count) for kind, count in counts.items()]
-        """(the first unit of the kind, units of the kind)"""
+        """One entry a kind: (the first group of the kind, number of groups of the kind)."""
         self.tp = len(units[0].devices) if units else 1
         self.total = len(units)
         self.within_nodes = all(len({device.node for device in unit.devices}) == 1 for unit, _ in self.kinds)
@@ -39,18 +39,19 @@ class UnitCounts:
         self.within_beta = min(within, default=0.0)
         device_ids = {unit.devices[0].node: unit.device_ids[0] for unit in units}
         self.inside = {cost.links.between(device_id, device_id) for device_id in device_ids.values()}
-        """The distinct (alpha, beta) within the nodes."""
+        """The distinct (alpha, beta) of links within nodes."""
         self.alpha, self.between_beta = cost.links.least()
 
     def least_nodes(self, size: int) -> int:
-        """The fewest nodes that hold `size` units."""
+        """The fewest nodes that hold `size` tensor-parallel groups."""
         return 1 + bisect_left(list(accumulate(self.by_node)), size)
 
     def ring(self, size: int, chunks: int, apart: bool = False) -> tuple[float, float]:
-        """The least (alpha, beta) of a hop of a ring through `size` units, each of which sums `chunks` stages.
+        """The least (alpha, beta) of a hop of a ring through `size` tensor-parallel groups, each of which sums `chunks`
+        stages.
 
         Args:
-            apart: whether the units lie in several nodes.
+            apart: whether the groups lie in several nodes.
         """
         if size <= self.most_in_a_node and not apart:
             return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0
@@ -58,33 +59,39 @@ class UnitCounts:
 
 
 def counts_all_reduce(work: Workload, dp: int) -> bool:
-    """Whether bounds count the all-reduce: not with a codec, which may send less, nor with sharding within nodes."""
+    """Whether bounds count the all-reduce. They do not with a codec, which may send less, nor with sharding within
+    nodes.
+    """
     sharded_in_nodes = work.memory_options.zero and work.memory_options.shard == "node"
     return dp > 1 and work.codec.exact and not sharded_in_nodes
 
 
 class UnitClass(NamedTuple):
-    """The least seconds of any unit of a class for one micro-batch, and the most memory."""
+    """The least seconds of any tensor-parallel group of a class for one micro-batch, and the largest memory of these
+    groups.
+    """
 
     kinds: frozenset[UnitKind]
     number: int
-    """Units of the class."""
+    """Number of tensor-parallel groups of the class."""
     kind: str
     memory_bytes: float
     block: ForwardBackward
-    """Forward and backward, with what tensor parallelism adds."""
+    """Seconds of a block's forward and backward, including collectives of tensor parallelism."""
     embedding: ForwardBackward
     head: ForwardBackward
     split: float
-    """What splitting a block's backward adds."""
+    """Seconds that splitting a block's backward into I and W adds."""
     action: float
-    """Cost of starting an action."""
+    """Seconds to start an action."""
     once: float
-    """Cost of a step, however little is computed."""
+    """Seconds that a step costs however little is computed."""
     copy: float
-    """Gathering one number of a gradient into a bucket, and copying its sum back."""
+    """Seconds to copy one number of a gradient into a bucket and its sum back."""
     updates: tuple[float, ...]
-    """The optimizer for a block, and for a stage without blocks that holds no end, the embedding, or the head."""
+    """Seconds of the optimizer for a block, a stage with neither blocks nor ends of the model, the embedding, and the
+    head.
+    """
 
     def update(self, blocks: FloatArray, first: bool, last: bool) -> FloatArray:
         """Seconds of the optimizer on a pipeline rank, for each number of blocks."""
@@ -93,7 +100,10 @@ class UnitClass(NamedTuple):
 
 
 def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shards: int, most: int) -> list[UnitClass]:
-    """At most `most` classes, the fastest first; separated where the next kind is slower by the largest factors."""
+    """Return at most `most` classes of tensor-parallel groups, the fastest class first.
+
+    Two neighbouring kinds are in different classes where the next kind is slower by a large factor.
+    """
     kinds = sorted(
         (_class(cost, unit, number, option.micro_batch, shards) for unit, number in unit_counts.kinds),
         key=lambda kind: sum(kind.block),

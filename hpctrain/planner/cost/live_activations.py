@@ -1,4 +1,4 @@
-"""Live activations: how many micro-batches' activations a pipeline rank keeps at its fullest moments."""
+"""Live activations: the largest number of micro-batches whose activations a pipeline rank keeps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ LiveCounts = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=4096)
 def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    """Return how many micro-batches' activations each stage of a pipeline rank keeps at its fullest moments.
+    """Return how many micro-batches' activations each stage of a pipeline rank keeps when the rank keeps the most.
 
     Activations count from F until B, or until W with split backwards. Tables of gpipe and 1f1b are fullest after their
-    warm-up. With split backwards and one stage a rank, W lags behind so that all ranks are equally full.
+    warm-up. With split backwards and one stage a rank, W lags behind F so that all ranks are equally full.
 
     Returns:
-        [rank] -> the moments that no other moment exceeds in every stage, with a number for each stage of the rank.
+        [rank] -> moments, each with a number for every stage of the rank. A moment is left out if another one has at
+        least as many micro-batches in every stage.
     """
     if schedule == "gpipe":
         return (((micro_batches,),),) * pp
@@ -37,7 +38,7 @@ def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) 
 
 
 def _counts_of_table(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    # From 2 · pp micro-batches on, the pattern repeats itself.
+    # The pattern repeats itself from 2 · pp micro-batches on.
     table = make_schedule(schedule, pp, stages, min(micro_batches, 2 * pp))
     return tuple(
         _counts_of_rank([(stages_of_rank.index(action.stage), action.kind) for action in row], len(stages_of_rank))
@@ -55,9 +56,12 @@ def _counts_of_rank(actions: list[tuple[int, str]], chunks: int) -> LiveCounts:
 
 
 def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    """Compute the counts without the table: all ranks have the same order, each with its own warm-up."""
+    """Compute the live activations of interleaved schedules without the table.
+
+    All ranks have the same order of actions, each with its own number of warm-up forwards.
+    """
     order = np.array([chunk for chunk, _ in visit_order(pp, chunks, micro_batches)])
-    # [chunk, n] -> visits of the chunk among the first n; backwards visit the chunks the other way round.
+    # [chunk, n] -> visits of the chunk among the first n; backwards visit the chunks in the opposite order.
     forwards = np.zeros((chunks, len(order) + 1), dtype=np.int64)
     forwards[:, 1:] = (order == np.arange(chunks)[:, None]).cumsum(axis=1)
     backwards = forwards[::-1]
@@ -65,7 +69,7 @@ def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tupl
     for rank in range(pp):
         warmup = warmup_count(rank, pp, chunks, micro_batches, splits)
         turns = np.arange(len(order) - warmup)
-        # Just after the forward of each turn; W lags behind by the rank's number.
+        # Just after each forward; W lags behind by as many actions as the rank's number.
         freed = np.maximum(turns - (rank if splits else 0), 0)
         live = forwards[:, warmup + turns + 1] - backwards[:, freed] if len(turns) else forwards[:, -1:]
         counts.append(_maximal_counts(_columns(live)))

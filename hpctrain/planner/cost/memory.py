@@ -13,14 +13,17 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stages_by_rank
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
-"""With several replicas: bytes of the gradient buckets that are being sent."""
+"""Bytes of the gradient buckets that a device is sending at one moment, if there are several replicas."""
 HEAP_RETAINED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
-"""[ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap still holds. CPU: 1.0
-to 2.1 seen at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of 3 to 29 million parameters (torch
-2.13). CUDA: memory that the allocator caches does not count."""
+"""[ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap still holds. Measured
+on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of 3 to 29 million
+parameters (torch 2.13). CUDA: memory that the allocator caches does not count.
+"""
 CAST_BYTES = 2
-"""Bytes per parameter in bf16 and fp16 of the copy that autocast makes for each micro-batch. It stays until the
-backward pass, even if the weight itself is freed (seen with torch 2.13)."""
+"""Bytes per parameter of the copy in bf16 or fp16 that autocast makes for each micro-batch.
+
+The copy stays until the backward pass, even if the weight itself is freed (measured with torch 2.13).
+"""
 PROCESS_BYTES = {"cpu": 446e6, "cuda": 1.0e9}
 """Bytes of a worker process without tensors. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch
 2.13), plus 40 to 129 MB that a worker's resident peak held beyond its tensors. CUDA: context, kernels and NCCL buffers,
@@ -44,7 +47,7 @@ class RankRole(NamedTuple):
 
 
 class _MemoryRole(NamedTuple):
-    """The part of a role that decides the bytes; many roles share it."""
+    """The fields of a `RankRole` that decide the bytes; many roles share one."""
 
     kind: str
     splits: bool
@@ -75,17 +78,17 @@ def _memory_role(role: RankRole) -> _MemoryRole:
 
 @dataclass(eq=False)
 class _RoleCache:
-    """Cached results for a role."""
+    """Cached results of the memory model for one role."""
 
     memory_role: _MemoryRole
     needs: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Blocks by stage -> peak bytes."""
+    """Blocks of each stage -> peak bytes."""
     most: dict[float, int] = field(default_factory=dict)
     """Bytes of memory -> the most blocks that fit."""
 
 
 class _ActivationSizes(NamedTuple):
-    """Bytes on a device for one micro-batch size and tp, the same for every stage."""
+    """Bytes of activations on a device for one micro-batch size and tp; they are equal for every stage."""
 
     block: float
     """Bytes of a block while it computes."""
@@ -148,14 +151,14 @@ class MemoryModel:
         return beside + state + self._activations(memory_role, shares)
 
     def _count(self, share: ModelPart, tp: int) -> int:
-        """Parameters of a stage on one of `tp` devices."""
+        """Parameters of a stage on one of the `tp` devices of its group."""
         key = (share, tp)
         if key not in self._parameters:
             self._parameters[key] = self.work.parameters(share, tp)
         return self._parameters[key]
 
     def _mean_blocks(self, share: ModelPart) -> float:
-        """The number of blocks of mean size whose kept bytes equal those of the stage."""
+        """Number of blocks of mean size whose kept activations are as large as those of the stage."""
         if share not in self._means:
             self._means[share] = self.work.mean_blocks(share)[1]
         return self._means[share]
@@ -183,7 +186,7 @@ class MemoryModel:
             for share in shares
         ]
         most = max(sum(live * size for live, size in zip(moment, sizes, strict=True)) for moment in memory_role.moments)
-        # The block that computes also holds gradients and, with recomputation, the activations it did not keep.
+        # The block that computes also holds gradients and, with recomputation, the activations that it did not keep.
         if work.memory_options.recompute == "none":
             return most + block
         return (
@@ -193,13 +196,17 @@ class MemoryModel:
         )
 
     def _casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
-        """Bytes of the weight copies that autocast makes in a stage's forward pass. An embedding has none, because it
-        is no matrix product."""
+        """Bytes of the weight copies that autocast makes in a stage's forward pass.
+
+        An embedding has no such copy, because it is no matrix product.
+        """
         casts = self.work.casts_weights(sharded=memory_role.shards > 1)
         return CAST_BYTES * self._count(share._replace(first=False), memory_role.tp) if casts else 0
 
     def _casts_until_backward(self, memory_role: _MemoryRole, share: ModelPart) -> float:
-        """Bytes of the weight copies that live until the backward pass; with recomputation, blocks make theirs anew."""
+        """Bytes of the weight copies that live until the backward pass. With recomputation, blocks make their copies
+        again.
+        """
         return self._casts(
             memory_role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0)
         )
@@ -218,17 +225,19 @@ class MemoryModel:
 
     @property
     def _codec_state_bytes(self) -> float:
-        """Bytes that the codec keeps for each number, with the copy that a checkpoint takes."""
+        """Bytes that the codec keeps as state for each number of the gradient, including the copy that a checkpoint
+        takes.
+        """
         copies = 2 if self.work.framework.checkpoint_bytes else 1
         return copies * self.work.codec.state_bytes(self.work.spec.dim)
 
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
-        """Bytes of weights, gradients and optimizer with ZeRO: the sharded parts, and what is whole for a while.
+        """Bytes of weights, gradients and optimizer state with ZeRO: the sharded parts, and what is whole for a while.
 
-        Sharded are the fp32 weights, their gradients, moments and a checkpoint's copy. Whole are at levels 1 and 2 all
-        gathered weights, and at level 1 all gradients. At higher levels only two pieces are whole at a time: a block
-        and the part outside of blocks. A split backward has a whole stage instead. The buffers of the collectives hold
-        one more piece.
+        The fp32 weights, their gradients, the moments and a checkpoint's copy are sharded. At levels 1 and 2 all
+        gathered weights are whole, and at level 1 all gradients too. At higher levels only two pieces are whole at a
+        time: a block and the part outside of blocks. With a split backward the whole stage is. The buffers of the
+        collectives hold one more piece.
         """
         work, zero = self.work, self.work.memory_options.zero
         stages = [self._count(share, memory_role.tp) for share in shares]
@@ -240,7 +249,7 @@ class MemoryModel:
         parts = work.framework.bytes_per_parameter * parameters / memory_role.shards
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
-        # Between shard groups a rank sums its part only; within one it has a residual of the whole gradient.
+        # Between shard groups a rank sums only its own part; within one it has a residual of the whole gradient.
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters

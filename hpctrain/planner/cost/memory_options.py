@@ -16,7 +16,7 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_RECOMPUT
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What a plan does to save memory; the same for every stage."""
+    """What a plan does to save memory; it holds for all stages."""
 
     zero: ZeroLevel = 0
     shard: Literal["all", "node"] = "all"
@@ -25,11 +25,13 @@ class MemoryOptions:
 
     @property
     def equal_micro_batches(self) -> bool:
-        """Whether all replicas need the same number of micro-batches, because gradients are summed after each one."""
+        """Whether all replicas need the same number of micro-batches, because gradients are summed after each
+        micro-batch.
+        """
         return self.zero >= 2
 
     def __str__(self) -> str:
-        """'zero 1, recompute full'; 'nothing' for the default."""
+        """Text for messages, as 'zero 1, recompute full'; 'nothing' for the default."""
         parts = [f"zero {self.zero}"] if self.zero else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += [f"recompute {self.recompute}"] if self.recompute != "none" else []
@@ -71,12 +73,14 @@ def memory_options_of_plan(plan: Plan) -> MemoryOptions:
 
 
 def shard_group_size(placement: Placement, memory_options: MemoryOptions) -> int:
-    """Number of consecutive replicas that share one state; 1 without sharding, or if nodes hold unequal runs."""
+    """Number of consecutive replicas that share one state; 1 without sharding, or if nodes hold unequal numbers of
+    them.
+    """
     if memory_options.zero == 0:
         return 1
     if memory_options.shard == "all":
         return len(placement)
-    # In the column of each pipeline rank, every run of replicas has to lie within a node.
+    # In the column of each pipeline rank, every group of consecutive replicas has to lie within a node.
     runs = {
         len(list(run))
         for column in zip(*placement, strict=True)
@@ -98,10 +102,10 @@ def _check_sequence_parallel(given: FixedParallel, seq_len: int) -> None:
 
 
 def _check_split_backward(given: FixedParallel, run: Run) -> None:
-    """Refuse settings that torch cannot combine with split backwards.
+    """Check that no setting of the run prevents torch from splitting the backward into I and W.
 
-    Recomputation would then happen once for each weight of a block. Measured with torch 2.13, the backward for weights
-    of a checkpointed block took eight forwards longer.
+    With recomputation, torch would compute a block again once for each of its weights: with torch 2.13, the backward
+    for weights of a checkpointed block took eight forwards longer.
 
     Raises:
         InputError: recomputation, compilation or a model that cannot split its backward.

@@ -31,20 +31,20 @@ from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
 UnitKind = tuple[GroupSpec, float, float]
-"""The spec of a tensor-parallel group, and the slowest alpha and beta between its own devices."""
+"""The `GroupSpec` of a tensor-parallel group, and the largest alpha and beta between its devices."""
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of a stage for one micro-batch; the tensor-parallel part is included in forward and backward."""
+    """Seconds of a stage for one micro-batch; forward and backward include the collectives of tensor parallelism."""
 
     forward: float
     backward: float
     tensor_parallel: float
     inputs: float
-    """The backward for inputs alone; 0 on the first stage, which sends no gradient on."""
+    """Seconds of the backward for inputs (I) alone; 0 on the first stage, which sends no gradient."""
     weights: float
-    """The backward for weights alone."""
+    """Seconds of the backward for weights (W) alone."""
 
     @property
     def both(self) -> float:
@@ -52,7 +52,7 @@ class StageTime:
 
 
 class CostModel:
-    """Seconds (and with `memory` bytes) for one workload on given links; caches its results.
+    """Predicts seconds, and peak bytes with `memory`, for one workload on given links; caches its results.
 
     Args:
         constants: kind of device -> constants.
@@ -71,14 +71,14 @@ class CostModel:
         self._updates: dict[tuple[UnitKind, ModelPart, int], float] = {}
 
     def placement_links(self, placement: Placement) -> PlacementLinks:
-        """The links of a placement, cached by the identity of the object."""
+        """The links of a placement; cached by the identity of the placement object."""
         links = self._placement_links.get(id(placement))
         if links is None:
             links = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
         return links
 
     def with_work(self, work: Workload) -> CostModel:
-        """A cost model with the same devices and links for another workload."""
+        """Return a cost model with the devices and links of this one for another workload."""
         other = CostModel(work, self.links, self.constants)
         other._kinds, other._placement_links, other._messages = self._kinds, self._placement_links, self._messages
         return other
@@ -125,14 +125,15 @@ class CostModel:
         return alpha + beta * size
 
     def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
-        """The codec of messages between a stage on `a` and the next one on `b`."""
+        """The codec of the messages between stage `stage` on `a` and the next stage on `b`."""
         codec = self.work.messages_behind(stage)
         return codec if codec == "none" or crosses_nodes(a, b) else "none"
 
     def message_cast_s(self, unit: TensorParallelGroup, micro_batch: int, messages: Messages) -> float:
         """Seconds to encode or to decode a stage message.
 
-        A number takes a quarter of its time in an all-reduce, where it is encoded, summed, encoded again and decoded.
+        A number takes a quarter of the codec's seconds for an all-reduce, which encodes, sums, encodes again and
+        decodes it.
         """
         rate = MESSAGES[messages].measured_as
         if rate is None:
@@ -142,7 +143,7 @@ class CostModel:
         return numbers * number_s / 4
 
     def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
-        """Seconds to update a stage's parameters, or this replica's shard of them."""
+        """Seconds to update a stage's parameters, or one of `shards` equal shards of them."""
         key = (self.kind(unit), share, shards)
         if key not in self._updates:
             constants = self.constants[unit.kind]
@@ -164,14 +165,14 @@ class CostModel:
     def all_reduce_times(
         self, placement: Placement, shares: Sequence[ModelPart], owner: Sequence[int], shards: int = 1
     ) -> list[AllReduceTime]:
-        """[stage] -> all-reduce of its gradients over the replicas, or over the shard groups.
+        """[stage] -> all-reduce of its gradients over the replicas; with hybrid sharding, over the shard groups.
 
         All stages reduce at about the same time, so rings that leave a node together share its bandwidth.
 
         Args:
-            shares: what each stage holds.
-            owner: pipeline rank of each stage.
-            shards: consecutive replicas that share a state.
+            shares: [stage] -> the part of the model that the stage holds.
+            owner: [stage] -> its pipeline rank.
+            shards: number of consecutive replicas that share a state.
         """
         if len(placement) == shards:
             return [NO_ALL_REDUCE] * len(shares)
@@ -191,7 +192,9 @@ class CostModel:
         return sums
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
-        """Processor seconds of a reduce-scatter for each number of a gradient, on a pipeline rank's slowest device."""
+        """Seconds per number of a gradient that encoding for a reduce-scatter takes on a pipeline rank's slowest
+        device.
+        """
         codec = self.work.codec
         if codec.measured_as is None:
             return 0.0
@@ -199,7 +202,7 @@ class CostModel:
         return codec.reduce_scatter_share * float(getattr(slowest, codec.measured_as))
 
     def tied_all_reduce_s(self, first: TensorParallelGroup, last: TensorParallelGroup) -> float:
-        """Seconds to sum the two gradients of a tied embedding; 0 if both lie on the same devices."""
+        """Seconds to sum the two gradients of a tied embedding; 0 if both stages lie on the same devices."""
         if not self.work.spec.tied or first is last:
             return 0.0
         numbers = self.work.spec.end_parameters(len(first.devices), first=True, last=False)
@@ -215,7 +218,7 @@ class CostModel:
 
 
 def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:
-    """Times of a stage whose blocks take as long as `blocks` blocks of mean size."""
+    """Seconds of a stage whose blocks together take as long as `blocks` blocks of mean size."""
     action_s = constants.action_ops * launch_s
     times = [action_s + blocks * (parts.block[side] + parts.block_tp[side]) for side in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
@@ -235,7 +238,7 @@ def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
 
 
 def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:
-    """Seconds per number of each codec on a tensor-parallel group: measured, or the default of its kind."""
+    """Seconds per number of each codec on a tensor-parallel group: measured, or the default of its kind of device."""
     return unit.codec_s or DEFAULT_CODEC_S[unit.kind]
 
 

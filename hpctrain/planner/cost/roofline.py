@@ -13,15 +13,15 @@ from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 @dataclass(frozen=True)
 class ModuleTimes:
-    """Seconds (forward, backward) of the parts of a stage for one micro-batch."""
+    """Seconds of the parts of a stage for one micro-batch, as (forward, backward)."""
 
     block: ForwardBackward
     block_tp: ForwardBackward
-    """Time that tensor parallelism adds to a block: all-reduces and dispatch."""
+    """Seconds that tensor parallelism adds to a block: all-reduces and dispatch."""
     embedding: ForwardBackward
     head: ForwardBackward
     block_split: float
-    """Time that splitting a block's backward into I and W adds."""
+    """Seconds that splitting a block's backward into I and W adds."""
 
     def whole_model(self, layers: int) -> float:
         """Seconds of forward and backward of the whole model."""
@@ -30,7 +30,7 @@ class ModuleTimes:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of a pass on the device, on the host that feeds it, and in messages that both wait for."""
+    """Seconds of a pass on the device, on the host that starts its kernels, and in messages that both wait for."""
 
     device_s: float = 0.0
     host_s: float = 0.0
@@ -40,12 +40,14 @@ class PassTime:
         return PassTime(self.device_s + other.device_s, self.host_s + other.host_s, self.message_s + other.message_s)
 
     def seconds(self, constants: CostConstants) -> float:
-        """Seconds until the pass ends; if the host runs ahead, the longer of device and host dominates."""
+        """Seconds until the pass ends: the p-norm of device and host time with p = `overlap_power`, plus the
+        messages.
+        """
         power = constants.overlap_power
         if power == 1.0:
             return self.device_s + self.host_s + self.message_s
         longer, shorter = max(self.device_s, self.host_s), min(self.device_s, self.host_s)
-        # The same as (a^p + b^p)^(1/p), without overflow.
+        # (a^p + b^p)^(1/p), computed without overflow.
         beside = math.pow(1 + math.pow(shorter / longer, power), 1 / power) if longer else 1.0
         return longer * beside + self.message_s
 
@@ -53,7 +55,7 @@ class PassTime:
 def roofline(
     work: Workload, links: Links, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> ModuleTimes:
-    """Estimate the parts' times from operation counts and the measured speeds of a tensor-parallel group.
+    """Estimate the seconds of a stage's parts from operation counts and the measured speeds of a tensor-parallel group.
 
     Args:
         micro_batch: sequences of a micro-batch.
@@ -91,7 +93,7 @@ def roofline(
 def _pass_time(
     constants: CostConstants, unit: TensorParallelGroup, flops: float, touched: float, ops: float
 ) -> PassTime:
-    """The time of matrix products, touched bytes and calls on a tensor-parallel group."""
+    """Time of a pass with these FLOPs, bytes read or written, and operations, on a tensor-parallel group."""
     device_s = flops / (unit.flops * constants.efficiency) + touched / unit.bytes_per_s
     return PassTime(device_s, ops * unit.launch_s)
 
@@ -99,7 +101,7 @@ def _pass_time(
 def _block(
     work: Workload, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> tuple[PassTime, PassTime]:
-    """A block's forward and backward, with what recomputation and sharding add."""
+    """A block's forward and backward, including what recomputation and sharding add."""
     spec, seq_len, tp, memory_options = work.spec, work.seq_len, len(unit.devices), work.memory_options
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
@@ -137,8 +139,9 @@ def _tensor_parallel(
 ) -> tuple[PassTime, PassTime]:
     """Forward and backward time that tensor parallelism adds to a block.
 
-    It is two all-reduces of the residual stream in each pass (Shoeybi et al. 2019), and the dispatch. With sequence
-    parallelism each one is a reduce-scatter and an all-gather, which send as much. Recomputation repeats them.
+    It is two all-reduces of the residual stream in each pass (Shoeybi et al. 2019), and the dispatch of DTensors. With
+    sequence parallelism each all-reduce is a reduce-scatter and an all-gather, which send as many bytes. Recomputation
+    repeats the all-reduces.
     """
     if len(unit.devices) == 1:
         return PassTime(), PassTime()

@@ -1,7 +1,7 @@
 """Seconds of ZeRO's collectives: all-gather of weights, reduce-scatter of gradients.
 
-For each stage and shard group, either one is half of a ring all-reduce, (n−1)(alpha + size/n·beta), for each block and
-for the part outside of blocks. Several shard groups then all-reduce their parts.
+A stage runs one collective for each block and one for the part outside of blocks. Each is half of a ring all-reduce
+over the n replicas of a shard group: (n−1)(alpha + size/n·beta). Several shard groups then all-reduce their parts.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
 from hpctrain.records.plan.stage_messages import FULL_BYTES
 
 COPY_PASSES = 2
-"""Passes over memory of the copy from or to flat buffers: one read and one write."""
+"""Passes over memory that a copy from or to a flat buffer takes: one read and one write."""
 
 
 class ShardCollectiveTimes(NamedTuple):
-    """Seconds of a stage's collectives, by its slowest shard group."""
+    """Seconds of a stage's ZeRO collectives, as its slowest shard group takes them."""
 
     gather: float
-    """All-gather of all weights."""
+    """Seconds of the all-gather of all weights."""
     scatter: float
-    """Reduce-scatter of all gradients."""
+    """Seconds of the reduce-scatter of all gradients."""
     copies: float
-    """All-reduce between the shard groups, each of which holds a copy of the state."""
+    """Seconds of the all-reduce between the shard groups, each of which holds a copy of the state."""
 
     def per_micro_batch(self, zero: int) -> tuple[float, float, float, float]:
         """Seconds that the passes of a micro-batch wait: (forward, whole backward, I, W)."""
@@ -34,19 +34,19 @@ class ShardCollectiveTimes(NamedTuple):
         return gather, gather + scatter, gather, gather + scatter
 
     def per_step(self, zero: int) -> float:
-        """Seconds of the collectives at the end of the step."""
+        """Seconds of the ZeRO collectives that run once, at the end of the step."""
         return self.copies + (self.gather if zero < 3 else 0.0) + (self.scatter if zero == 1 else 0.0)
 
 
 def shard_collective_times(
     placement_links: PlacementLinks, work: Workload, shares: Sequence[ModelPart], owner: Sequence[int], shards: int
 ) -> list[ShardCollectiveTimes]:
-    """[stage] -> its collectives; all stages communicate at about the same time and share the network cards.
+    """[stage] -> its ZeRO collectives; all stages communicate at about the same time and share the network cards.
 
     Args:
-        shares: what each stage holds.
-        owner: pipeline rank of each stage.
-        shards: consecutive replicas that share a state.
+        shares: [stage] -> the part of the model that the stage holds.
+        owner: [stage] -> its pipeline rank.
+        shards: number of consecutive replicas that share a state.
     """
     placement = placement_links.placement
     groups, across = placement_links.shard_ring_groups(shards)
@@ -62,7 +62,7 @@ def shard_collective_times(
         ) -> float:
             return pieces * rings.all_reduce_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
-        # Gradients are sent compressed within the backward pass only without copies of the state; see decision 45.
+        # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
         width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
         part = work.framework.gradient_bytes * parameters / shards
         times.append(

@@ -1,4 +1,4 @@
-"""The work of a training step, and what the run file fixes about how it is done."""
+"""The work of a training step, and what the run file says about how it is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USABLE_MEMORY_SHARE = 0.9
 
 
 STAGE_ENDS = ((False, False), (True, False), (False, True))
-"""(holds the embedding, holds the head) of a stage, with several stages."""
+"""(holds the embedding, holds the head) of the kinds of stage in a model of several stages."""
 
 
 class ScheduleSpec(NamedTuple):
@@ -42,10 +42,13 @@ SCHEDULE_SPECS = (
     ScheduleSpec("interleaved_zero_bubble", 2),
     ScheduleSpec("zbv", 2),
 )
-"""The schedules of a search, in order of preference if equally fast; the first keeps the fewest activations."""
+"""Schedules that a search tries. Of equally fast ones the first wins; the first also keeps the fewest activations."""
 FEWEST_ACTIVATIONS = SCHEDULE_SPECS[0]
-"""The schedule with the fewest live activations: no other keeps fewer micro-batches in any stage at its fullest moment.
-A V-shaped schedule may still fit where this one does not, because its first and last stage share a rank."""
+"""The schedule with the fewest live activations: no other keeps fewer micro-batches in any stage when a rank is
+fullest.
+
+A V-shaped schedule may still fit where this one does not, because its first and last stage share a rank.
+"""
 
 
 class ModelPart(NamedTuple):
@@ -53,9 +56,9 @@ class ModelPart(NamedTuple):
 
     blocks: int
     first: bool
-    """Whether it holds the embedding."""
+    """Whether the stage holds the embedding."""
     last: bool
-    """Whether it holds the last norm and the head."""
+    """Whether the stage holds the last norm and the head."""
 
 
 @dataclass(frozen=True)
@@ -64,53 +67,61 @@ class Workload:
 
     spec: Spec
     sequences: int
-    """Sequences in a step over the whole job."""
+    """Sequences of the global batch."""
     seq_len: int
     precision: str
     fixed: FixedParallel | None = None
-    """Degrees given by hand, if any."""
+    """Degrees that the run file fixes; None if it fixes none."""
     memory_options: MemoryOptions = DEFAULT_MEMORY_OPTIONS
     """ZeRO, recomputation and sequence parallelism."""
     compiled: bool = False
-    """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
+    """Whether blocks are compiled. Compiled blocks cannot be tensor-parallel, and their backward cannot be split into I
+    and W.
+    """
     framework: Framework = HPCTRAIN_FRAMEWORK
-    """The bytes and waits of the training framework."""
+    """Bytes per number of the training framework, and which of its operations wait."""
     codec: Codec = NO_CODEC
     """The codec of the gradients."""
     messages: Messages | tuple[Messages, ...] = "none"
-    """The codec of stage messages between nodes: one for all, or [stage] -> codec of messages to the next stage."""
+    """The codec of stage messages between nodes: one for all stages, or [stage] -> codec of messages to the next
+    stage.
+    """
     usable: float = USABLE_MEMORY_SHARE
     """Share of a device's memory that a plan may fill."""
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of an input or output value of a matrix product."""
+        """Bytes of one value in the input or output of a matrix product."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of a gathered weight with sharding: 2 in bf16 and fp16 if it is cast before the all-gather, else 4."""
+        """Bytes of a gathered weight with sharding: 2 in bf16 and fp16 if the weight is cast before the all-gather,
+        else 4.
+        """
         return self.value_bytes if self.spec.gathers_in_compute_dtype else self.framework.weight_bytes
 
     @property
     def may_shard_gradients(self) -> bool:
         """Whether a search may shard over all replicas.
 
-        Gradients are then reduce-scattered in the backward pass. That works with codecs that send every number, and
-        with state only if there is no loss scale.
+        Gradients are then reduce-scattered in the backward pass. This works only with codecs that send every number;
+        with codecs that keep state, only if there is no loss scale.
         """
         return self.codec.sharded_sums == "all" and not (self.codec.has_state and self.precision == "fp16")
 
     def casts_weights(self, sharded: bool) -> bool:
-        """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it is gathered already cast."""
+        """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless the all-gather yields cast
+        weights.
+        """
         whole_bytes = self.gathered_bytes if sharded else self.framework.weight_bytes
         return self.value_bytes < whole_bytes
 
     def block_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes that a block keeps for its backward pass without recomputation.
+        """Bytes that a block keeps for its backward pass without recomputation, on one of `tp` devices.
 
-        In bf16 and fp16 the matrix products keep 2 bytes a value; norms, rotary positions and the residual stream stay
-        in fp32. The mean is 3.
+        In bf16 and fp16 the matrix products keep 2 bytes a value; norms, rotary positions and the residual stream keep
+        4. The mean is 3.
         """
         mean = self._mean_bytes
         whole = float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, mean))
@@ -119,16 +130,16 @@ class Workload:
         return whole
 
     def selective_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes of a block's activations that selective recomputation makes again."""
+        """Bytes of a block's activations that selective recomputation computes again, on one of `tp` devices."""
         return float(self.spec.selective_bytes(micro_batch, self.seq_len, tp, self._mean_bytes))
 
     @property
     def _mean_bytes(self) -> int:
-        """Mean bytes of an activation's value, over matrix products and the residual stream."""
+        """Bytes of an activation's value: the mean over matrix products and the residual stream."""
         return (self.value_bytes + self.framework.residual_stream_bytes) // 2
 
     def saved_activation_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes that a block keeps from its forward to its backward pass; recomputation saves some of `block_bytes`."""
+        """Bytes that a block keeps from forward to backward: `block_bytes`, less what recomputation saves."""
         if self.memory_options.recompute == "none":
             return self.block_bytes(micro_batch, tp)
         saved = self.hidden_bytes(micro_batch, tp)
@@ -137,15 +148,15 @@ class Workload:
         return saved
 
     def stage_boundary_bytes(self, micro_batch: int) -> int:
-        """Bytes of the residual stream [sequences, seq_len, dim] between two stages; ours is always in fp32."""
+        """Bytes of the residual stream [sequences, seq_len, dim] between two stages; hpctrain sends it in fp32."""
         return self.spec.stage_boundary_bytes(micro_batch, self.seq_len, self.framework.residual_stream_bytes)
 
     def hidden_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes of the residual stream on one of `tp` devices: all of it, or with sequence parallelism its part."""
+        """Bytes of the residual stream on one of `tp` devices: all of it, or its part with sequence parallelism."""
         return self.stage_boundary_bytes(micro_batch) / (tp if self.memory_options.sequence_parallel else 1)
 
     def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
-        """Bytes that one of `tp` devices sends to the next stage, or back."""
+        """Bytes that one of `tp` devices sends to the next stage, or back to the previous one."""
         size = self.hidden_bytes(micro_batch, tp) * MESSAGES[messages].number_bytes / FULL_BYTES
         return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
@@ -154,7 +165,7 @@ class Workload:
         return self.messages if isinstance(self.messages, str) else self.messages[stage]
 
     def head_shards(self, tp: int) -> int:
-        """Number of parts that embedding and head are split into."""
+        """Number of parts that the embedding and the head are split into by tensor parallelism."""
         return self.spec.head_shards(tp)
 
     def parameters(self, share: ModelPart, tp: int) -> int:
@@ -162,39 +173,45 @@ class Workload:
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
 
     def least_block_parameters(self, tp: int) -> int:
-        """The least parameters that a further block adds to a stage on one of `tp` devices."""
+        """The fewest parameters that one more block adds to a stage on one of `tp` devices."""
         return min(
             self.parameters(ModelPart(1, *ends), tp) - self.parameters(ModelPart(0, *ends), tp) for ends in STAGE_ENDS
         )
 
     def mean_blocks(self, share: ModelPart) -> tuple[float, float]:
-        """The number of blocks of mean size that equals the stage: (in time, in bytes kept for the backward pass)."""
+        """Return the number of blocks of mean size that take as long as the stage, and the number that keep as many
+        bytes.
+        """
         return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
 
     @cached_property
     def least_blocks(self) -> float:
-        """The least number of blocks of mean size that takes as long as the model with any cut; ends may be smaller."""
+        """The least number of blocks of mean size that takes as long as the model, over all cuts.
+
+        The blocks of the first and the last stage may take less time than a mean block.
+        """
         layers = self.spec.layers
         return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in ends) for ends in self._ends)
 
     @cached_property
     def least_share(self) -> float:
-        """The least time of a block in any stage, in blocks of mean size."""
+        """The least time of a block in any stage, as a share of a block of mean size."""
         return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for ends in self._ends for share in ends[1:]))
 
     @cached_property
     def _ends(self) -> tuple[list[ModelPart], list[ModelPart]]:
-        """First and last stages of any number of blocks."""
+        """All parts of the model that a first stage can hold, and all that a last stage can hold."""
         numbers = range(self.spec.layers + 1)
         return [ModelPart(number, True, False) for number in numbers], [
             ModelPart(number, False, True) for number in numbers
         ]
 
     def micro_batch_sizes(self) -> list[int]:
-        """Micro-batch sizes to try: those that divide the global batch, so that all micro-batches have one size.
+        """Micro-batch sizes to try, in sequences: those that divide the global batch, so that all micro-batches have
+        one size.
 
         Raises:
-            InputError: the size given by hand does not divide it.
+            InputError: the size fixed in the run file does not divide the global batch.
         """
         sizes = list(_divisors(self.sequences))
         if self.fixed is None or self.fixed.micro_batch is None:
@@ -233,8 +250,8 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
     """Return the workload of a run file, and notes on keys that do not apply.
 
     Raises:
-        InputError: the vocabulary is not settled, the micro-batch given by hand does not divide the global batch, or
-            two keys of `parallel` cannot be combined.
+        InputError: the vocabulary size is not known yet, the fixed micro-batch size does not divide the global batch,
+            or two keys of `parallel` cannot be combined.
     """
     if spec.vocab is None:
         raise InputError(

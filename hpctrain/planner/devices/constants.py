@@ -1,8 +1,8 @@
 """Constants of the cost model, by kind of device: counts of operations and bytes, never speeds.
 
-A part of a stage takes  flops / (efficiency · speed) + bytes touched / bandwidth  on the device, and
-operations · launch  on the host. The probe measures the speeds on each device. On a CPU the two add up, because an
-operation is done when its call returns. On CUDA the host runs ahead, so the longer of the two dominates.
+A part of a stage takes flops / (efficiency · speed) + bytes touched / bandwidth on the device, and operations · launch
+time on the host. The probe measures the speeds on each device. On a CPU the two times add up, because an operation is
+done when its call returns. On CUDA the host runs ahead, so the longer of the two dominates.
 """
 
 from __future__ import annotations
@@ -17,34 +17,42 @@ ForwardBackward = tuple[float, float]
 
 @dataclass(frozen=True)
 class CostConstants:
-    """Constants of one kind of device. 'Operations' are tiny; each costs the device's measured `launch_s`."""
+    """Constants of one kind of device. An "operation" is a tiny one, which costs the device's measured `launch_s`."""
 
     overlap_power: float
-    """p in (device^p + host^p)^(1/p), the time of a pass: 1 if a call returns when its operation is done, large if the
-    host runs ahead and only the longer of the two counts."""
+    """Exponent p in (device^p + host^p)^(1/p), the time of a pass.
+
+    It is 1 if a call returns when its operation is done. It is large if the host runs ahead, so that only the longer of
+    the two times counts.
+    """
     efficiency: float
-    """Share of the device's FLOP/s that a block's matrix products reach; other losses are counted as bytes."""
+    """Share of the device's FLOP/s that a block's matrix products reach; all other losses are modelled as bytes."""
     half_width: float
-    """Width of a block's part on a device at which its products reach half of `efficiency`; narrow matrices do not
-    fill a GPU."""
+    """Width of a block's part on a device at which its matrix products reach half of `efficiency`.
+
+    Narrow matrices do not fill a GPU.
+    """
     block_ops: ForwardBackward
-    """Operations of a block's forward and backward (each module call counts as several)."""
+    """Operations of a block's forward and backward; each module call counts as several."""
     tensor_parallel_ops: ForwardBackward
-    """Operations that the host adds to dispatch a block's tensors that are split over devices."""
+    """Operations of the host to dispatch a block's tensors that tensor parallelism splits."""
     hierarchical_all_reduce: bool
     """Whether tensor-parallel all-reduces may go node by node (see `ring_all_reduce_s`). Data-parallel ones always
     count as one ring, as in the bounds of the search."""
     collective_ops: float
-    """Operations added to each hop of a tensor-parallel all-reduce: its start, and the wait for others to start."""
+    """Operations added to each hop of a tensor-parallel all-reduce: its start, and the wait for other ranks to
+    start.
+    """
     activation_passes: ForwardBackward
-    """How often a block's kept activations are read or written outside of its matrix products."""
+    """Number of reads and writes of a block's kept activations outside of its matrix products."""
     weight_passes: ForwardBackward
-    """How often a micro-batch reads or writes the weights; backward includes the sum into the gradient."""
+    """Number of reads and writes of the weights in a micro-batch; backward includes the sum into the gradient."""
     logits_passes: ForwardBackward
-    """How often the logits and the loss's kept values are read or written."""
+    """Number of reads and writes of the logits and of the values that the loss keeps."""
     embedding_passes: ForwardBackward
-    """How often the embedding is read or written. Forward reads one row a token, which is negligible; backward makes a
-    whole gradient and adds it up."""
+    """Number of reads and writes of the embedding. Forward reads one row a token, which is negligible; backward makes a
+    whole gradient and adds it up.
+    """
     embedding_ops: ForwardBackward
     head_ops: ForwardBackward
     """Operations of the last norm, the head and the loss."""
@@ -53,12 +61,12 @@ class CostConstants:
     optimizer_bytes: float
     """Bytes touched per parameter by the update: AdamW, the gradient's norm and clipping."""
     optimizer_ops: float
-    """Operations per tensor in that update."""
+    """Operations per tensor of the optimizer's update."""
     sharded_optimizer_bytes: float
-    """Bytes touched per parameter that is sharded over replicas; its AdamW is another implementation."""
+    """Bytes touched per parameter by the update with sharded state, for which torch uses another AdamW."""
     sharded_optimizer_ops: float
     split_optimizer_bytes: float
-    """Bytes touched per parameter that is split by tensor parallelism."""
+    """Bytes touched per parameter by the update of parameters that tensor parallelism splits."""
     split_optimizer_ops: float
     shard_ops: ForwardBackward
     """Operations that `fully_shard` adds to a block."""
@@ -67,25 +75,25 @@ class CostConstants:
     split_ops: float
     """Operations that splitting a block's backward into I and W adds."""
     split_passes: float
-    """How much more often a block's kept activations are read or written with a split backward."""
+    """Additional reads and writes of a block's kept activations with a split backward."""
     inputs_share: float
-    """Share of the split backward that I takes."""
+    """Share of the time of a split backward that the backward for inputs (I) takes."""
     reducer_bytes: float
     """Bytes touched per parameter by gathering gradients into flat buckets and copying the sums back."""
     step_ops: float
-    """Operations once a step: zeroing gradients, reading the loss, the learning-rate scheduler."""
+    """Operations that run once a step: zeroing gradients, reading the loss, the learning-rate scheduler."""
 
 
 CPU_CONSTANTS = CostConstants(
-    # Fitted to this model's passes on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s, 17.6 GB/s, 0.83 us
-    # an operation): within 15 % at 128 tokens or more and within 30 % below.
+    # Fitted to measured passes of hpctrain's decoder on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s,
+    # 17.6 GB/s, 0.83 us an operation). Errors are within 15 % at 128 tokens or more and within 30 % below.
     overlap_power=1.0,
     efficiency=1.0,
     half_width=0.0,
     block_ops=(425.0, 675.0),
-    tensor_parallel_ops=(13200.0, 21200.0),  # DTensor between two workers, at two widths, without the sends
-    hierarchical_all_reduce=False,  # gloo has one ring through all
-    collective_ops=0.0,  # in the links' measured alpha
+    tensor_parallel_ops=(13200.0, 21200.0),  # measured: DTensor between two workers, at two widths, without the sends
+    hierarchical_all_reduce=False,  # gloo has one ring through all ranks
+    collective_ops=0.0,  # included in the links' measured alpha
     activation_passes=(6.0, 12.0),
     weight_passes=(1.5, 6.0),
     logits_passes=(1.5, 3.0),
@@ -93,40 +101,40 @@ CPU_CONSTANTS = CostConstants(
     embedding_ops=(12.0, 25.0),
     head_ops=(100.0, 150.0),
     action_ops=250.0,
-    optimizer_bytes=37.0,  # fused AdamW 22, the norm 9, clipping 6
+    optimizer_bytes=37.0,  # fused AdamW 22, gradient norm 9, clipping 6
     optimizer_ops=8.0,
-    sharded_optimizer_bytes=89.0,  # AdamW over lists of tensors 74
+    sharded_optimizer_bytes=89.0,  # of which AdamW over lists of tensors 74
     sharded_optimizer_ops=30.0,
-    split_optimizer_bytes=114.0,  # AdamW tensor by tensor 98
+    split_optimizer_bytes=114.0,  # of which AdamW tensor by tensor 98
     split_optimizer_ops=100.0,
-    shard_ops=(3900.0, 5400.0),  # ZeRO 1 between two workers, at two widths: with the copies that gloo makes
+    shard_ops=(3900.0, 5400.0),  # measured: ZeRO 1 between two workers, at two widths, including gloo's copies
     recompute_ops=(340.0, 670.0),
     split_ops=1000.0,
-    split_passes=3.0,  # 9 % of the backward at dim 512, 27 % at 256
-    inputs_share=0.55,  # the same at both sizes
+    split_passes=3.0,  # adds 9 % to the backward at dim 512, 27 % at 256
+    inputs_share=0.55,  # at dim 512 and at 256
     reducer_bytes=16.0,
     step_ops=0.0,
 )
-"""Measured with torch 2.13 on CPU."""
+"""Constants of a CPU, measured with torch 2.13."""
 
 CUDA_CONSTANTS = CostConstants(
-    # `python -m tools.published_runs` fits the values marked * to published runs of Megatron on A100s (vTrain, MICRO
-    # 2024), and reports their error elsewhere. The others are assumptions that were not measured: the CPU's values,
-    # with a kernel launch counted as 6 to 7 tiny CPU operations.
-    overlap_power=3.82,  # *
-    efficiency=0.81,  # * of a data sheet's peak; of a measured rate it is nearer to 1
-    half_width=22.5,  # *
-    block_ops=(141.0, 225.6),  # *
+    # `python -m tools.published_runs` fits the values marked "fitted" to published runs of Megatron on A100s (vTrain,
+    # MICRO 2024), and reports their error on other runs. The other values are assumptions: the CPU's values, with a
+    # kernel launch counted as 6 to 7 tiny CPU operations.
+    overlap_power=3.82,  # fitted
+    efficiency=0.81,  # fitted: share of a data sheet's peak; of a measured speed the share is nearer to 1
+    half_width=22.5,  # fitted
+    block_ops=(141.0, 225.6),  # fitted
     tensor_parallel_ops=(345.0, 555.0),
     hierarchical_all_reduce=True,
-    collective_ops=0.868,  # *
-    activation_passes=(2.98, 5.96),  # *
-    weight_passes=(2.03, 4.06),  # *
-    logits_passes=(1.58, 3.16),  # *
+    collective_ops=0.868,  # fitted
+    activation_passes=(2.98, 5.96),  # fitted
+    weight_passes=(2.03, 4.06),  # fitted
+    logits_passes=(1.58, 3.16),  # fitted
     embedding_passes=(0.0, 4.0),
     embedding_ops=(1.8, 3.8),
     head_ops=(15.0, 22.0),
-    action_ops=77.9,  # *
+    action_ops=77.9,  # fitted
     optimizer_bytes=110.0,
     optimizer_ops=9.0,
     sharded_optimizer_bytes=110.0,
@@ -139,17 +147,17 @@ CUDA_CONSTANTS = CostConstants(
     split_passes=3.0,
     inputs_share=0.55,
     reducer_bytes=16.0,
-    step_ops=60.2,  # *
+    step_ops=60.2,  # fitted
 )
 
 DEFAULT_CODEC_S = {
-    # Whole reductions of four gloo processes on loopback (docs/results/compression.md, single measurements), and the
-    # pieces of bf16 and of integers of 4 bits, torch 2.13.
+    # From whole reductions of four gloo processes on loopback (docs/results/compression.md, single measurements), and
+    # from timings of the steps of bf16 and of 4-bit integers, with torch 2.13.
     "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9),
-    # An assumption that was not measured: as many passes over memory at 50 times the bandwidth.
+    # An assumption, not measured: as many passes over memory as on a CPU, at 50 times the bandwidth.
     "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9),
 }
-"""Kind of device -> seconds per number of each codec, for devices on which they were not measured."""
+"""Kind of device -> seconds per number of each codec, for devices on which the codecs were not measured."""
 
 COST_CONSTANTS = {"cpu": CPU_CONSTANTS, "cuda": CUDA_CONSTANTS}
-"""Kind of device -> constants."""
+"""Kind of device -> constants of the cost model."""

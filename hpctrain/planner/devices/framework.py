@@ -1,4 +1,6 @@
-"""What a training framework keeps and sends: hpctrain, and those whose published runs the model is compared with."""
+"""What a training framework keeps and sends: hpctrain, and the frameworks whose published runs the cost model is
+checked against.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,26 @@ class Framework:
     bucket_bytes: float = BUCKET_BYTES
     """Largest bucket of gradients that is summed at once between replicas."""
     residual_stream_bytes: int = 4
-    """Bytes per value of the residual stream, which is also the stage message."""
+    """Bytes per value of the residual stream, which is also sent between stages."""
     blocking_sends: bool = False
-    """Whether a rank waits while it sends between stages; else sends overlap its computation."""
+    """Whether a rank waits while it sends between stages; if False, sends overlap its computation."""
     split_sends: bool = False
-    """Whether each device of a tensor-parallel group sends a part of the activation; else each sends the whole."""
+    """Whether each device of a tensor-parallel group sends a part of the activation; if False, each sends the whole."""
     split_streams: int = 5
-    """Further residual streams that a block keeps with tensor parallelism: copies that DTensor's all-reduces make, seen
-    on CPU with tp 2 at two widths (torch 2.13)."""
+    """Number of additional copies of the residual stream that a block keeps with tensor parallelism.
+
+    DTensor's all-reduces make them; counted on CPU with tp 2 at two widths (torch 2.13).
+    """
     process_bytes: float | None = None
-    """Bytes per device beyond all counted tensors; None: those of hpctrain's worker (`PROCESS_BYTES`)."""
+    """Bytes of a worker process beyond all counted tensors; None: those of hpctrain's worker (`PROCESS_BYTES`)."""
     selective_sends_again: bool = True
     """Whether selective recomputation repeats the tensor-parallel all-reduces."""
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Bytes per parameter that stay from step to step, with a checkpoint's copy."""
+        """Bytes per parameter that stay allocated from step to step, including a checkpoint's copy."""
         return self.weight_bytes + self.gradient_bytes + self.state_bytes + self.checkpoint_bytes
 
 
 HPCTRAIN_FRAMEWORK = Framework()
-"""hpctrain's own runtime: fp32 weights and gradients, autocast, sends in the background."""
+"""hpctrain's runtime: fp32 weights and gradients, autocast, sends in the background."""

@@ -12,7 +12,7 @@ from hpctrain.records.topology.link_cost import LinkCost
 
 
 class Links:
-    """Alpha and beta between devices; a missing figure raises an InputError, not a KeyError."""
+    """Looks up alpha and beta between devices; a missing figure raises an InputError instead of a KeyError."""
 
     def __init__(self, costs: LinkCost, factor: float = 1.0) -> None:
         self._costs = costs
@@ -45,19 +45,21 @@ class Links:
 
 
 def message_s(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId], size_bytes: float) -> float:
-    """Seconds until every source has sent `size_bytes` to its target; messages that leave a node together share its
-    bandwidth."""
+    """Seconds until every source has sent `size_bytes` to its target.
+
+    Messages that leave a node together share its bandwidth.
+    """
     alpha, beta = message_alpha_beta(links, sources, targets)
     return alpha + beta * size_bytes
 
 
 def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> tuple[float, float]:
-    """Alpha and beta of simultaneous messages from every source to its target, as in `message_s`."""
+    """Return alpha and beta of simultaneous messages from every source to its target; see `message_s`."""
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
     pairs = list(zip(sources, targets, strict=True))
     if len(ends := {(source.node, target.node) for source, target in pairs}) == 1:
-        # The usual case: all sources on one node, all targets on one node.
+        # The usual case: all sources are on one node, and all targets are on one node.
         ((one, other),) = ends
         alpha, beta = links.between(sources[0], targets[0])
         return alpha, beta * (len(pairs) if one != other else 1)
@@ -74,8 +76,8 @@ def ring_all_reduce_s(
 
     Args:
         hop_s: seconds added to each hop's alpha.
-        by_node: allow rings within each node and then between nodes, if nodes have equally many of the devices and that
-            is faster. NCCL's trees take about as long; they cross the network less often.
+        by_node: use rings within each node and then between nodes, if nodes have equally many of the devices and these
+            rings are faster than one ring. NCCL's trees take about as long; they cross the network less often.
     """
     n = len(device_ids)
     if n == 1:
@@ -92,7 +94,8 @@ def ring_all_reduce_s(
         return ring
     nodes, per_node = len(counts), n // len(counts)
     inside = 2 * (per_node - 1) * (alpha_within + hop_s + beta_within * size_bytes / per_node)
-    # A node's cards together are as fast as its link is to another node, however many of its devices send.
+    # All network cards of a node together are as fast as the link to another node, however many of the node's devices
+    # send.
     outside = 2 * (nodes - 1) * (alpha + hop_s + beta * size_bytes / nodes)
     return min(ring, inside + outside)
 
@@ -112,5 +115,5 @@ def rings_crossing_nodes(rings: Sequence[Sequence[DeviceId]]) -> dict[str, int]:
 
 
 def ring_hops(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
-    """The (source, target) pairs of a ring."""
+    """The (source, target) pairs of neighbours in a ring."""
     return list(zip(device_ids, [*device_ids[1:], *device_ids[:1]], strict=True))

@@ -1,4 +1,6 @@
-"""The links that a placement's messages and all-reduces cross; independent of cut, micro-batches and schedule."""
+"""The links that a placement's messages and all-reduces cross. They do not depend on cut, micro-batches and
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numb
 from hpctrain.records.format.device_id import DeviceId
 
 MAX_PAIRED_NODES = 64
-"""Up to this many nodes in a group, all pairs of nodes are compared."""
+"""Largest number of nodes in a group of which all pairs are compared."""
 
 HopCost = tuple[tuple[float, float], tuple[float, float]]
-"""(alpha, beta) of a message to the next rank and of one back."""
+"""(alpha, beta) of a message to the next pipeline rank, and (alpha, beta) of one back."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,14 @@ class RingGroup:
 
     size: int
     costs: tuple[tuple[float, float, float], ...]
-    """Distinct rings: (alpha, beta within nodes, beta between nodes times the number of rings that share a card)."""
+    """One entry for each distinct ring: (alpha, beta within nodes, beta between nodes times the rings that share a
+    card).
+    """
 
     def all_reduce_s(self, size_bytes: float, chunks: int) -> float:
-        """Seconds of the slowest ring, 2(n−1)(alpha + size/n·beta), while each rank sums `chunks` stages."""
+        """Seconds of the slowest ring, 2(n−1)(alpha + size/n·beta) with n = `size`, while each rank sums `chunks`
+        stages.
+        """
         if self.size == 1:
             return 0.0
         part = size_bytes / self.size
@@ -47,13 +53,13 @@ class PlacementLinks:
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
-        """[replica] -> number of its link pattern; replicas with the same pattern have equal devices and links."""
+        """[replica] -> number of its link pattern; replicas with equal devices and links have one pattern."""
         classes = self.placement.replica_classes
         return class_numbers((number, self._hops(replica)) for replica, number in enumerate(classes))
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
-        """[link pattern] -> the first replica that has it."""
+        """[link pattern] -> the first replica with this pattern."""
         return first_of_each(self.link_patterns)
 
     def shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
@@ -94,8 +100,10 @@ class PlacementLinks:
         ]
 
     def _hops(self, replica: int) -> tuple[HopCost, ...]:
-        """Costs of the hops to the next rank and back, including the wrap from the last rank to the first, which
-        interleaved stages need."""
+        """Return (alpha, beta) of the messages to the next pipeline rank and back, for each rank of a replica.
+
+        They include the wrap from the last rank to the first, which interleaved stages need.
+        """
         row = self.placement[replica]
         return tuple(
             (
@@ -130,7 +138,7 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], 
 
 
 def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
-    """The links that an all-to-all crosses; for large groups those of a ring."""
+    """The links that an all-to-all crosses; for large groups, the links of a ring instead."""
     by_node = {device_id.node: device_id for device_id in device_ids}
     if len(by_node) > MAX_PAIRED_NODES:
         return ring_hops(device_ids)
@@ -139,9 +147,9 @@ def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
 
 
 def _pairs_leaving(groups: Sequence[Sequence[DeviceId]]) -> dict[str, float]:
-    """Node -> bytes that leave it in an all-to-all, as a multiple of those of a ring.
+    """Node -> bytes that leave the node in an all-to-all, divided by the bytes that leave it in a ring.
 
-    With k of n ranks on a node, k·(n−k)/n of a message's bytes leave it; in a ring (n−1)/n do.
+    With k of n ranks on a node, k·(n−k)/n of a message's bytes leave the node; in a ring (n−1)/n of them do.
     """
     count: dict[str, float] = {}
     for device_ids in groups:

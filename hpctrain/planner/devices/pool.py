@@ -20,7 +20,9 @@ from hpctrain.records.topology.topology import CodecSeconds, Device, Node, Topol
 DEFAULT_LAUNCH_S = {"cpu": 1e-6, "cuda": 6e-6}
 """Kind of device -> launch time in seconds if it was not measured."""
 DEFAULT_BYTES_PER_S = {"cpu": 1e10, "cuda": 5e11}
-"""Kind of device -> memory bandwidth if it was not measured: one core of a server, an older data-centre GPU."""
+"""Kind of device -> memory bandwidth in bytes/s if it was not measured: of one server core, and of an older data-centre
+GPU.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ class DevicePool:
     """The devices and links that a plan may use."""
 
     devices: tuple[DeviceSpec, ...]
-    """Devices in the topology's order, so those of a node are consecutive."""
+    """The usable devices in the topology's order, so the devices of a node are consecutive."""
     links: Links
     notes: tuple[str, ...] = ()
     profile: CalibrationProfile | None = None
-    """Factors from measured steps; they are already applied to devices and links."""
+    """Factors from measured steps; `make_device_pool` has already applied them to devices and links."""
 
     @cached_property
     def constants(self) -> Mapping[str, CostConstants]:
@@ -93,13 +95,13 @@ class DevicePool:
 
 
 def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile | None = None) -> DevicePool:
-    """Return the devices of the requested kind, on nodes that are not excluded, not spare and reach each other.
+    """Return the devices of the requested kind on nodes that are not excluded, are no spares and reach each other.
 
     Args:
         profile: factors from measured steps, applied to the probed figures of devices and links.
 
     Raises:
-        RefusedError: no device remains, with the reason.
+        RefusedError: no device remains; the message gives the reason.
         InputError: a figure that the cost model needs is missing.
     """
     notes: list[str] = []
@@ -187,7 +189,7 @@ def _corrected(device: DeviceSpec, factor: float) -> DeviceSpec:
 
 
 def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) -> list[DeviceSpec]:
-    """Leave out the slowest `spares` nodes, which stay idle."""
+    """Return the devices without those of the slowest `spares` nodes, which stay idle."""
     if not spares:
         return devices
     speed: dict[str, float] = {}
@@ -197,7 +199,7 @@ def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) ->
         raise RefusedError(
             f"recovery.spares: found {spares}, but only {len(speed)} nodes are usable; allowed: 0 to {len(speed) - 1}"
         )
-    # Of equal nodes the last one becomes a spare, so that the others keep consecutive numbers.
+    # Of equally fast nodes the last one becomes a spare, so that the other nodes keep consecutive numbers.
     order = sorted(speed, key=lambda node: (speed[node], -list(speed).index(node)))
     idle = order[:spares]
     notes.append(f"Kept idle as spares: {', '.join(sorted(idle))}.")

@@ -1,4 +1,4 @@
-"""Tensor-parallel groups ("units"): the devices that hold a stage together and share its matrices; one if tp is 1."""
+"""Tensor-parallel groups: the devices that hold a stage together and share its matrices; a single device if tp is 1."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TensorParallelGroup:
 
     @cached_property
     def group_spec(self) -> GroupSpec:
-        """Everything that decides its times and memory, except the links between its devices."""
+        """The figures that decide the group's times and memory, except for the links between its devices."""
         return GroupSpec(
             self.kind, self.devices[0].type, len(self.devices), self.flops, self.bytes_per_s, self.launch_s,
             self.memory_bytes, self.codec_s,
@@ -80,13 +80,15 @@ class TensorParallelGroup:
 
 
 def class_numbers(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    """A number for each key; equal keys have the same, and numbers count up in the order of their first keys."""
+    """Return a number for each key. Equal keys have equal numbers, which count up from 0 in the order of first
+    occurrence.
+    """
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 def nearest_chain(items: Iterable[Item], distance: Callable[[Item, Item], float]) -> list[Item]:
-    """The items from the first one on, each time the remaining one that is nearest to the last."""
+    """Return the items as a chain from the first item on; each is followed by the remaining item nearest to it."""
     first, *remaining = items
     chain = [first]
     while remaining:
@@ -97,7 +99,7 @@ def nearest_chain(items: Iterable[Item], distance: Callable[[Item, Item], float]
 
 
 def first_of_each(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    """The index of the first of equal keys, for each distinct key in order."""
+    """Return the index of the first occurrence of each distinct key, in order."""
     first: dict[Hashable, int] = {}
     for index, key in enumerate(keys):
         first.setdefault(key, index)
@@ -105,21 +107,21 @@ def first_of_each(keys: Iterable[Hashable]) -> tuple[int, ...]:
 
 
 class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
-    """placement[replica][pipeline rank]."""
+    """The tensor-parallel group at each place: placement[replica][pipeline rank]."""
 
     @cached_property
     def replica_classes(self) -> tuple[int, ...]:
-        """[replica] -> class; replicas of one class have equal devices rank by rank, on any nodes."""
+        """[replica] -> class. Replicas of one class have equal devices at every pipeline rank, on any nodes."""
         return class_numbers(tuple(unit.group_spec for unit in row) for row in self)
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
-        """[class of `replica_classes`] -> its first replica."""
+        """[class of `replica_classes`] -> the first replica of the class."""
         return first_of_each(self.replica_classes)
 
 
 def distinct_placements(placements: Iterable[Placement]) -> list[Placement]:
-    """The placements, each once: the first of those with the same groups in the same places."""
+    """Return the placements without repetitions: of equal placements the first one."""
     by_units: dict[tuple[int, ...], Placement] = {}
     for placement in placements:
         by_units.setdefault(tuple(unit.index for row in placement for unit in row), placement)
@@ -127,9 +129,9 @@ def distinct_placements(placements: Iterable[Placement]) -> list[Placement]:
 
 
 def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParallelGroup]:
-    """Divide the pool into groups of `tp` devices, each within a node, or across nodes if every node has one device.
+    """Divide the pool into groups of `tp` devices within a node, or across nodes if every node has one device.
 
-    A group never mixes types of devices: the faster would wait for the slower in every block.
+    A group never mixes types of devices, because the faster device would wait for the slower one in every block.
     """
     nodes = pool.by_node()
     groups: list[tuple[DeviceSpec, ...]] = []
@@ -144,10 +146,10 @@ def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParalle
 def interchangeable_classes(
     units: list[TensorParallelGroup], links: Links, message_bytes: float, tolerance: float = SPEED_TOLERANCE
 ) -> list[int]:
-    """[unit] -> class; exchanging two units of a class changes no figure by a larger share than `tolerance`.
+    """[group] -> class. Exchanging two groups of a class changes no figure by a larger share than `tolerance`.
 
     Args:
-        message_bytes: message size at which links are compared.
+        message_bytes: message size in bytes at which links are compared.
     """
     times = [
         [0.0 if a is b else message_s(links, a.device_ids, b.device_ids, message_bytes) for b in units] for a in units
@@ -174,7 +176,7 @@ def _groups(devices: list[DeviceSpec], tp: int) -> list[tuple[DeviceSpec, ...]]:
 
 
 def _nearest_device_chain(pool: DevicePool) -> list[DeviceSpec]:
-    """The devices as a chain; each is followed by the remaining one with the highest bandwidth from it."""
+    """Return the devices as a chain; each is followed by the remaining device with the highest bandwidth from it."""
     return nearest_chain(pool.devices, lambda a, b: pool.links.between(a.device_id, b.device_id)[1])
 
 

@@ -1,1 +1,1 @@
-"""Layouts: which devices compute which blocks of which micro-batches, and how both are distributed."""
+"""Layouts: which devices compute which blocks and micro-batches, and how both are distributed over devices."""

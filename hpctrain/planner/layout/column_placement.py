@@ -1,4 +1,7 @@
-"""Placements made from the mixtures of the knapsack bound: units of each class in the column of a pipeline rank."""
+"""Placements made from the result of the knapsack bound.
+
+The bound gives the number of tensor-parallel groups of each class in the column of each pipeline rank.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 def placements_of_mixtures(
     classes: Sequence[Sequence[TensorParallelGroup]], mixtures: Sequence[Sequence[int]]
 ) -> list[Placement]:
-    """Return placements that assign units column by column, and replica by replica.
+    """Return placements that assign tensor-parallel groups column by column, and replica by replica.
 
-    In the first, neighbouring units sum gradients together; in the second, they send to each other. Every column has
-    its fast units in the same replicas, so that as few replicas as possible wait for slow ones.
+    A column is the replicas of one pipeline rank. In the first placement, neighbouring groups sum gradients together;
+    in the second, they send to each other. Every column has its fast groups in the same replicas, so that as few
+    replicas as possible wait for slow ones.
 
     Args:
-        classes: tensor-parallel groups ("units") by class, the fastest class first.
-        mixtures: [pipeline rank] -> units of each class.
+        classes: tensor-parallel groups by class, the fastest class first.
+        mixtures: [pipeline rank] -> number of groups of each class.
     """
     pp, dp = len(mixtures), sum(mixtures[0])
     kinds = [[kind for kind, number in enumerate(mixture) for _ in range(number)] for mixture in mixtures]

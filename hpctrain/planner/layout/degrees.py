@@ -6,11 +6,11 @@ from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.parallel_dims import ParallelDims
 
 EXHAUSTIVE_DEVICES = 64
-"""Up to this many devices, a plan may use any number of them; beyond, only degrees that leave few or none idle."""
+"""Largest number of devices of which a plan may leave any number idle; with more, it may leave few or none idle."""
 IDLE_DIVISOR = 8
-"""Beyond `EXHAUSTIVE_DEVICES`, at most one in this many devices is left idle."""
+"""With more than `EXHAUSTIVE_DEVICES` devices, at most one device in this many is left idle."""
 FEW_DEVICES = 8
-"""Up to this many devices, impossible degrees are listed too, so that the plan can give their reasons."""
+"""Largest number of devices for which impossible degrees are listed too, so that the plan can give the reasons."""
 
 
 def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
@@ -31,12 +31,12 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
             least = -(-min_devices_used(devices) // (pp * tp))
             if most < least and most < sequences:
                 continue
-            # The largest number of replicas, and the largest that divides the batch evenly.
+            # Try the largest number of replicas, and the largest number that divides the batch evenly.
             even = next((dp for dp in range(most, max(least, 1) - 1, -1) if sequences % dp == 0), most)
             dims += [ParallelDims(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
     return dims if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*dims, ParallelDims(1, 1, 1)]))
 
 
 def min_devices_used(devices: int) -> int:
-    """The fewest devices that a plan uses out of many (more than `EXHAUSTIVE_DEVICES`), unless it uses only one."""
+    """The fewest devices that a plan uses out of more than `EXHAUSTIVE_DEVICES`, unless it uses only one."""
     return devices - devices // IDLE_DIVISOR

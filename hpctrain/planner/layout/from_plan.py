@@ -21,17 +21,18 @@ from hpctrain.schedule.generate import make_schedule, why_no_schedule
 
 @dataclass(frozen=True, eq=False)
 class CostedLayout:
-    """A layout with the cost model that predicts it."""
+    """A layout and the cost model that predicts its step time."""
 
     cost: CostModel
     layout: Layout
 
 
 def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> CostedLayout:
-    """The plan's layout on the devices of the topology, with the constants that the plan was predicted with.
+    """Return the plan's layout on the devices of the topology, with the constants that the plan was predicted with.
 
     Raises:
-        InputError: the plan is for other devices or another run, or has an edit that the cost model cannot predict.
+        InputError: the plan is for other devices or another run, or an edit of it cannot be predicted by the cost
+            model.
     """
     missing = [device_id for device_id in plan.ranks if device_id not in set(topology.device_ids())]
     if missing:
@@ -68,7 +69,7 @@ def _kind(plan: Plan, topology: Topology) -> str:
 
 
 def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
-    """Why the cost model cannot predict the plan, as one clause; None if it can."""
+    """Return why the cost model cannot predict the plan, as one clause; None if it can."""
     if plan.layers != spec.layers:
         return f"stages: found {plan.layers} blocks, the run's model has {spec.layers}; give the run file with --run"
     if plan.sequences != run.batch.global_:

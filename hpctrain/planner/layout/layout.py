@@ -75,7 +75,7 @@ class Layout:
         return self.placement[replica][self.rank_of_stage[stage]]
 
     def role(self, replica: int, rank: int) -> RankRole:
-        """The role of the devices at a replica's pipeline rank, for the memory model."""
+        """The role of the devices at a pipeline rank of a replica, as the memory model needs it."""
         return RankRole(
             kind=self.placement[replica][rank].kind,
             schedule=self.schedule,

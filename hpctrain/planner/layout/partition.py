@@ -1,4 +1,4 @@
-"""Partition of blocks and micro-batches over given devices."""
+"""Distributes blocks and micro-batches over given devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.schedule.runnable import WHY_NOT_PER_MICRO_BATCH, reduces_each_mic
 
 
 def why_no_layout(cost: CostModel, pp: int, dp: int, schedule_spec: ScheduleSpec, micro_batch: int) -> str | None:
-    """Why no layout has these numbers, apart from memory; None if one has."""
+    """Return why no layout has these degrees, schedule and micro-batch size, apart from memory; None if one has."""
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
     if total < dp:
         made = f"{total} micro-batch{'es' * (total > 1)} of {micro_batch}"
@@ -46,8 +46,9 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
     """Return the layout with blocks and micro-batches distributed by speed, within each device's memory if possible.
 
     The cut makes the slowest pipeline rank as fast as possible for the given micro-batches of each replica.
-    Micro-batches go to replicas by the speed of their slowest rank. The two are computed in turn. If the layout exceeds
-    a memory (see `Layout.memory_shortage`), no cut fits. `why_no_layout` has to be None for the arguments.
+    Micro-batches go to replicas by the speed of their slowest rank. The two steps alternate. If the returned layout
+    exceeds a device's memory (see `Layout.memory_shortage`), no cut fits. Call it only if `why_no_layout` is None for
+    the arguments.
     """
     pp, dp, memory_options = len(placement[0]), len(placement), cost.work.memory_options
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
@@ -74,13 +75,18 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
 
 
 def _by_replica(placement: Placement, value: Callable[[tuple[TensorParallelGroup, ...]], float]) -> list[float]:
-    """[replica] -> a value that depends on its devices only, computed once for equal replicas."""
+    """[replica] -> a value that depends only on the replica's devices; computed once for equal replicas."""
     values = [value(placement[replica]) for replica in placement.representatives]
     return [values[number] for number in placement.replica_classes]
 
 
 def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
-    """Micro-batches of each replica, from the seconds that its slowest rank takes for one."""
+    """Return the number of micro-batches of each replica.
+
+    Args:
+        total: micro-batches of a step over all replicas.
+        seconds: [replica] -> seconds of its slowest pipeline rank for one micro-batch.
+    """
     replicas = len(seconds)
     if min(seconds) == max(seconds):
         return list(even_parts(total, replicas))
@@ -90,14 +96,14 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
 
 
 def _cut(cost: CostModel, layout: Layout) -> Layout:
-    """The layout with its blocks distributed over the pipeline ranks."""
+    """Return the layout with its blocks distributed over the pipeline ranks."""
     layers, pp, chunks = cost.work.spec.layers, layout.pp, layout.schedule_spec.virtual_stages
     times = [_rank_seconds(cost, layout, rank) for rank in range(pp)]
 
     def seconds(rank: int, count: int) -> float:
         return max(fixed + count * per_block for fixed, per_block in times[rank])
 
-    # Only the first and the last stage may be without a block: they hold the embedding and the head.
+    # Only the first and the last stage may have no block: they hold the embedding and the head.
     ends = (0, len(layout.blocks) - 1)
     least = [0 if set(stages) <= set(ends) else chunks for stages in layout.stages_by_rank]
     most = [_blocks_that_fit(cost, layout, rank) for rank in range(pp)]
@@ -108,7 +114,7 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
-    """(fixed, per block) seconds of a step on a pipeline rank, for each replica."""
+    """Seconds of a step on a pipeline rank, for each replica: (seconds without blocks, seconds per block)."""
     seconds = []
     for replica in layout.distinct_replicas:
         count = layout.micro_batches[replica]
@@ -122,7 +128,7 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
 
 def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
     """The most blocks that the pipeline rank can hold in every replica; -1 if not even a rank without blocks fits."""
-    # Many replicas share what decides this.
+    # Key: all that decides the memory of a rank; many replicas have equal keys.
     unlike: dict[tuple[str, float, int], int] = {}
     for replica in layout.distinct_replicas:
         unit = layout.placement[replica][rank]

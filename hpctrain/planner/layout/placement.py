@@ -1,4 +1,4 @@
-"""Placements to try: every order of few tensor-parallel groups ("units"), a few good orders of many."""
+"""Placements to try: every order of a few tensor-parallel groups, or a few good orders of many groups."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from hpctrain.planner.devices.tensor_parallel_group import (
 )
 
 MAX_ORDERS = 360
-"""The most orders that are all tried; if there are more, only the likely ones are."""
+"""Largest number of orders of which all are tried; if there are more, only the likely ones are tried."""
 FEW_UNITS = 8
-"""With more units than this, only a tenth of `MAX_ORDERS` orders are all tried."""
+"""With more tensor-parallel groups than this, all orders are tried only if there are at most `MAX_ORDERS` / 10."""
 MAX_ORDERED_NODES = 64
-"""The most nodes that are sorted by their links."""
+"""Largest number of nodes that are sorted by their links."""
 MAX_COUNTED_SEQUENCE = 150
-"""Length of the longest sequences that are counted; the number of longer ones exceeds a float, and is too large."""
+"""Length of the longest sequences of groups that are counted; the number of longer ones exceeds a float."""
 MAX_DISTINCT_UNITS = 20
-"""The most units that are counted if all are unlike; more only make more sequences."""
+"""Largest number of tensor-parallel groups, all unlike, whose sequences are counted; more groups have too many
+sequences.
+"""
 MAX_SEQUENCES_PER_ORDER = 100
-"""The most sequences that are enumerated for each distinct order; the others only exchange replicas."""
+"""Largest number of sequences per distinct order that are enumerated; sequences of one order only exchange replicas."""
 
 
 def placements(
@@ -35,13 +37,13 @@ def placements(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> tuple[list[Placement], bool]:
-    """Return placements of pp × dp units, and whether these are all distinct ones.
+    """Return placements of pp × dp tensor-parallel groups, and whether they are all distinct ones.
 
-    Units of one class are interchangeable, and so are replicas. No placement comes twice in this sense.
+    Groups of one class are interchangeable, and so are replicas. No two placements differ only by such exchanges.
 
     Args:
-        classes: class of each unit (`interchangeable_classes`).
-        message: seconds of a boundary message between two units.
+        classes: class of each group (`interchangeable_classes`).
+        message: seconds of a stage message between two groups.
     """
     most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
     if _sequences(classes, pp * dp) <= most * min(factorial(dp), MAX_SEQUENCES_PER_ORDER):
@@ -52,12 +54,12 @@ def placements(
 
 
 def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
-    """The placement of the first units in the topology's order, replica by replica."""
+    """Return the placement of the first pp × dp groups in the topology's order, replica by replica."""
     return _in_tiles(list(units)[: pp * dp], pp)
 
 
 def rank_permutations(placement: Placement) -> Iterator[Placement]:
-    """Yield the same replicas with pipeline ranks reversed, or with two unlike ranks exchanged.
+    """Yield the placement with its pipeline ranks reversed, and with each two unlike ranks exchanged.
 
     The ends of a pipeline do more than their blocks, so it matters which devices are there.
     """
@@ -72,7 +74,7 @@ def rank_permutations(placement: Placement) -> Iterator[Placement]:
 
 
 def _sequences(classes: Sequence[int], size: int) -> float:
-    """The number of sequences of classes; sequences that only exchange replicas count separately."""
+    """The number of sequences of `size` classes; sequences that only exchange replicas count separately."""
     unlike = len(set(classes))
     if unlike == 1:
         return 1.0
@@ -80,7 +82,7 @@ def _sequences(classes: Sequence[int], size: int) -> float:
         return float(perm(unlike, min(size, MAX_DISTINCT_UNITS)))
     if size > MAX_COUNTED_SEQUENCE:
         return inf
-    terms = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
+    terms = [1.0] + [0.0] * size  # generating function: coefficient k · k! = number of sequences of length k
     for members in Counter(classes).values():
         terms = [
             sum(terms[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
@@ -91,7 +93,7 @@ def _sequences(classes: Sequence[int], size: int) -> float:
 def all_placements(
     units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
 ) -> Iterator[Placement]:
-    """Yield all distinct placements of pp × dp units."""
+    """Yield all distinct placements of pp × dp tensor-parallel groups."""
     members: dict[int, list[TensorParallelGroup]] = {}
     for unit, number in zip(units, classes, strict=True):
         members.setdefault(number, []).append(unit)
@@ -123,7 +125,7 @@ def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
 
 
 def _with_members(chosen: Sequence[int], members: dict[int, list[TensorParallelGroup]], pp: int) -> Placement:
-    """The placement with units in place of their classes, in file order within a class."""
+    """Return the placement in which each class is replaced by a tensor-parallel group of this class, in file order."""
     waiting = {number: iter(group) for number, group in members.items()}
     return _in_tiles([next(waiting[number]) for number in chosen], pp)
 
@@ -134,7 +136,7 @@ def _likely_orders(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> list[Placement]:
-    """Placements of the fastest or best connected units: several orders, each in tiles of every width."""
+    """Return placements of the fastest or best connected groups: several orders, each in tiles of every width."""
     size = pp * dp
     by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
     chosen = [by_speed[:size]]
@@ -153,9 +155,10 @@ def _likely_orders(
 
 
 def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
-    """The widths of tiles to try: all divisors of dp, or for many units only the likely ones.
+    """The widths of tiles to try: all divisors of dp; for many groups only the likely ones.
 
-    These are whole pipelines or whole stages side by side, stages as wide as a node, and pipelines within a node.
+    The likely ones are whole pipelines or whole stages side by side, stages as wide as a node, and pipelines within a
+    node.
     """
     every = [width for width in range(1, dp + 1) if dp % width == 0]
     if len(units) <= MAX_ORDERED_NODES:
@@ -168,7 +171,7 @@ def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]
 def _between_nodes(
     units: Sequence[TensorParallelGroup], message: Callable[[TensorParallelGroup, TensorParallelGroup], float]
 ) -> dict[str, dict[str, float]]:
-    """[node][other node] -> seconds of a message; empty if all are equal, or the nodes are too many to compare."""
+    """[node][other node] -> seconds of a message; empty if all are equal, or if there are too many nodes to compare."""
     first: dict[str, TensorParallelGroup] = {}
     for unit in units:
         first.setdefault(_node(unit), unit)
@@ -179,7 +182,10 @@ def _between_nodes(
 
 
 def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, float]]) -> list[TensorParallelGroup]:
-    """The units node by node; from the first unit's node on, each time the remaining node that is reached fastest."""
+    """Return the groups node by node, from the node of the first group on.
+
+    Each node is followed by the remaining node that its messages reach fastest.
+    """
     if not times:
         return list(units)
     members: dict[str, list[TensorParallelGroup]] = {}
@@ -194,9 +200,10 @@ def _node(unit: TensorParallelGroup) -> str:
 
 
 def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> Placement:
-    """The placement with replicas in groups of `width`: each stage of a group is a run of `width` units of the order.
+    """Return the placement with replicas in tiles of `width`: each stage of a tile is `width` consecutive groups of the
+    order.
 
-    Width 1 makes each pipeline a run, width dp each stage.
+    With width 1 each pipeline is consecutive in the order; with width dp each stage is.
     """
     return Placement(
         tuple(order[start + rank * width + column] for rank in range(pp))

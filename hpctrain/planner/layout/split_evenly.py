@@ -11,9 +11,9 @@ def split_evenly(
 ) -> list[int] | None:
     """Distribute `total` equal pieces over receivers so that the largest time is as small as possible.
 
-    Each piece goes to the receiver that would then have the smallest time. This is exact if times grow with the count:
-    a receiver with more pieces than in an optimal distribution got its last one when that kept its time within the
-    optimum (exchange argument).
+    Each piece goes to the receiver that would then have the smallest time. This is exact if times grow with the count
+    (exchange argument): a receiver with more pieces than in an optimal distribution got its last piece when it still
+    stayed within the optimal time.
 
     Args:
         seconds: seconds(i, n), the time of receiver i with n pieces; must not fall as n grows.

@@ -1,4 +1,4 @@
-"""The plan that states a layout; `from_plan` reads it back."""
+"""Writes a layout as a plan; `from_plan` reads it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.schedule.generate import make_schedule
 
 
 def plan_of_layout(layout: Layout, cost: CostModel, **fields: object) -> Plan:
-    """The plan of a layout.
+    """Return the plan of a layout.
 
     Args:
         fields: the plan's fields that the layout does not decide.

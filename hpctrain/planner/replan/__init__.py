@@ -1,1 +1,1 @@
-"""Plans for an existing run: without lost nodes, calibrated by measured steps, or with changed figures."""
+"""Plans for an existing run: after the loss of nodes, calibrated by measured steps, or with changed figures."""

@@ -1,7 +1,7 @@
-"""Fit of factors on the planner's constants to a run's measured steps; pure, with few parameters.
+"""Fits factors on the planner's constants to a run's measured steps; pure, with few parameters.
 
-A step gives one equation for each separate measurement: every stage's passes, the whole step, the largest memory. Terms
-that these do not separate share a factor or stay unknown, and the profile says which.
+A step gives one equation for each separate measurement: the passes of every stage, the whole step, the peak memory.
+Terms that these do not separate share a factor or stay unknown; the profile says which.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 WARMUP_STEPS = 5
-"""First steps of a generation, which are ignored: memory is touched for the first time and caches fill."""
+"""Number of first steps of a generation that are ignored, because memory is touched for the first time and caches
+fill.
+"""
 MIN_STEPS = 10
-"""The fewest further steps for a meaningful median."""
+"""The fewest steps after these for a meaningful median."""
 WINDOW = 100
-"""Largest number of steps that count, the last ones, because they show the cluster as it is now."""
+"""Largest number of steps that count. They are the last ones, because these show the cluster's present state."""
 MIN_TERM_SHARE = 0.05
-"""Share of the terms that are fitted together; a smaller term gets no factor and stays unknown."""
+"""Least share of communication and update together that a term must take to get a factor; else it stays unknown."""
 TOLERANCE = 1e-6
-"""Relative error of a factor that is found by root finding."""
+"""Relative error of a factor that root finding returns."""
 
 
 def fit_profile(
@@ -63,7 +65,7 @@ def fit_profile(
 
 @dataclass(frozen=True)
 class _Fit:
-    """The steps that factors are fitted to, and what ran them."""
+    """The measured steps that factors are fitted to, and the plan, run and topology that produced them."""
 
     plan: Plan
     run: Run
@@ -72,7 +74,7 @@ class _Fit:
     timed: Sequence[MetricRow]
 
     def scene(self, profile: CalibrationProfile | None, **factors: float) -> CostedLayout:
-        """The plan's layout with a cost model by this profile, some factors of which are replaced."""
+        """Return the plan's layout with a cost model by this profile; `factors` replace some of the profile's."""
         if profile is not None:
             profile = profile.model_copy(update=factors)
         return layout_of_plan(self.run, self.spec, self.plan.model_copy(update={"profile": profile}), self.topology)
@@ -149,7 +151,7 @@ def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
 
 
 def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Add the factor of tensor-parallel dispatch: what stages took beyond predicted computation and messages."""
+    """Add the factor of tensor-parallel dispatch: the time of stages beyond predicted computation and messages."""
     if fit.plan.tp == 1:
         return _remarked(profile, tensor_parallel="no matrix was shared by several devices")
     if fit.plan.zero >= 2:
@@ -166,7 +168,7 @@ def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> Calibration
 def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
     """Add one factor for communication and update, fitted to the whole step, because neither is timed separately.
 
-    A term that takes too little of the step, or is compressed, stays unknown.
+    A term that takes too little of the step, or that is compressed, stays unknown.
     """
 
     def prediction(**factors: float) -> Prediction:
@@ -191,7 +193,11 @@ def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> Ca
 
 
 def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequence[MetricRow]) -> CalibrationProfile:
-    """Add the bytes that a worker holds beyond its tensors: the larger of the measured base and the peak's rest."""
+    """Add the bytes that a worker holds beyond its tensors.
+
+    They are the larger of two figures: the measured memory before the model is built, and the measured peak less the
+    predicted tensors.
+    """
     kind = scene.layout.placement[0][0].kind
     if kind != "cpu":
         return _remarked(profile, process_bytes="a CUDA device's allocations are counted, not what the process takes")
@@ -227,7 +233,7 @@ def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float,
     for end, missed in ((low, predicted(low) >= measured), (high, predicted(high) <= measured)):
         if missed:
             return end, f"limited to {end:g}: the steps were {'faster' if end == low else 'slower'} still"
-    from scipy.optimize import brentq  # takes longer to load than most searches do
+    from scipy.optimize import brentq  # imported here, because loading it takes longer than most searches
 
     return float(brentq(lambda factor: predicted(factor) - measured, low, high, rtol=TOLERANCE)), ""
 

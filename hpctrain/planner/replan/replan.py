@@ -21,8 +21,8 @@ def replan(
 ) -> tuple[Plan, str]:
     """Return the plan for a run after nodes were lost, and a remark on it.
 
-    Degrees given by hand are dropped if they cannot be kept. They were chosen for the requested nodes, and going on
-    matters more than keeping them.
+    Degrees that the run file fixes are dropped if the remaining nodes do not allow them. They were chosen for the
+    requested nodes, and it matters more that the run continues.
 
     Args:
         remaining: the topology of the remaining nodes.
@@ -35,7 +35,7 @@ def replan(
         InputError: the run file or the topology cannot be planned for.
     """
     run = with_fewer_spares(run, lost)
-    # The run stands still meanwhile, so neighbours are left to `hpctrain plan --previous`.
+    # The run stands still during this search, so rejected neighbours are left to `hpctrain plan --previous`.
     request = PlanRequest(neighbours=False)
 
     def make(run: Run) -> Plan:

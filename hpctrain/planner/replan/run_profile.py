@@ -1,4 +1,4 @@
-"""The calibration profile of a run, fitted to the newest generations in its folder that made enough steps."""
+"""Fits the calibration profile of a run to the newest generations in its folder that made enough steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 
 MIN_GENERATION_STEPS = 50
-"""The fewest steps of a generation that is used."""
+"""The fewest steps of a generation that the fit uses."""
 MAX_GENERATIONS = 3
-"""Largest number of generations that are used, the newest ones, because a run waits for its new plan."""
+"""Largest number of generations that the fit uses: the newest, and few of them, because a run waits for its new
+plan.
+"""
 
 
 def learned_profile(folder: Path, run: Run, spec: Spec) -> CalibrationProfile:
@@ -66,7 +68,7 @@ def _profile_of_generation(
     members = topology.only([member.node for member in record.members])
     if plan.topology_sha256 not in (None, topology.sha256(), members.sha256()):
         raise InputError("its plan was made for another topology than the one in the folder")
-    # The first rows say what each rank runs. Of a long run only the last rows are needed beside them.
+    # The first rows say what each rank runs. Of a long run only the last rows are needed in addition.
     wanted = [*lines[:WARMUP_STEPS], *lines[WARMUP_STEPS:][-WINDOW:]]
     rows = [MetricRow.from_json(line, str(folder / "metrics.jsonl")) for line in wanted]
     return fit_profile(plan, run, spec, topology, rows, folder.name)

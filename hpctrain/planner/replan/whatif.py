@@ -1,4 +1,4 @@
-"""What-if: the same plan with a slower node, a slower link, or lost nodes."""
+"""What-if: predicts the plan with a slower node, a slower link, or lost nodes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class TopologyChanges:
     """Changes to a topology."""
 
     slow: Mapping[str, float] = field(default_factory=dict)
-    """Node -> speed relative to now: with 0.5 everything takes twice as long."""
+    """Node -> its speed as a factor of the present speed; with 0.5 everything takes twice as long."""
     links: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Pair of nodes -> bandwidth of their link relative to now, in both directions."""
+    """Pair of nodes -> bandwidth of their link as a factor of the present bandwidth, in both directions."""
     lost: tuple[str, ...] = ()
     """Nodes that are lost."""
 
 
 def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
-    """The topology with slower nodes and links; lost nodes are still in it (see `plan_without`).
+    """Return the topology with slower nodes and links; lost nodes are still in it (see `plan_without`).
 
     Raises:
         InputError: a node is not in the topology, or a factor is not above 0.
@@ -84,9 +84,10 @@ def _check(topology: Topology, changes: TopologyChanges) -> None:
 
 
 def _with_intra(topology: Topology) -> Topology:
-    """The topology with every node's internal bandwidth filled in.
+    """Return the topology with every node's internal bandwidth filled in.
 
-    Without a measurement it follows the slowest device of all nodes, and a slowed node must not change the others.
+    A missing measurement is derived from the slowest device of all nodes. It is filled in before a node is slowed,
+    because a slowed node must not change the others.
     """
     speeds = [device.memory_bytes_per_s for node in topology.nodes for device in node.devices]
     measured = [speed for speed in speeds if speed]
@@ -100,7 +101,7 @@ def _with_intra(topology: Topology) -> Topology:
 
 
 def _slowed(topology: Topology, node: Node, factor: float) -> Node:
-    """The node with all its devices slower; figures that were not measured are taken from the defaults."""
+    """Return the node with all its devices slower; figures that were not measured are taken from the defaults."""
 
     def slower(device: Device) -> Device:
         kind = topology.device_types[device.type].kind

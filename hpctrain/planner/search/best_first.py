@@ -34,7 +34,7 @@ def best_first_search(plain: SearchSpace) -> SearchResult:
 
 
 class _PendingCandidate(NamedTuple):
-    """A candidate after its sampled evaluation; a full evaluation may follow, the smallest seconds first."""
+    """A candidate after its sampled evaluation. Full evaluations follow in order of the fewest seconds."""
 
     predicted_s: float
     bound_s: float
@@ -43,7 +43,9 @@ class _PendingCandidate(NamedTuple):
 
 
 class _BestFirstSearch(SearchState):
-    """A search over few devices: every candidate gets a sampled evaluation, the promising ones a full one."""
+    """A best-first search over few devices: every candidate gets a sampled evaluation, the promising ones a full
+    one.
+    """
 
     def __init__(self, plain: SearchSpace) -> None:
         super().__init__(plain)
@@ -51,13 +53,13 @@ class _BestFirstSearch(SearchState):
         self.evaluated: list[tuple[Candidate, KnapsackBound]] = []
         """Fully evaluated options; their knapsack bounds are tightened at the end where that matters."""
         self.near_best: list[tuple[float, int, SearchSpace, Layout]] = []
-        """(bound, number, space, layout) of fully evaluated options that fit."""
+        """(bound in seconds, running number, space, layout) of the fully evaluated options that fit the memory."""
         self.pending: list[_PendingCandidate] = []
         """Heap of the candidates that wait for a full evaluation."""
         self.evaluations_since_best = 0
         """Full evaluations since the last better plan."""
         self.skipped: list[Candidate] = []
-        """Options that were not evaluated because patience had run out."""
+        """Options that were not evaluated because patience ran out."""
 
     def run(self) -> SearchResult:
         self.candidates.fill()
@@ -88,7 +90,7 @@ class _BestFirstSearch(SearchState):
         return None if self.best is None else Option.of(self.best.layout)
 
     def _is_near(self, candidate: Candidate) -> bool:
-        """Whether an option differs from the best only in its pipeline ranks, or only in its schedule."""
+        """Whether an option differs from the best one only in its pipeline ranks, or only in its schedule."""
         best, option = self._best_option(), candidate.option
         if best is None or candidate.space is not self.winner:
             return False
@@ -98,7 +100,8 @@ class _BestFirstSearch(SearchState):
         )
 
     def _evaluate_sampled(self, candidate: UnopenedCandidate | Candidate) -> None:
-        """Open a candidate, drop it if it cannot win, or evaluate a few placements and leave the rest for later.
+        """Open a candidate, drop it if it cannot win, or evaluate a few of its placements and queue it for a full
+        evaluation.
 
         The sooner there is a good plan to compare with, the fewer options need a full evaluation.
         """
@@ -108,7 +111,7 @@ class _BestFirstSearch(SearchState):
             self.candidates.open(candidate, self.best)
             return
         space, option, before = candidate.space, candidate.option, self.best
-        # The cheapest question first.
+        # The condition that is cheapest to compute comes first.
         if (
             space.bounds.is_too_large(option)
             or not self._feasible(candidate, memory=False)
@@ -129,10 +132,10 @@ class _BestFirstSearch(SearchState):
         heapq.heappush(self.pending, pending)
 
     def _feasible(self, candidate: Candidate, memory: bool) -> bool:
-        """Whether an option could beat the best by its knapsack bound.
+        """Whether an option could beat the best plan by its knapsack bound.
 
         Args:
-            memory: whether to count the memory, which takes longer.
+            memory: whether the bound counts the memory, which takes longer.
         """
         space, option = candidate.space, candidate.option
         if self.best is None:
@@ -143,7 +146,9 @@ class _BestFirstSearch(SearchState):
         return bound.feasible_within(limit_s) and (not memory or bound.may_finish_within(limit_s))
 
     def _evaluate_fully(self, candidate: Candidate) -> None:
-        """Evaluate an option with all likely placements and those of its knapsack bound, unless it cannot win."""
+        """Evaluate an option with all likely placements and those from its knapsack bound, unless the option cannot
+        win.
+        """
         if not self.can_win(candidate):
             return
         many = len(self.plain.pool.devices) > self.limits.complete_search_devices
@@ -172,7 +177,7 @@ class _BestFirstSearch(SearchState):
     def _shift_blocks(self, space: SearchSpace, evaluation: Evaluation) -> None:
         """Try unequal numbers of blocks on the stages of a rank.
 
-        Layouts begin with equal numbers. On unlike ranks that can be a tenth slower.
+        Layouts begin with equal numbers. With unlike ranks, these can be a tenth slower.
         """
         if evaluation.nearest is None or self.best is None:
             return
@@ -204,7 +209,7 @@ class _BestFirstSearch(SearchState):
         for candidate, bound in sorted(self.evaluated, key=lambda pair: pair[0].bound_s):
             lowest, _ = bound.bracket(candidate.bound_s, lowest)
         for candidate in sorted(self.skipped, key=lambda candidate: candidate.bound_s):
-            # Memory is not checked: that would take most of the time that skipping saves.
+            # The memory is not checked: that would take most of the time that skipping saves.
             bound = candidate.space.bounds.knapsack(candidate.option)
             lowest, _ = bound.bracket(candidate.bound_s, lowest, memory=False)
         return lowest

@@ -32,10 +32,10 @@ class ScoredPlan(NamedTuple):
 
 
 def other_spaces(objective: Objective, run: Run, topology: Topology, whole: SearchSpace) -> list[SearchSpace]:
-    """Further spaces whose fastest plans may be better by the objective than the fastest of all.
+    """Further spaces whose fastest plans may be better by the objective than the fastest plan of all.
 
-    robust: with every message as late as its 95th percentile. energy, cost or a least goodput: on fewer nodes, the most
-    efficient ones first.
+    robust: the space in which every message is as late as its 95th percentile. energy, cost or a least goodput: spaces
+    with fewer nodes, the most efficient nodes first.
     """
     late = _with_late_messages(topology) if objective.goal == "robust" else None
     spaces = [] if late is None else [_space(run, late, whole)]
@@ -52,10 +52,10 @@ def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpac
     """Choose the best of all candidates by the objective; list the others with the reason why they lost.
 
     Args:
-        spaces: the space of all nodes first. Its errors are raised; errors of the others are ignored.
+        spaces: the space of all nodes comes first. Its errors are raised; errors of the others are ignored.
 
     Raises:
-        RefusedError: nothing fits, or no candidate keeps the least goodput.
+        RefusedError: no plan fits the memory, or no candidate has the least goodput.
     """
     score = scorer(objective, topology)
     cost = spaces[0].cost
@@ -85,9 +85,9 @@ def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpac
 def _predictions(
     objective: Objective, spaces: Sequence[SearchSpace], fastest: PlanSearch
 ) -> tuple[list[Prediction], ChosenPlan]:
-    """The candidates of all spaces and the fastest plan of the first space.
+    """Return the candidates of all spaces and the fastest plan of the first space.
 
-    Each layout comes once, and is predicted with the measured topology, without late messages.
+    Each layout comes once. It is predicted with the measured topology, without late messages.
     """
     predictions: dict[object, Prediction] = {}
     chosen: list[ChosenPlan] = []
@@ -111,7 +111,7 @@ def _predictions(
 
 
 def _others(chosen: ChosenPlan, candidate_dims: Sequence[ParallelDims]) -> list[Prediction]:
-    """The best plans of other degrees, and of the winner's degrees with other micro-batch sizes."""
+    """Return the best plans of other degrees, and of the winner's degrees with other micro-batch sizes."""
     space, best, limits = chosen.space, chosen.best.layout, chosen.space.limits
     others = [
         best_of(space, space.options([dims]), limits.other_dims_patience)
@@ -131,7 +131,7 @@ def _space(run: Run, topology: Topology, whole: SearchSpace) -> SearchSpace:
 
 
 def _with_late_messages(topology: Topology) -> Topology | None:
-    """The topology with each link's 95th percentile as its start-up time; None if no spread was measured."""
+    """Return the topology with each link's 95th percentile as its alpha; None if no percentiles were measured."""
 
     def late(figures: LinkFigures) -> LinkFigures:
         if figures.latency_s is None:
@@ -150,7 +150,7 @@ def _with_late_messages(topology: Topology) -> Topology | None:
 
 
 def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
-    """The space's nodes, sorted by FLOP/s per watt or per price, highest first; without such figures by FLOP/s."""
+    """The space's nodes by FLOP/s per watt or per price, highest first; without these figures by FLOP/s."""
     known = {"energy": objective.watts, "cost": objective.prices}.get(objective.goal, {})
 
     def yield_of(node: str) -> float:
@@ -162,7 +162,7 @@ def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
 
 
 def _edges(nodes: Sequence[str], whole: SearchSpace) -> list[int]:
-    """The counts of leading nodes after which another kind of node begins."""
+    """The numbers of leading nodes at which the kind of node changes."""
     by_node = whole.pool.by_node()
     kinds = [tuple(device.type for device in by_node[node]) for node in nodes]
     return [count for count in range(1, len(nodes)) if kinds[count] != kinds[count - 1]]

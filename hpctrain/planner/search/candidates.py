@@ -26,7 +26,7 @@ class UnopenedCandidate(NamedTuple):
     """Degrees and a micro-batch size in the queue, before their schedules are queued."""
 
     priority_s: float
-    """The candidate with the smallest value is taken first."""
+    """Priority of the candidate in seconds: the candidate with the smallest value is taken first."""
     number: int
     bound_s: float
     """Seconds that no plan of the candidate beats."""
@@ -35,7 +35,7 @@ class UnopenedCandidate(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An option in the queue, in the space with certain memory options."""
+    """An option in the queue, and the space with the memory options that it uses."""
 
     priority_s: float
     number: int
@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
 
 
 class CandidateQueue:
-    """The candidates that are still to be evaluated.
+    """The candidates that a search has not evaluated yet.
 
     Args:
         plain: the space with the memory options of the run file.
@@ -58,8 +58,11 @@ class CandidateQueue:
     def __init__(self, plain: SearchSpace) -> None:
         self.plain = plain
         self.may_save_memory = False
-        """Whether ZeRO, sequence parallelism and recomputation may be chosen. By the cost model, sharding is sometimes
-        a little faster. No measurement has confirmed that, so speed alone is no reason for it."""
+        """Whether ZeRO, sequence parallelism and recomputation may be chosen.
+
+        By the cost model, sharding is sometimes a little faster. No measurement has confirmed this, so speed alone is
+        no reason to shard.
+        """
         self.spaces = {plain.work.memory_options: plain}
         self.few_devices = len(plain.pool.devices) <= EXHAUSTIVE_DEVICES
         self.queue: list[UnopenedCandidate | Candidate] = []
@@ -90,14 +93,18 @@ class CandidateQueue:
                 self._push(Option(candidate.dims, schedule_spec, candidate.micro_batch), space, candidate.bound_s)
 
     def _any_can_win(self, space: SearchSpace, candidate: UnopenedCandidate, best: Prediction | None) -> bool:
-        """False if only V-shaped schedules of these degrees and this micro-batch size could fit and beat the best."""
+        """False if no schedule of these degrees and this micro-batch size, except a V-shaped one, could fit and beat
+        the best.
+        """
         dims, size = candidate.dims, candidate.micro_batch
         if not space.bounds.any_may_fit(dims, size):
             return False
         return best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
 
     def first_spaces(self, dims: ParallelDims) -> Iterator[SearchSpace]:
-        """The spaces with the memory options to begin with; `push_leaner_options` adds more where these do not fit."""
+        """Yield the spaces with the memory options to begin with; `push_leaner_options` adds more if these do not
+        fit.
+        """
         yield self.plain
         if not self.may_save_memory:
             return
@@ -113,7 +120,7 @@ class CandidateQueue:
             yield self._space(MemoryOptions(zero=1, shard=shard, sequence_parallel=True))
 
     def push_leaner_options(self, candidate: Candidate) -> None:
-        """Queue the same option with more recomputation or a higher ZeRO level, because it does not fit."""
+        """Queue the option with more recomputation or a higher ZeRO level, because it does not fit as it is."""
         if not self.may_save_memory:
             return
         memory_options, option = candidate.space.work.memory_options, candidate.option
@@ -127,7 +134,9 @@ class CandidateQueue:
                 self._push(option, space, candidate.bound_s)
 
     def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:
-        """Queue an option with its own bound, or that of what it is derived from."""
+        """Queue an option. Its bound is the larger of its closed-form bound and `bound_s`, that of the candidate it
+        comes from.
+        """
         if self.plain.work.spec.layers < option.stages:
             return
         bound_s = max(bound_s, space.bounds.step_s(option))
@@ -142,7 +151,7 @@ class CandidateQueue:
         return bound_s * (1 + _bubble(self.plain.work.sequences // micro_batch, dims, schedule_spec))
 
     def _space(self, memory_options: MemoryOptions) -> SearchSpace:
-        """The space with these memory options, made once."""
+        """The space with these memory options; made once."""
         if memory_options not in self.spaces:
             self.spaces[memory_options] = self.plain.with_memory_options(memory_options)
         return self.spaces[memory_options]
@@ -150,7 +159,8 @@ class CandidateQueue:
 
 def _bubble(micro_batches: int, dims: ParallelDims, schedule_spec: ScheduleSpec | None) -> float:
     """Bubble of a pipeline of equal stages, as a share of its work (Narayanan et al. 2021, section 2.2; Qi et al. 2024,
-    table 2). Without a schedule, the smallest that any schedule has."""
+    table 2). Without a schedule: the smallest bubble of any schedule.
+    """
     pp, dp, _ = dims
     chunks = 2 if schedule_spec is None else schedule_spec.virtual_stages
     cut = schedule_spec is None or schedule_spec.name in SPLIT_BACKWARD_SCHEDULES

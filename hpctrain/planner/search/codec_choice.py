@@ -1,4 +1,4 @@
-"""Choice of a plan's gradient codec with mode auto: the most exact one, unless another is faster by a threshold."""
+"""Chooses a plan's gradient codec with mode auto: the most exact one, unless another is faster by a threshold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from hpctrain.records.plan.compression import CODECS, Codec, NoCompression, Powe
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
 MIN_GAIN = 0.03
-"""Share of a step that a codec must save to be taken if the training loss stays that of exact sums. The choice is
-slower than the fastest such codec by no more than that."""
+"""Share of a step that a codec must save to be chosen, if the training loss stays that of exact sums.
+
+So the chosen codec is at most this much slower than the fastest codec of this kind.
+"""
 MIN_LOSSY_GAIN = 0.1
-"""The share for a codec that leaves out most of each gradient: predicted times have errors, and the loss may fall more
-slowly."""
+"""Share of a step that a codec which leaves out most of each gradient must save to be chosen.
+
+It is larger than `MIN_GAIN`, because predicted times have errors and the loss may fall more slowly.
+"""
 WARMUP_SHARE = 0.1
-"""Share of a run's steps that are warm-up steps of low-rank and sparse codecs; at most the default of PowerSGD."""
+"""Share of a run's steps that are warm-up steps of low-rank and sparse codecs; at most the default number of
+PowerSGD.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +40,7 @@ class CodecDecision:
     prediction: Prediction
     """The prediction of a step after the warm-up steps."""
     mean_step_s: float
-    """Mean seconds of a step over the run, warm-up steps included."""
+    """Mean seconds of a step over the run, including the warm-up steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +54,7 @@ class _CodecTrial:
 
 
 def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
-    """The codecs that mode auto chooses from, the most exact first.
+    """Return the codecs that mode auto chooses from, the most exact first.
 
     Args:
         steps: steps of the run.
@@ -67,9 +73,11 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
 
 
 def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
-    """Return the codecs that get a search of their own beside exact sums, and the share of a step that each must save.
+    """Return the codecs that get a search of their own besides exact sums, each with the share of a step that it must
+    save.
 
-    These are the one of the fewest bytes that keeps the loss, and if `lossy` the one of the fewest bytes of all.
+    One is the codec with the fewest bytes that does not change the training loss. If `lossy`, the other is the codec
+    with the fewest bytes of all.
     """
     candidates = candidate_codecs(steps, lossy)
     groups = [[codec for codec in candidates if codec.lossy == group] for group in (False, True)]
@@ -78,7 +86,7 @@ def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
 
 
 def min_gain(lossy: bool) -> float:
-    """The share of a step that a codec must save to be taken."""
+    """Return the least share of a step that a codec must save to be chosen."""
     return MIN_LOSSY_GAIN if lossy else MIN_GAIN
 
 
@@ -92,13 +100,13 @@ def compression_may_gain(prediction: Prediction) -> bool:
 def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
     """Choose the most exact codec for a layout, unless a less exact one is faster by the threshold.
 
-    Candidates are tried from the most exact one on. Each is taken if it shortens the step by `MIN_GAIN` or
-    `MIN_LOSSY_GAIN` against the one taken before. By the cost model no step is longer than with exact sums.
+    Codecs are tried from the most exact one on. A codec is chosen if it shortens the step by `MIN_GAIN` or
+    `MIN_LOSSY_GAIN` against the codec chosen so far. By the cost model no step is longer than with exact sums.
 
     Args:
-        cost: with the layout's memory options; its codec does not matter.
+        cost: cost model with the layout's memory options; its codec does not matter.
         steps: steps of the run.
-        lossy: as for `candidate_codecs`.
+        lossy: whether codecs that leave out most of each gradient are allowed.
     """
     if layout.dp == 1:
         exact = _predicted(cost, layout, NoCompression())
@@ -140,7 +148,7 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
     """Predict a layout with a codec.
 
     Args:
-        exact: the trial of exact sums; None if this is that trial.
+        exact: the result with exact sums; None to predict exact sums themselves.
     """
     priced = cost.with_work(replace(cost.work, codec=codec))
     prediction = predict(priced, layout, whole=True)
@@ -158,7 +166,7 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
 
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
-    """Why a codec cannot be used with this layout; None if it can."""
+    """Return why a codec cannot be used with this layout; None if it can."""
     if not codec.has_state:
         return None
     if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec)):
@@ -171,11 +179,11 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
 
 
 def _why_not_sharded(precision: str, codec: Codec) -> str | None:
-    """Why a codec with state cannot sum gradients that are sharded over all replicas; None if it can."""
+    """Return why a codec with state cannot sum gradients that are sharded over all replicas; None if it can."""
     if codec.sharded_sums == "none":
         return WHY_NOT_SHARDED
     if codec.sharded_sums == "selected":
-        return "how long its sums take there is not known"  # they can run, by other messages
+        return "how long its sums take there is not known"  # they run, with messages that are not modelled
     return WHY_NOT_LOSS_SCALED if precision == "fp16" else None
 
 

@@ -15,11 +15,11 @@ from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
 
 class Evaluation(NamedTuple):
-    """The result for an option."""
+    """The result of evaluating an option."""
 
     best: Prediction | None
     nearest: Layout | None
-    """The layout that fits with the smallest bound; None where none fits."""
+    """The layout with the smallest bound among those that fit; None if none fits."""
     bound_s: float
     """Lower bound of `nearest` in seconds; infinite if none fits."""
 
@@ -62,10 +62,10 @@ def evaluate(
 
 
 def best_of(space: SearchSpace, options: Iterable[Option], patience: int | None = None) -> Prediction | None:
-    """The fastest layout of these options that fits; None if none fits.
+    """Return the fastest layout of these options that fits; None if none fits.
 
     Args:
-        patience: stop after this many options in a row without a better one. Default: try all that could still win.
+        patience: stop after this many options in a row without a better layout. None: try all that could still win.
     """
     queue = sorted((space.bounds.step_s(option), number, option) for number, option in enumerate(options))
     best: Prediction | None = None

@@ -1,4 +1,4 @@
-"""Exhaustive search on a few devices: every order of them, cut, split of the batch, schedule and memory options."""
+"""Exhaustive search on a few devices: every order of devices, cut, split of the batch, schedule and memory options."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hpctrain.records.plan.plan import Recompute, ZeroLevel
 
 
 def exhaustive_search(plain: SearchSpace) -> SearchResult:
-    """Return the fastest of all plans by the cost model; its bound is its own time.
+    """Return the fastest of all plans by the cost model; its lower bound is its predicted time.
 
-    Plans with memory options are tried only if no other fits.
+    Plans with memory options are tried only if no other plan fits.
 
     Raises:
         InputError: there are too many plans to try all.
@@ -32,7 +32,7 @@ def exhaustive_search(plain: SearchSpace) -> SearchResult:
     if devices > most:
         raise InputError(f"--solver exact: found {devices} devices, allowed: up to {most}; use --solver auto")
     start = best_first_search(plain)
-    # A start that saves memory is no limit for plans that do without: these are preferred even if slower.
+    # A warm start with memory options does not limit plans without them: these are preferred even if slower.
     result = _fastest([plain], start if start.space is plain else SearchResult(plain, None, math.inf, ended=True))
     if result.best is None and plain.work.fixed is None:
         return _fastest([plain.with_memory_options(memory_options) for memory_options in _all_memory_options()], start)
@@ -40,7 +40,7 @@ def exhaustive_search(plain: SearchSpace) -> SearchResult:
 
 
 def _fastest(spaces: Iterable[SearchSpace], start: SearchResult) -> SearchResult:
-    """The fastest plan of all spaces, or `start` if none is faster."""
+    """Return the fastest plan of all spaces, or `start` if none is faster."""
     best, winner = start.best, start.space
     for space in spaces:
         for option in space.options(space.candidate_dims):
@@ -55,7 +55,7 @@ def _fastest(spaces: Iterable[SearchSpace], start: SearchResult) -> SearchResult
 
 
 def _all_memory_options() -> Iterator[MemoryOptions]:
-    """All memory options but the default, which saves nothing."""
+    """Yield all memory options except the default, which saves no memory."""
     for zero, recompute, split in itertools.product(get_args(ZeroLevel), get_args(Recompute), (False, True)):
         memory_options = MemoryOptions(zero=zero, recompute=recompute, sequence_parallel=split)
         if memory_options != DEFAULT_MEMORY_OPTIONS:
@@ -86,7 +86,7 @@ def _layouts(space: SearchSpace, option: Option) -> Iterator[Layout]:
 
 
 def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to write `total` as an ordered sum of `parts` numbers, each at least `least`."""
+    """Yield all ordered sums of `parts` numbers that add up to `total`, each number at least `least`."""
     end = total - parts * least + parts - 1
     if end < parts - 1:
         return

@@ -1,4 +1,4 @@
-"""Local search on the best layout: exchanged ranks, single blocks and micro-batches, a cut at the seam."""
+"""Local search on the best layout: exchanges ranks, moves single blocks and micro-batches, cuts at the seam."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def refine(space: SearchSpace, best: Prediction) -> Prediction:
 
 
 def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
-    """Move single blocks between stages and single micro-batches between replicas, as long as that helps.
+    """Move single blocks between stages and single micro-batches between replicas, as long as that makes the step
+    shorter.
 
     Args:
-        most: changes after which no further round of changes is begun.
+        most: number of changes after which no further round of changes begins.
     """
     return _climb(cost, best, _changes, most)
 
@@ -48,10 +49,10 @@ def _permute_ranks(space: SearchSpace, best: Prediction) -> Prediction:
 
 
 def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterator[Layout]], most: int) -> Prediction:
-    """Take the fastest change of the best layout, round by round, as long as one helps.
+    """Apply the change that gives the fastest layout, round by round, as long as one makes the step shorter.
 
     Args:
-        most: changes after which no further round is begun.
+        most: number of changes after which no further round begins.
     """
     tried = 0
     while tried < most:
@@ -66,7 +67,7 @@ def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterat
 
 
 def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float = 1e-6) -> BestSoFar | Prediction:
-    """The layout's prediction if it fits and is faster than `best` by more than rounding, else `best`."""
+    """Return the layout's prediction if it fits and is faster than `best` by more than rounding, else `best`."""
     limit = math.inf if best is None else best.total * (1 - rounding)
     if lower_bound(cost, layout) >= limit or layout.memory_shortage(cost.memory):
         return best
@@ -75,11 +76,13 @@ def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float 
 
 
 def _changes(layout: Layout) -> Iterator[Layout]:
-    """Yield layouts with one change: a block moved between neighbouring stages or stages of one rank, or a micro-batch
-    moved between unlike replicas."""
+    """Yield layouts with one change each: a block moved, or a micro-batch moved between unlike replicas.
+
+    A block moves between neighbouring stages, or between stages of one rank.
+    """
     last = len(layout.blocks) - 1
     neighbours = (pair for a, b in pairwise(range(last + 1)) for pair in ((a, b), (b, a)))
-    # A move between stages of one rank leaves the rank's work alone, but changes who waits for it.
+    # A move between stages of one rank does not change the rank's work, but it changes which ranks wait.
     of_one_rank = (pair for stages in layout.stages_by_rank for pair in permutations(stages, 2))
     for giver, taker in dict.fromkeys([*neighbours, *of_one_rank]):
         may_be_empty = giver in (0, last)
@@ -101,8 +104,8 @@ def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
 def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Prediction:
     """Return the plan with its nearest cut moved to the seam if that fits and costs next to nothing, else the plan.
 
-    The cost model gives the messages of all cuts the size of the largest, so it does not see what a cut at the seam
-    saves.
+    The seam is where the decoder of an encoder-decoder begins. The cost model gives the messages of all cuts the size
+    of the largest, so it does not see that messages at the seam are smaller.
 
     Args:
         max_slowdown: share of the step's time that the cut at the seam may cost.

@@ -1,4 +1,6 @@
-"""Best-first search over many devices: in order of bounds, with separate patience for each pair of pp and tp."""
+"""Best-first search over many devices: options in order of bounds, with separate patience for each pair of pp and
+tp.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from hpctrain.planner.search.state import SearchResult, SearchState
 
 
 def search_many_devices(state: SearchState) -> SearchResult:
-    """Return the best plan of the queued candidates, until none can win or patience has run out for all of them."""
+    """Search the queued candidates until none can win or patience has run out for all of them; return the best plan."""
     candidates, misfit_factor = state.candidates, state.limits.misfit_factor
     patience = misfit_factor * _patience(state)
     lowest, ended = math.inf, True
@@ -49,4 +51,4 @@ def _patience(state: SearchState) -> int:
 
 def _may_fit(candidate: Candidate) -> bool:
     bounds, option = candidate.space.bounds, candidate.option
-    return not bounds.is_too_large(option) and bounds.may_fit(option)  # the cheapest question first
+    return not bounds.is_too_large(option) and bounds.may_fit(option)  # the condition that is cheapest to compute first

@@ -1,4 +1,4 @@
-"""Choice of the stage messages' codecs: the most exact one, unless a less exact one is faster by a threshold."""
+"""Chooses the codecs of stage messages: the most exact ones, unless less exact ones are faster by a threshold."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class MessageCodecChoice:
     """[stage] -> codec of the messages to the next stage."""
     prediction: Prediction
     reason: str | None
-    """Why this choice, as a sentence; None if no message leaves a node."""
+    """Why these codecs were chosen, as a sentence; None if no message leaves a node."""
 
 
 def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> MessageCodecChoice:
-    """Choose the codec of each stage boundary by the same thresholds as for gradients.
+    """Choose the codec of each stage boundary by the thresholds that also decide on gradient codecs.
 
-    Each codec in turn is allowed in addition to the more exact ones, and every boundary takes the allowed one that
-    delivers its messages the soonest. The result is taken if it shortens the step by `MIN_GAIN` or `MIN_LOSSY_GAIN`.
+    Codecs become available one after the other, the most exact first. Every boundary takes the available codec that
+    delivers its messages the soonest. The result is accepted if it shortens the step by `MIN_GAIN` or `MIN_LOSSY_GAIN`.
 
     Args:
-        cost: with the layout's memory options and gradient codec; its message codecs do not matter.
+        cost: cost model with the layout's memory options and gradient codec; its message codecs do not matter.
         lossy: whether int8 is allowed.
     """
     full: Messages = "none"
@@ -68,7 +68,9 @@ def _predicted(cost: CostModel, layout: Layout, messages: tuple[Messages, ...]) 
 
 
 def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Messages]) -> Messages:
-    """The codec with which the slowest replica's messages to the next stage and back arrive the soonest."""
+    """Return the codec with which the messages between a stage and the next arrive the soonest, in the slowest
+    replica.
+    """
     if stage == len(layout.blocks) - 1:
         return "none"
     pairs = [_hops(layout, replica)[stage] for replica in layout.placement.representatives]
@@ -87,5 +89,5 @@ def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Mess
 
 
 def _hops(layout: Layout, replica: int) -> list[tuple[TensorParallelGroup, TensorParallelGroup]]:
-    """[stage] -> (its tensor-parallel group, the next stage's)."""
+    """[stage] -> (its tensor-parallel group, the group of the next stage), for one replica."""
     return list(pairwise(layout.unit(replica, stage) for stage in range(len(layout.blocks))))

@@ -1,4 +1,4 @@
-"""The plans next to the chosen one, and why each of them lost."""
+"""Lists the plans next to the chosen one, and why each of them lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHY_NO_SHARDING = (
 
 
 def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Sequence[ParallelDims]) -> list[Rejected]:
-    """Plans with other degrees, micro-batch sizes, schedules or devices in file order, each with why it lost."""
+    """Return plans with other degrees, micro-batch sizes, schedules or devices in file order, each with why it lost."""
     rejected = _other_dims(space, best, candidate_dims) + _impossible(space)
     placement, option = best.layout.placement, Option.of(best.layout)
     sizes = space.work.micro_batch_sizes()
@@ -41,7 +41,7 @@ def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Se
 
 
 def describe_memory_shortage(excess: MemoryShortage) -> str:
-    """One clause with the bytes that a device needs, has and may use."""
+    """Return one clause with the bytes that a device needs, has and may use."""
     return (
         f"{excess.device_id} would need {format_bytes(excess.need_bytes)} and has {format_bytes(excess.memory_bytes)}, "
         f"of which {excess.usable * 100:g} % ({format_bytes(excess.usable_bytes)}) may be used"
@@ -49,9 +49,9 @@ def describe_memory_shortage(excess: MemoryShortage) -> str:
 
 
 def shortage(space: SearchSpace, dims: ParallelDims) -> MemoryShortage | str | None:
-    """Why no layout of these degrees runs: the device short of memory with the smallest micro-batch, or a sentence.
+    """Return why no layout of these degrees runs; None if one does.
 
-    None if the layout fits.
+    The reason is the device that lacks memory with the smallest micro-batch, or a sentence.
     """
     reason: str | None = None
     for size in space.work.micro_batch_sizes():
@@ -90,7 +90,7 @@ def _other_dims(space: SearchSpace, best: Prediction, candidate_dims: Sequence[P
 
 
 def _impossible(space: SearchSpace) -> list[Rejected]:
-    """One entry for each reason, with the smallest degrees that have it."""
+    """One rejected entry for each reason, with the smallest degrees that are impossible for that reason."""
     first: dict[str, ParallelDims] = {}
     for dims in sorted(space.impossible, key=lambda dims: (dims[2], dims)):
         first.setdefault(space.impossible[dims], dims)

@@ -24,20 +24,20 @@ from hpctrain.records.topology.topology import Topology
 Goal = Literal["time", "robust", "energy", "cost"]
 
 SLOW_NODE_SPEED = 0.5
-"""Relative speed of the slow node that `robust` plans for: a GPU that throttles, a CPU that is shared."""
+"""Speed of the slow node that `robust` plans for, as a factor of its measured speed: a throttled GPU, a shared CPU."""
 JITTER_DRAWS = 100
-"""Steps that are drawn to find the 95th percentile."""
+"""Number of simulated steps from which the 95th percentile is taken."""
 SEED = 0
-"""Seed of the random numbers; every plan gets the same noise."""
+"""Seed of the random numbers; every plan gets the same ones."""
 QUANTILE = 0.95
 
 
 @dataclass(frozen=True)
 class GoodputConstraint:
-    """A least goodput under failures, and the figures that goodput depends on."""
+    """The least goodput that a plan must have under failures, and the figures that goodput depends on."""
 
     least: float
-    """Smallest share of the time that must become lasting training."""
+    """Least share of the time that must become training which is not lost again."""
     node_mtbf_s: float
     """Mean time between failures of one node, seconds."""
     recover_s: float
@@ -48,13 +48,13 @@ class GoodputConstraint:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised among the plans that keep the constraints."""
+    """What the planner minimises among the plans that meet the constraints."""
 
     goal: Goal = "time"
     watts: Mapping[str, float] = field(default_factory=dict)
     """Power of a busy device in watts, by device type."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Price of a device for an hour, by device type, in any currency."""
+    """Price of a device for an hour, by device type; in any currency, the same for all."""
     usable: float | None = None
     """Largest share of a device's memory that a plan may fill; None: the planner's default."""
     goodput_constraint: GoodputConstraint | None = None
@@ -70,7 +70,7 @@ class Objective:
         return self.goal in ("energy", "cost") or self.goodput_constraint is not None
 
     def rate(self, layout: Layout) -> float:
-        """What the layout's devices use in a second: joules, or currency.
+        """Joules or currency that the layout's devices use in a second.
 
         Raises:
             InputError: the power or price of a device type is not known.
@@ -91,11 +91,11 @@ FASTEST_STEP = Objective()
 
 @dataclass(frozen=True)
 class Score:
-    """A plan's value; smaller is better."""
+    """A plan's value by the objective; smaller is better."""
 
     value: float
     text: str
-    """The value with its unit."""
+    """The value with its unit, as text."""
 
 
 Scorer = Callable[[CostModel, Prediction], Score]
@@ -104,8 +104,8 @@ Scorer = Callable[[CostModel, Prediction], Score]
 def scorer(objective: Objective, topology: Topology) -> Scorer:
     """Return the function that gives a plan its value by the objective.
 
-    time: seconds of a step. robust: the 95th percentile of these. energy: joules a token. cost: price of a million
-    tokens. Energy and cost count the plan's devices as if they were busy throughout the step.
+    time: seconds of a step. robust: the 95th percentile of the step's seconds. energy: joules per token. cost: price of
+    a million tokens. Energy and cost count the plan's devices as if they were busy throughout the step.
     """
     jitter = LinkJitter(topology)
 
@@ -125,15 +125,15 @@ def scorer(objective: Objective, topology: Topology) -> Scorer:
 
 
 def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) -> float:
-    """The 95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
+    """Return the 95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
 
-    Each of the `nodes` is the slow one with the same probability; a node that the plan does not use does no harm. The
-    layout does not change: this is the step before the run is planned again.
+    Each of the `nodes` nodes is the slow one with the same probability; a slow node that the plan does not use does no
+    harm. The layout stays: this is the time before the run is planned again.
     """
     used = sorted(used_nodes(layout))
     rng = np.random.default_rng(SEED)
     count = _draws(jitter, len(used))
-    # Each slow node gets its part of the draws exactly, so that chance does not decide between two plans.
+    # Each slow node gets its exact share of the draws, so that chance does not decide between two plans.
     weights: list[float] = []
     draws = []
     for node in used:
@@ -151,7 +151,9 @@ def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) 
 
 
 def goodput_shortfall(goodput_constraint: GoodputConstraint | None, prediction: Prediction) -> float | None:
-    """The plan's expected goodput if it is below the constraint; None if the constraint is met, or there is none."""
+    """Return the plan's expected goodput if it is below the constraint; None if it is not, or if there is no
+    constraint.
+    """
     if goodput_constraint is None:
         return None
     cluster = FailureModel(
@@ -171,7 +173,7 @@ def used_nodes(layout: Layout) -> set[str]:
 
 
 def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
-    """Draws for each slow node; one without jitter, because the step is then always the same."""
+    """Number of draws for each slow node; 1 without jitter, because all draws are then equal."""
     return max(4, math.ceil(JITTER_DRAWS / slow_nodes)) if jitter else 1
 
 

@@ -1,4 +1,4 @@
-"""The bounds of a search's options: what an option could take at the least, and whether its layouts fit."""
+"""Bounds of a search's options: the least time that an option could take, and whether its layouts fit the memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpctrain.records.plan.parallel_dims import ParallelDims
 
 
 def can_shard(work: Workload, placement: Placement) -> bool:
-    """Whether the placement has replicas to shard over, or no sharding is asked for."""
+    """Whether the placement has replicas to shard over; also True if no sharding is asked for."""
     if work.memory_options.zero == 0:
         return True
     shards = shard_group_size(placement, work.memory_options)
@@ -28,7 +28,7 @@ def can_shard(work: Workload, placement: Placement) -> bool:
 
 
 class OptionBounds:
-    """Bounds for one pool of devices and one workload, cached."""
+    """Bounds for one pool of devices and one workload; caches its results."""
 
     def __init__(self, cost: CostModel, pool_placements: PoolPlacements, limits: SearchLimits) -> None:
         self.cost, self.pool_placements, self.limits = cost, pool_placements, limits
@@ -38,15 +38,17 @@ class OptionBounds:
         """Option -> its knapsack bound."""
 
     def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
-        """Seconds of the computation alone, for any schedule: a weaker bound to sort degrees by."""
+        """Seconds of a step that computation alone takes with any schedule: a weaker bound, by which degrees are
+        sorted.
+        """
         return self._closed_form(dims[2], micro_batch).work_s(dims)
 
     def step_s(self, option: Option) -> float:
-        """Seconds of a step that no layout of the option beats, in closed form."""
+        """Seconds of a step that no layout of the option beats, by the closed-form bound."""
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
-        """Placements that may finish within `limit_s` seconds by the knapsack bound."""
+        """Placements that by the knapsack bound may finish within `limit_s` seconds."""
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:
             return []
@@ -55,11 +57,11 @@ class OptionBounds:
         return [made for made in placements_of_mixtures(classes, mixtures) if can_shard(self.cost.work, made)]
 
     def can_hold(self, option: Option, shards: int) -> bool:
-        """Whether devices have room for the model if so many replicas share a state."""
+        """Whether devices have memory for the model if `shards` replicas share a state."""
         return self._memory.can_hold(self.pool_placements.counts(option.dims.tp), option, shards)
 
     def may_fit(self, option: Option) -> bool:
-        """False if no placement of the option has room for the model."""
+        """False if no placement of the option has memory for the model."""
         return self.can_hold(option, self._most_shards(option.dims))
 
     def is_too_large(self, option: Option) -> bool:
@@ -67,14 +69,18 @@ class OptionBounds:
         return self._memory.is_too_large(option, self._most_shards(option.dims))
 
     def any_may_fit(self, dims: ParallelDims, micro_batch: int) -> bool:
-        """False if only V-shaped schedules could have room for the model, judged by `FEWEST_ACTIVATIONS`."""
+        """False if no schedule except a V-shaped one could have memory for the model; judged by
+        `FEWEST_ACTIVATIONS`.
+        """
         memory_options = self.cost.work.memory_options
         if memory_options.zero or memory_options.recompute != "none":
-            return True  # with several stages a rank, less is gathered or recomputed at once
+            return True  # with several stages a rank, less is gathered or recomputed at a time
         return self.may_fit(Option(dims, FEWEST_ACTIVATIONS, micro_batch))
 
     def any_feasible_within(self, dims: ParallelDims, micro_batch: int, limit_s: float) -> bool:
-        """False if only V-shaped schedules could finish within `limit_s` seconds, even with unlimited memory."""
+        """False if no schedule except a V-shaped one could finish within `limit_s` seconds, even with unlimited
+        memory.
+        """
         return self._knapsack(Option(dims, ScheduleSpec("1f1b"), micro_batch), waits=False).feasible_within(limit_s)
 
     def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:

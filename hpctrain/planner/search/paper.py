@@ -1,7 +1,7 @@
-"""The solver `paper`: equation (1) by greedy co-location, equation (7) by a grid over M.
+"""Solver `paper`: equation (1) by greedy co-location, equation (7) by a grid over the micro-batch count M.
 
-It exists for reproduction. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the
-smallest M; `auto` is the default.
+It exists to reproduce the paper. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the
+smallest M. The default solver is `auto`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.parallel_dims import ParallelDims
 
 GRID = (2, 4, 8, 16)
-"""Micro-batch counts that equation (7) is minimised over (section 3.4)."""
+"""Micro-batch counts M over which equation (7) is minimised (the paper, section 3.4)."""
 
 
 def solve_as_paper(space: SearchSpace) -> ChosenPlan:
-    """Plan with P = G·R: tensor parallelism within nodes, then replicas within nodes, pipeline stages across nodes.
+    """Plan by the paper's rules: tensor parallelism within nodes, then replicas within nodes, stages across nodes.
+
+    The number of devices is P = G·R with G stages and R replicas.
 
     Raises:
-        InputError: the batch cannot be cut into any M of the grid, or the placement cannot be sharded as asked.
+        InputError: no M of the grid divides the batch, or the placement cannot be sharded as asked.
         RefusedError: no M of the grid fits the memory.
     """
     cost, work = space.cost, space.work
     pp, dp, tp = _degrees(space.pool, work)
     stages = _stage_units(space, pp, dp, tp)
     distance = _distances(cost, [unit for row in stages for unit in row])
-    # [stage, stage], the largest of any replica
+    # [stage, stage] -> the largest distance of any replica
     between = distance.reshape(len(stages), dp, len(stages), dp).diagonal(axis1=1, axis2=3).max(axis=2)
     order, objective = greedy_colocation(between, pp, float(work.stage_boundary_bytes(1)))
     placement = Placement(tuple(stages[index][replica] for index in order) for replica in range(dp))
@@ -59,11 +61,13 @@ def solve_as_paper(space: SearchSpace) -> ChosenPlan:
 
 
 def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: float) -> tuple[list[int], float]:
-    """Solve equation (1): order `count` places for a small sum of c·d(place, next place), greedily from each start.
+    """Solve equation (1) greedily: order `count` places for a small sum of c·d(place, next place).
+
+    Each place is tried as the start; the best order wins.
 
     Args:
-        distance: [places, places], shortest-path distances in seconds per byte.
-        message_bytes: c, the same at every boundary of equal blocks.
+        distance: [places, places], shortest-path distances d in seconds per byte.
+        message_bytes: c, bytes of a stage message; equal at all boundaries.
 
     Returns:
         The order, and the objective in seconds.
@@ -84,7 +88,7 @@ def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: 
 
 
 def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send_s: float) -> float:
-    """Equation (7) as printed: G/L · M·T_step + (M − 1)·T_comm."""
+    """Return equation (7) of the paper as printed, in seconds: G/L · M·T_step + (M − 1)·T_comm."""
     return stages / layers * micro_batches * step_s + (micro_batches - 1) * send_s
 
 
@@ -100,7 +104,9 @@ def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
 
 
 def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
-    """Candidates for a stage, each of `dp` tensor-parallel groups: within a node if enough fit, else across nodes."""
+    """Candidates for a stage, each of `dp` tensor-parallel groups: within a node if enough groups fit, else across
+    nodes.
+    """
     units = space.units(tp)
     by_node: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
@@ -117,11 +123,13 @@ def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[Ten
 
 
 def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray[np.float64]:
-    """[group, group] shortest-path distances between tensor-parallel groups, edges weighted 1/b (seconds per byte)."""
-    from scipy.sparse.csgraph import shortest_path  # scipy is a third of an agent's start, and only this mode needs it
+    """[group, group] -> shortest-path distance between tensor-parallel groups in seconds per byte; an edge has length
+    1/b.
+    """
+    from scipy.sparse.csgraph import shortest_path  # a third of an agent's start-up, for this solver only
 
     weights = np.array([[cost.links.between(a.device_ids[0], b.device_ids[0])[1] for b in units] for a in units])
-    # scipy reads what is close to 0 as "no edge", so distances are taken in units of the fastest link.
+    # scipy reads values close to 0 as "no edge", so distances are multiples of the fastest link's.
     unit = float(weights[weights > 0].min(initial=1.0))
     relative = np.maximum(weights / unit, 1e-6)
     np.fill_diagonal(relative, 0.0)

@@ -1,4 +1,4 @@
-"""The tensor-parallel groups of a pool and their likely placements, which all searches of the pool share."""
+"""Tensor-parallel groups of a pool and their likely placements, which all searches of the pool share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpctrain.records.plan.parallel_dims import ParallelDims
 
 
 class PoolPlacements:
-    """Groups and placements of one pool, cached; they do not depend on memory options or codecs.
+    """Groups and placements of one pool, cached. They do not depend on memory options or codecs.
 
     Args:
-        max_compared_units: up to this many groups, links are compared pair by pair.
+        max_compared_units: largest number of groups whose links are compared pair by pair.
     """
 
     def __init__(self, pool: DevicePool, cost: CostModel, max_compared_units: int) -> None:
@@ -30,7 +30,7 @@ class PoolPlacements:
         self.units = cache(partial(make_tensor_parallel_groups, pool))
         """tp -> the tensor-parallel groups of that size."""
         self.counts = cache(lambda tp: UnitCounts(cost, self.units(tp)))
-        """tp -> these groups, counted by kind."""
+        """tp -> the tensor-parallel groups of that size, counted by kind."""
         self.placements = cache(self._likely_placements)
         """Degrees -> their likely placements."""
 

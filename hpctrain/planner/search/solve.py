@@ -1,4 +1,4 @@
-"""The solvers of a plan: each returns the best plan of a space, or the reason why there is none."""
+"""Solvers: each returns the best plan of a space, or raises the reason why there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Solver = Literal["auto", "exact", "paper"]
 
 
 def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
-    """Return the fastest plan; one with memory options if no plan fits without them.
+    """Return the fastest plan; a plan with memory options only if no plan fits without them.
 
     Args:
         solver: 'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices;
@@ -56,7 +56,7 @@ def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
 
 
 def _leanest(plain: SearchSpace) -> SearchSpace:
-    """The space that needs the least memory and has candidates."""
+    """Return the space with the memory options that need the least memory and leave candidates."""
     if plain.work.fixed is not None:
         return plain
     levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)[::-1] if plain.work.may_shard_gradients else (0,)
@@ -65,14 +65,17 @@ def _leanest(plain: SearchSpace) -> SearchSpace:
 
 
 def _why_memory_options(plain: SearchSpace, layout: Layout) -> Rejected:
-    """The rejected neighbour with the same degrees and no memory options."""
+    """Return the rejected neighbour that has the layout's degrees and no memory options."""
     lack = plain.fit_layout(layout.placement, Option.of(layout)).memory_shortage(plain.cost.memory)
     reason = "no placement of it fits" if lack is None else describe_memory_shortage(lack)
     return Rejected(change="zero 0 and recompute none", reason=f"with {layout.dims}, {reason}")
 
 
 def _no_feasible_dims(space: SearchSpace) -> HpctrainError:
-    """The error for impossible degrees: too many for the devices (refused), or not possible for this model (input)."""
+    """Return the error for impossible degrees.
+
+    It is a RefusedError if there are too few devices, an InputError if the model does not allow the degrees.
+    """
     dims, reason = next(iter(space.impossible.items()))
     text = f"parallel: found {dims}; {reason}"
     if math.prod(dims) > len(space.pool.devices):
@@ -81,7 +84,10 @@ def _no_feasible_dims(space: SearchSpace) -> HpctrainError:
 
 
 def _nothing_fits(space: SearchSpace) -> HpctrainError:
-    """The error for a space without a plan: the degrees that lack the least memory, or a reason without a shortage."""
+    """Return the error for a space in which no plan fits.
+
+    It names the degrees that lack the least memory, or another reason if no memory is lacking.
+    """
     work = space.work
     lacks = [(dims, shortage(space, dims)) for dims in space.candidate_dims]
     short = [(dims, lack) for dims, lack in lacks if isinstance(lack, MemoryShortage)]

@@ -26,18 +26,18 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 
 class WarmStart(NamedTuple):
-    """A plan to beat that is known before a search begins."""
+    """A known plan which a search has to beat."""
 
     space: SearchSpace
     """The space with the plan's memory options."""
     best: Prediction
     reused_layouts: tuple[Layout, ...]
-    """Similar layouts that move little state, the least first."""
+    """Layouts similar to the previous plan that move little state, the one with the fewest moves first."""
 
 
 @dataclass(eq=False)
 class SearchSpace:
-    """The options of one pool of devices for one workload, with their bounds; caches what it works out."""
+    """The options of one pool of devices for one workload, with their bounds; caches its results."""
 
     pool: DevicePool
     cost: CostModel
@@ -60,11 +60,11 @@ class SearchSpace:
         return OptionBounds(self.cost, self.pool_placements, self.limits)
 
     def with_memory_options(self, memory_options: MemoryOptions) -> SearchSpace:
-        """The space of the same pool with other memory options."""
+        """Return the space with other memory options for this pool."""
         return self._with(replace(self.work, memory_options=memory_options))
 
     def with_codec(self, codec: Codec) -> SearchSpace:
-        """The space of the same pool with another gradient codec."""
+        """Return the space with another gradient codec for this pool."""
         return self._with(replace(self.work, codec=codec))
 
     def _with(self, work: Workload) -> SearchSpace:
@@ -74,7 +74,7 @@ class SearchSpace:
 
     @cached_property
     def candidate_dims(self) -> list[ParallelDims]:
-        """The degrees to try; those that cannot run are put into `impossible`."""
+        """Return the degrees to try; put those that cannot run into `impossible`."""
         given = self.work.fixed
         if given is None:
             dims = enumerate_dims(len(self.pool.devices), self.work.spec, self.work.sequences)
@@ -93,23 +93,23 @@ class SearchSpace:
                         yield Option(dims, schedule_spec, size)
 
     def units(self, tp: int) -> list[TensorParallelGroup]:
-        """The tensor-parallel groups of that size."""
+        """The tensor-parallel groups of size `tp`."""
         return self.pool_placements.units(tp)
 
     def placements(self, dims: ParallelDims) -> list[Placement]:
-        """The likely placements of these degrees that can be sharded as asked."""
+        """The likely placements of these degrees, without those that cannot be sharded as asked."""
         return [placement for placement in self.pool_placements.placements(dims) if self.can_shard(placement)]
 
     def can_shard(self, placement: Placement) -> bool:
-        """Whether the placement has replicas to shard over, or no sharding is asked for."""
+        """Whether the placement has replicas to shard over; also True if no sharding is asked for."""
         return can_shard(self.work, placement)
 
     def why_no_layout(self, option: Option) -> str | None:
-        """Why the option has no layout, apart from memory; None if it has one."""
+        """Return why the option has no layout, apart from memory; None if it has one."""
         return why_no_layout(self.cost, option.dims.pp, option.dims.dp, option.schedule_spec, option.micro_batch)
 
     def fit_layout(self, placement: Placement, option: Option) -> Layout:
-        """The option's layout on this placement, with blocks and micro-batches distributed by speed."""
+        """Return the option's layout on this placement, with blocks and micro-batches distributed by speed."""
         return fit_layout(self.cost, placement, option.schedule_spec, option.micro_batch)
 
     def _why_impossible(self, dims: ParallelDims) -> str | None:

@@ -1,4 +1,4 @@
-"""What a best-first search knows and returns: the candidates that remain, the best plan so far, its lower bound."""
+"""State and result of a best-first search: the remaining candidates, the best plan so far, its lower bound."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class SearchResult(NamedTuple):
 
 
 class ChosenPlan(NamedTuple):
-    """The chosen plan of a space, with rejected candidates and notes for the person."""
+    """The chosen plan of a space, with rejected candidates and notes for the user."""
 
     space: SearchSpace
     best: Prediction
     rejected: list[Rejected]
     notes: list[str]
     bound_s: float
-    """Seconds that none of the plans in the search space beats."""
+    """Seconds that no plan in the search space beats."""
 
 
 class SearchState:
-    """The candidates and the best plan of a search.
+    """The remaining candidates and the best plan of a search.
 
     Args:
         plain: the space with the memory options of the run file.
@@ -69,25 +69,25 @@ class SearchState:
         return self.best is None or candidate.bound_s < self.best.total
 
     def take(self, prediction: Prediction | None, space: SearchSpace) -> None:
-        """Make a plan of this space the best one, unless it is already."""
+        """Record a plan of this space as the best one; do nothing if it is recorded already."""
         if prediction is not self.best:
             self.best, self.winner = prediction, space
 
     def evaluate(self, space: SearchSpace, option: Option, placements: Sequence[Placement] | None = None) -> Evaluation:
-        """Evaluate an option, with these placements or the likely ones, and take it if it beats the best."""
+        """Evaluate an option with these placements or the likely ones; make its plan the best one if it is faster."""
         evaluation = evaluate(space, option, self.best, placements)
         self.take(evaluation.best, space)
         return evaluation
 
     def evaluate_sampled(self, space: SearchSpace, option: Option) -> Evaluation:
-        """Evaluate a few placements of an option, and take the best of them if it beats the best."""
+        """Evaluate a few placements of an option; make its plan the best one if it is faster."""
         return self.evaluate(space, option, space.placements(option.dims)[: self.limits.sampled_placements])
 
     def try_variants_of_best(self, sampled: bool) -> None:
         """Compare the best option with other schedules and memory options.
 
         Args:
-            sampled: evaluate a few placements of each variant, then all of the winner.
+            sampled: whether to evaluate a few placements of each variant, then all placements of the winner.
         """
         if self.best is None:
             return
@@ -100,7 +100,8 @@ class SearchState:
             self.evaluate(self.winner, Option.of(self.best.layout))
 
     def result(self, lowest: float, ended: bool) -> SearchResult:
-        """The best plan, with a lower bound for all plans, also those that leave more devices idle than were tried.
+        """Return the best plan, with a lower bound for all plans, including those that leave more devices idle than
+        were tried.
 
         Args:
             lowest: seconds that none of the tried options beats.
@@ -111,7 +112,7 @@ class SearchState:
             used = sorted(pool.devices, key=lambda device: -device.flops)[: min_devices_used(len(pool.devices)) - 1]
             fastest = max(device.bytes_per_s for device in pool.devices)
             same = tuple(replace(device, bytes_per_s=fastest) for device in used)
-            # Numbers of replicas that leave few devices idle are not all tried either.
+            # Not all numbers of replicas that leave few devices idle are tried either.
             lowest = min(lowest, ideal_step_s(replace(pool, devices=same), work), ideal_s)
         bound_s = max(lowest if math.isfinite(lowest) else 0.0, ideal_s)
         if self.best is not None:

@@ -1,4 +1,4 @@
-"""State that changes its device when a plan replaces another, and ways to move less of it."""
+"""Moves of state between devices when a plan replaces another, and ways to move less state."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def minimise_moves(
 ) -> Prediction:
     """Return a plan about as fast as the best that moves less state.
 
-    That is the first of `reused_layouts` that is fast enough. Else it is the best with equal nodes exchanged, so that
-    devices keep the blocks they hold, if it stays about as fast. Else it is the best itself.
+    It is the first of `reused_layouts` that is fast enough. If none is, it is the best plan with equal nodes exchanged,
+    so that devices keep the blocks they hold, if this stays about as fast. Otherwise it is the best plan itself.
 
     Args:
         reused_layouts: layouts on the surviving devices of the previous plan, the one with the fewest moves first.
@@ -48,7 +48,10 @@ def minimise_moves(
 
 
 def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | None:
-    """The layout with equal nodes exchanged so that the fewest blocks move; None if no exchange helps or fits."""
+    """Return the layout with equal nodes exchanged so that the fewest blocks move.
+
+    None if no exchange makes fewer blocks move, or if the result does not fit the memory.
+    """
     slots = _by_node(layout)
     taker_of = _exchange(cost, slots, _missing(slots, held))
     if all(node == taker for node, taker in taker_of.items()):
@@ -65,8 +68,8 @@ def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | Non
 def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
     """Return the moves of state, and the blocks that have to come from a checkpoint.
 
-    The latter are those whose state no device of the new plan holds. If tp changes, every block is split anew and
-    counts as moved.
+    A block comes from a checkpoint if no device of the new plan holds its state. If tp changes, every block is split
+    anew and counts as moved.
     """
     held, wanted = _held(previous), _held(plan)
     same_cut = previous.tp == plan.tp
@@ -87,7 +90,7 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
             if not sources:
                 lost.add(block)
                 continue
-            # Prefer a source on the same node, then the one that has sent the least.
+            # Prefer a source on the target's node, then the source that has sent the least.
             source_of[block] = min(
                 sources, key=lambda source: (source.node != device_id.node, sent.get(source, 0), source)
             )
@@ -119,7 +122,7 @@ def _held(plan: Plan) -> HeldState:
 
 
 UnitsByNode = dict[str, list[tuple[TensorParallelGroup, frozenset[int]]]]
-"""Node -> its tensor-parallel groups, each with the blocks that it is to hold."""
+"""Node -> its tensor-parallel groups, each with the blocks that the new plan gives to it."""
 
 
 def _by_node(layout: Layout) -> UnitsByNode:
@@ -134,7 +137,7 @@ def _by_node(layout: Layout) -> UnitsByNode:
 
 
 def _missing(slots: UnitsByNode, held: HeldState) -> NDArray[np.int64]:
-    """[node, other] -> blocks that would have to be sent to the other node if it took the node's place."""
+    """[node, other] -> blocks that would have to be sent to `other` if it took the place of `node`."""
     none: frozenset[int] = frozenset()
     present = [[held.get(unit.device_ids[0], (0, none))[1] for unit, _ in units] for units in slots.values()]
     wanted = [[blocks for _, blocks in units] for units in slots.values()]
@@ -147,7 +150,7 @@ def _missing(slots: UnitsByNode, held: HeldState) -> NDArray[np.int64]:
 
 def _exchange(cost: CostModel, slots: UnitsByNode, missing: NDArray[np.int64]) -> dict[str, str]:
     """Node -> the equal node that takes its place, chosen so that the fewest blocks are sent."""
-    from scipy.optimize import linear_sum_assignment  # a third of an agent's start, and few agents plan again
+    from scipy.optimize import linear_sum_assignment  # a third of an agent's start-up, rarely needed
 
     names = list(slots)
     kinds: dict[tuple[object, ...], list[int]] = {}

@@ -27,8 +27,8 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
     """Return the space of the plan that replaces `previous`, with a warm start on the surviving devices.
 
     Args:
-        run: if given, the space may use the codec that mode auto chose for the previous plan, for which the surviving
-            devices were placed.
+        run: if given, the space may use the codec that mode auto chose for the previous plan, because the surviving
+            devices were placed for that codec.
     """
     if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
         codec = previous.compression[0].codec
@@ -43,7 +43,7 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
 def uses_one_codec(space: SearchSpace) -> bool:
     """Whether a search with a warm start tries one codec only.
 
-    That is so on many devices: the search stays near the previous plan, and the run stands still meanwhile.
+    It does on many devices: the search stays near the previous plan, because the run stands still meanwhile.
     """
     return len(space.pool.devices) > EXHAUSTIVE_DEVICES
 
@@ -77,7 +77,9 @@ def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:
 
 
 def _same_cut(space: SearchSpace, previous: Plan, placement: Placement) -> Layout | None:
-    """The layout with the previous schedule, micro-batch size and blocks on this placement; None if it does not fit."""
+    """Return the layout with the previous schedule, micro-batch size and blocks on this placement; None if it does not
+    fit.
+    """
     stages, size = previous.stages, previous.replicas[0].micro_batch
     schedule_spec = ScheduleSpec(previous.schedule, len(stages) // previous.pp)
     option = Option(ParallelDims(previous.pp, len(placement), previous.tp), schedule_spec, size)
@@ -95,13 +97,13 @@ def _same_cut(space: SearchSpace, previous: Plan, placement: Placement) -> Layou
 
 
 def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp: int) -> Placement:
-    """Return a placement of `dp` replicas that keeps as much as possible of the previous plan's.
+    """Return a placement of `dp` replicas that keeps as much as possible of the previous plan's placement.
 
-    Whole replicas stay. Then tensor-parallel groups keep their pipeline rank. Free groups go to a rank where one like
-    them was.
+    Whole replicas stay. Then tensor-parallel groups keep their pipeline rank. Free groups go to a rank at which an
+    equal group was.
 
     Args:
-        units: the tensor-parallel groups to choose from; there are enough.
+        units: the tensor-parallel groups to choose from; there must be enough.
     """
     rows, loose, kinds = _surviving_units(units, previous)
     for row in rows[dp:]:
@@ -124,7 +126,9 @@ def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp
 def _surviving_units(
     units: Sequence[TensorParallelGroup], previous: Plan
 ) -> tuple[list[tuple[TensorParallelGroup, ...]], list[list[TensorParallelGroup]], dict[int, object]]:
-    """Whole replicas, [pipeline rank] -> groups of incomplete replicas, and pipeline rank -> `group_spec` there."""
+    """Return the whole replicas, the groups of incomplete replicas by pipeline rank, and `group_spec` by pipeline
+    rank.
+    """
     known = {unit.device_ids: unit for unit in units}
     rows, loose = [], [list[TensorParallelGroup]() for _ in range(previous.pp)]
     kinds: dict[int, object] = {}
@@ -140,5 +144,5 @@ def _surviving_units(
 
 
 def _device_ids(previous: Plan) -> list[list[tuple[DeviceId, ...]]]:
-    """[replica][pipeline rank] -> device ids."""
+    """Device ids of a plan: [replica][pipeline rank] -> the devices of the tensor-parallel group."""
     return [previous.pipeline_rank_devices(replica) for replica in range(previous.dp)]

@@ -17,7 +17,8 @@ def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> P
     """Return the fastest of `best` and the packed layouts with the same degrees, schedule and micro-batch size.
 
     Args:
-        layout: a layout of the space; its blocks and micro-batches stay where the kinds of devices stay.
+        layout: a layout of the space. Blocks and micro-batches stay at their pipeline rank and replica if the kind of
+            device there stays.
     """
     if 1 in (layout.pp, layout.dp):
         return best
@@ -32,7 +33,9 @@ def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> P
 
 
 def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> Iterator[Placement]:
-    """Yield the placement with stages, then with pipelines within nodes; each place keeps its kind of device.
+    """Yield the placement with its stages within nodes, then with its pipelines within nodes.
+
+    The kind of device at each pipeline rank of each replica stays.
 
     Args:
         units: the tensor-parallel groups to choose from, including those of the placement.
@@ -47,7 +50,10 @@ def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> It
 
 
 def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
-    """The fastest groups of any kind, with stages within nodes; the fast groups of all stages share replicas."""
+    """Return a placement of the fastest groups of any kind, with stages within nodes.
+
+    The fast groups of all stages are in the same replicas.
+    """
     fastest = sorted(units, key=lambda unit: (-unit.flops, unit.index))[: pp * dp]
     stages = groups_within_nodes([fastest], [[dp]] * pp)
     return Placement(zip(*(sorted(stage, key=lambda unit: -unit.flops) for stage in stages), strict=True))
@@ -56,16 +62,16 @@ def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) 
 def groups_within_nodes(
     classes: Sequence[Sequence[TensorParallelGroup]], needs: Sequence[Sequence[int]]
 ) -> list[list[TensorParallelGroup]]:
-    """Assign tensor-parallel groups ("units") to sets, each within the node that it fills best, or across few nodes.
+    """Assign tensor-parallel groups to sets, each within the node that it fills best, or across few nodes.
 
-    Sets that fit into one node are assigned first. The others take the nodes that have most of what they need.
+    Sets that fit into one node are assigned first. Each other set takes the nodes that have most of what it needs.
 
     Args:
-        classes: units by class; there are enough of each.
-        needs: [set] -> units of each class.
+        classes: tensor-parallel groups by class; there are enough of each.
+        needs: [set] -> number of groups of each class.
 
     Returns:
-        [set] -> its units, class by class.
+        [set] -> its groups, class by class.
     """
     unused: dict[str, list[list[TensorParallelGroup]]] = {}
     for number, units in enumerate(classes):
@@ -101,15 +107,15 @@ def groups_within_nodes(
 def _placed(
     classes: Sequence[Sequence[TensorParallelGroup]], kinds: Sequence[Sequence[int]]
 ) -> list[tuple[TensorParallelGroup, ...]]:
-    """Sets of units packed within nodes, with a unit of the given class in each place.
+    """Return sets of tensor-parallel groups packed within nodes, with a group of the given class at each position.
 
     Args:
-        kinds: [set][place] -> class.
+        kinds: [set][position] -> class.
     """
     needs = [[group.count(number) for number in range(len(classes))] for group in kinds]
     placed = []
     for group, wanted in zip(groups_within_nodes(classes, needs), kinds, strict=True):
-        # A set lists its units class by class.
+        # `groups_within_nodes` lists the groups of a set class by class.
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
         by_place = dict(zip(order, group, strict=True))
         placed.append(tuple(by_place[place] for place in range(len(wanted))))

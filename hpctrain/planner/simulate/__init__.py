@@ -1,1 +1,1 @@
-"""What a layout costs in time: the pipeline step action by action, overlap, noise, and time lost to failures."""
+"""Simulates what a layout costs in time: the pipeline step by action, overlap, noise, and time lost to failures."""

@@ -10,7 +10,7 @@ from hpctrain.records.plan.schedule import Action
 
 @dataclass(frozen=True)
 class PathSegment:
-    """A run of actions on one pipeline rank, each of which starts when the one before it ends."""
+    """Consecutive actions on one pipeline rank, each of which starts when the one before it ends."""
 
     rank: int
     actions: tuple[Action, ...]
@@ -18,14 +18,16 @@ class PathSegment:
     """Seconds from the start of the step."""
     end: float
     waited: float
-    """Seconds between the end of the previous segment and the start of this one (the message); 0 for the first."""
+    """Seconds between the end of the previous segment and the start of this one, in which a message travels; 0 for the
+    first.
+    """
 
 
 def critical_path(line: Timeline) -> list[PathSegment]:
     """Return the segments from the start of the step to the last action.
 
-    An action starts when its rank is free and its message has arrived. The path goes back from the last action, each
-    time to the later of these two. Actions that are not on it may be somewhat slower without harm.
+    An action starts when its rank is free and its message has arrived. The path goes back from the last action; at each
+    action it follows the later of these two. Actions that are not on the path may be somewhat slower without harm.
     """
     where = {action: (rank, index) for rank, row in enumerate(line.spans) for index, (action, _, _) in enumerate(row)}
     rank = max(range(len(line.spans)), key=line.rank_end)

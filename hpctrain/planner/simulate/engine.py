@@ -1,8 +1,8 @@
-"""Simulation of a pipeline step, action by action, on the table that the job will run. Pure arithmetic.
+"""Simulates a pipeline step, action by action, on the table that the job will run. Pure arithmetic.
 
-`simulate` records when every action starts and ends. The search needs only the ends of the pipeline ranks (`rank_ends`)
-and makes long tables short: after a few rounds, every two further rounds take equally long, so it simulates two short
-tables and extrapolates linearly. The plan that is written is simulated whole.
+`simulate` records when every action starts and ends. The search needs only the ends of the pipeline ranks
+(`rank_ends`), which are computed faster for long tables: after a few rounds, every two further rounds take equally
+long, so two short tables are simulated and extrapolated linearly. The plan that is written is simulated in full.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpctrain.schedule.check import execution_order
 from hpctrain.schedule.generate import make_schedule
 
 SIMULATED_ROUNDS = 3
-"""Rounds of `pp` micro-batches after which a table is assumed to repeat itself."""
+"""Number of rounds after which a table is assumed to repeat itself; a round is `pp` micro-batches."""
 ROUND_BASED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules whose first rounds are longer if `pp` does not divide the micro-batches."""
 PERIOD_ROUNDS = 2
@@ -33,11 +33,11 @@ class StageDurations(NamedTuple):
     send_back: tuple[float, ...]
     """send_back[s]: gradient from stage s+1 to stage s."""
     inputs: tuple[float, ...] = ()
-    """The backward for inputs (I) alone; if empty, half of the whole backward."""
+    """Seconds of the backward for inputs (I) alone; if empty, half of the whole backward."""
     weights: tuple[float, ...] = ()
-    """The backward for weights (W) alone; if empty, half of the whole backward."""
+    """Seconds of the backward for weights (W) alone; if empty, half of the whole backward."""
     blocking: bool = False
-    """Whether a rank waits while it sends; else sends overlap its computation."""
+    """Whether a rank waits while it sends; if False, sends overlap its computation."""
 
     def without_sends(self) -> StageDurations:
         """The same durations with messages that take no time."""
@@ -61,14 +61,16 @@ class Timeline:
     spans: tuple[tuple[tuple[Action, float, float], ...], ...]
     """spans[pipeline rank]: (action, start, end) in order."""
     senders: dict[Action, Action]
-    """The action whose message another one needs; actions that need none are absent."""
+    """Action -> the action whose message it needs; actions that need none are absent."""
 
     @property
     def makespan(self) -> float:
         return max((row[-1][2] for row in self.spans if row), default=0.0)
 
     def rank_end(self, rank: int) -> float:
-        """When a pipeline rank ends its last action and its gradients can be summed, in seconds."""
+        """Seconds from the start of the step until a pipeline rank ends its last action and its gradients can be
+        summed.
+        """
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
 
@@ -79,20 +81,20 @@ class TimedAction(NamedTuple):
     duration: int
     """Index into `StageDurations.by_action`."""
     needs: int
-    """Index of the action of another stage that it waits for, or -1."""
+    """Index of the action of another stage that this action waits for, or -1."""
     message: int
-    """Index of that action's message in `StageDurations.by_message`."""
+    """Index in `StageDurations.by_message` of the message that this action waits for."""
     sends: int
-    """Index of the message that it sends itself, or -1."""
+    """Index in `StageDurations.by_message` of the message that this action sends, or -1."""
 
 
 @dataclass(frozen=True)
 class ActionProgram:
-    """An action table whose actions are sorted so that each comes after those that it waits for."""
+    """An action table whose actions are sorted so that each comes after the actions that it waits for."""
 
     actions: tuple[Action, ...]
     timed: tuple[TimedAction, ...]
-    """The same actions as numbers."""
+    """The sorted actions as numbers."""
     last: tuple[int, ...]
     """[pipeline rank] -> index of its last action."""
 
@@ -128,7 +130,7 @@ def rank_ends(
         return (_single_rank_s(schedule, stages, micro_batches, durations),)
     remainder = micro_batches % pp
     short = pp * SIMULATED_ROUNDS + remainder * (pp + 1 if schedule in ROUND_BASED_SCHEDULES else 1)
-    # What remains after the short table has to be a whole number of periods.
+    # The micro-batches after the short table have to be a whole number of periods.
     short += (micro_batches - short) // pp % PERIOD_ROUNDS * pp
     if whole or micro_batches <= short + PERIOD_ROUNDS * pp:
         return _rank_ends(named_program(schedule, pp, stages, micro_batches), durations)
@@ -151,7 +153,7 @@ def _rank_ends(program: ActionProgram, durations: StageDurations) -> tuple[float
 
 
 def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> tuple[list[float], list[float]]:
-    """When each action of the program starts and ends."""
+    """Return the start and the end of each action of the program, in seconds from the start of the step."""
     by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
     free = [0.0] * len(program.last)
     starts, ends = [0.0] * len(program.timed), [0.0] * len(program.timed)
@@ -175,10 +177,10 @@ def named_program(schedule: str, pp: int, stages: int, micro_batches: int) -> Ac
 
 
 def compile_schedule(schedule: Schedule) -> ActionProgram:
-    """Sort the actions of a table and look up what each waits for.
+    """Sort the actions of a table and look up what each of them waits for.
 
     Raises:
-        ValueError: the table cannot be executed.
+        ValueError: the table cannot be executed, because actions wait for each other.
     """
     stages = schedule.stages()
     index_of: dict[tuple[int, str, int], int] = {}

@@ -1,7 +1,7 @@
 """Goodput of a long job whose nodes fail, by checkpoint interval and recovery mode.
 
-Goodput is training that was not lost again, in seconds of the whole cluster, divided by the elapsed time. Nodes fail
-at a constant rate, independently of each other and also while the job recovers.
+Goodput is the training that was not lost again, in seconds of the whole cluster, divided by the elapsed time. Nodes
+fail at a constant rate, independently of each other, also while the job recovers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from numpy.typing import NDArray
 from hpctrain.records.run.run import Recovery
 
 DEFAULT_RECOVERY_S = Recovery().heartbeat_timeout_s + 2.0
-"""Seconds from a failure to the next step with recovery in place. A silent node is missed after heartbeat_timeout_s;
-four local nodes went on 1.6 s after the loss of one was seen (docs/results/runtime.md)."""
+"""Seconds from a failure to the next step with recovery in place.
+
+A silent node is noticed after heartbeat_timeout_s. Four local nodes went on 1.6 s after the loss of one was noticed
+(docs/results/runtime.md).
+"""
 
 RecoveryMode = Literal["requeue", "in_place", "spares"]
 RECOVERY_MODES: tuple[RecoveryMode, ...] = ("requeue", "in_place", "spares")
-"""requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the remaining
-nodes. spares: idle nodes of the allocation step in; the job goes on with fewer nodes only when they are used up. A
-repaired node joins at the next failure, when there is a new generation anyway."""
+"""Recovery modes that can be simulated.
+
+requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the remaining
+nodes. spares: idle nodes of the allocation take over; the job goes on with fewer nodes only when no spare is left. A
+repaired node joins at the next failure, because only then does a new generation begin.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,52 +38,54 @@ class FailureModel:
     """A job's nodes, failures and recovery times in seconds."""
 
     nodes: int
-    """Nodes that train, spares not counted."""
+    """Number of nodes that train, without spares."""
     node_mtbf_s: float
-    """Mean time between failures of one node."""
+    """Mean seconds between failures of one node."""
     stall_s: float
-    """How long a checkpoint stops training."""
+    """Seconds for which a checkpoint stops training."""
     save_s: float
-    """From the start of a checkpoint until it can be used; training goes on meanwhile."""
+    """Seconds from the start of a checkpoint until it can be used; training goes on meanwhile."""
     recover_s: float
-    """From a failure until training goes on from a checkpoint, in place."""
+    """Seconds from a failure until training goes on from a checkpoint, with recovery in place."""
     queue_s: float = 0.0
-    """Wait in the queue and start of the job; requeueing adds it to `recover_s`."""
+    """Seconds in the queue until the job has started; a requeue adds them to `recover_s`."""
     repair_s: float = math.inf
-    """From the failure of a node until it or a replacement is available."""
+    """Seconds from the failure of a node until the node or a replacement is available."""
     spares: int = 0
-    """Idle nodes of the allocation."""
+    """Number of idle nodes of the allocation."""
     min_nodes: int = int(Recovery.model_fields["min_nodes"].default)
-    """With fewer nodes a job that recovers in place is requeued; with an infinite queue_s it ends for good."""
+    """Least number of nodes of a job that recovers in place; with fewer it is requeued, or ends for good if queue_s is
+    infinite.
+    """
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Goodput over many simulated trials, as shares of the time."""
+    """Goodput over many simulated trials, as shares of the elapsed time."""
 
     interval_s: float
     mode: RecoveryMode
     mean: float
     p05: float
-    """5th percentile: 95 of 100 trials are better."""
+    """5th percentile of the goodput: 95 of 100 trials are better."""
     failures: float
     """Mean number of failures of training nodes in a trial."""
 
 
 def daly_interval(cluster: FailureModel) -> float:
-    """The best seconds of training between two checkpoints, to first order: √(2·stall·MTBF).
+    """Return the best seconds of training between two checkpoints, to first order: √(2·stall·MTBF).
 
-    Young 1974 (CACM 17/9); Daly 2006 (FGCS 22/3), equation (8), subtracts the stall.
+    The formula is that of Young 1974 (CACM 17/9). Daly 2006 (FGCS 22/3), equation (8), also subtracts the stall.
     """
     mtbf_s = cluster.node_mtbf_s / cluster.nodes
     return max(cluster.stall_s, math.sqrt(2 * cluster.stall_s * mtbf_s) - cluster.stall_s)
 
 
 def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
-    """Expected goodput if every failure costs the same and the number of nodes stays.
+    """Return the expected goodput if every failure costs the same time and the number of nodes stays.
 
-    Daly 2006, section 3: wall time M·e^(R/M)·(e^((τ + δ)/M) − 1) for τ of training, with δ the checkpoint, after which
-    it can be used at once, R the recovery and M the mean time between failures.
+    By Daly 2006, section 3, the wall time is M·e^(R/M)·(e^((τ + δ)/M) − 1) for τ seconds of training. δ is the time of
+    a checkpoint, which can be used at once afterwards, R the recovery time and M the mean time between failures.
     """
     mtbf_s = cluster.node_mtbf_s / cluster.nodes
     down_s = cluster.recover_s + cluster.queue_s
@@ -117,13 +125,17 @@ class _Trial:
         self.rng = rng
         self.failures = 0
         self.away: list[float] = []
-        """When each lost node will be available again, in seconds."""
+        """Times in seconds at which each lost node will be available again."""
 
     def run(self, wall_s: float) -> float:
-        """Seconds of lasting training of the whole cluster."""
+        """Return the seconds of training of the whole cluster that are not lost again.
+
+        Args:
+            wall_s: length of the trial.
+        """
         now = lasting = down_until = 0.0
         while now < wall_s and down_until < math.inf:
-            # A failure may come while the job recovers; then it starts to recover again.
+            # A failure may come while the job recovers; the recovery then starts again.
             failure = now + self._exponential()
             end = min(failure, wall_s)
             start = min(max(now, down_until), end)
@@ -139,19 +151,20 @@ class _Trial:
         return float(self.rng.exponential(self.cluster.node_mtbf_s / max(1, working)))
 
     def _short(self) -> int:
-        """Nodes that are missing from training."""
+        """Number of nodes that are missing from training."""
         return max(0, len(self.away) - self.cluster.spares)
 
     def _speed(self) -> float:
         return 1 - self._short() / self.cluster.nodes
 
     def _checkpointed_seconds(self, seconds: float, whole: bool) -> float:
-        """Seconds of training that last, out of undisturbed seconds that end with a failure.
+        """Seconds of training that are not lost, out of undisturbed seconds that end with a failure.
 
-        These are the intervals whose checkpoint could be used.
+        Training counts up to the last checkpoint that could be used at the failure.
 
         Args:
-            whole: no failure at the end, so the training after the last checkpoint counts as well.
+            seconds: length of the undisturbed time.
+            whole: True if no failure ends it, so that the training after the last checkpoint counts as well.
         """
         cycle = self.interval_s + self.cluster.stall_s
         if whole:
@@ -168,5 +181,5 @@ class _Trial:
         self.away.append(now + self.cluster.repair_s)
         if self.cluster.nodes - self._short() >= self.cluster.min_nodes:
             return self.cluster.recover_s
-        self.away = []  # the next job gets as many nodes as this one had
+        self.away = []  # the next job starts with all its nodes
         return self.cluster.recover_s + self.cluster.queue_s

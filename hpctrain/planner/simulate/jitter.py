@@ -1,4 +1,4 @@
-"""Simulation of a step with noise; every array holds one value for each draw."""
+"""Simulates a step with noise; every array holds one value for each draw."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float64]
 P95_OVER_MEAN = math.log(20)
 """95th percentile of an exponential distribution, divided by its mean."""
 P50_TO_P95_OVER_MEAN = P95_OVER_MEAN - math.log(2)
-"""Difference between its p95 and p50, divided by its mean."""
+"""Difference between the 95th and the 50th percentile of an exponential distribution, divided by its mean."""
 
 
 class LinkJitter:
@@ -36,7 +36,7 @@ class LinkJitter:
                 if figures.latency_s is not None and figures.latency_s.p95 > figures.latency_s.p50:
                     self._mean[ends] = (figures.latency_s.p95 - figures.latency_s.p50) / P50_TO_P95_OVER_MEAN
         if topology.pairs is not None:
-            # Large clusters have their figures in a matrix, with NaN for pairs that were not measured.
+            # Topologies of large clusters hold these figures in a matrix, with NaN for pairs that were not measured.
             later = topology.pairs["latency_p95_s"] - topology.pairs["latency_p50_s"]
             nodes = topology.pairs.nodes
             for a, b in np.argwhere(later > 0).tolist():
@@ -46,18 +46,20 @@ class LinkJitter:
         return bool(self._mean)
 
     def mean_s(self, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> float:
-        """Mean extra seconds of messages that are sent together; 0 within a node and for pairs not measured."""
+        """Mean extra seconds of messages that are sent together; 0 within a node and for pairs that were not
+        measured.
+        """
         pairs = zip(sources, targets, strict=True)
         return max((self._mean.get((a.node, b.node), 0.0) for a, b in pairs), default=0.0)
 
 
 class ReplicaJitter(NamedTuple):
-    """The mean delays in a replica's step."""
+    """The mean delays of messages in a replica's step."""
 
     messages: Sequence[float]
     """Mean extra seconds of the messages, in the order of `StageDurations.by_message`."""
     turns: Sequence[tuple[int, float]]
-    """[stage] -> (turns of its tensor-parallel rings in a forward or backward, mean extra seconds of a turn)."""
+    """[stage] -> (messages of its tensor-parallel rings one after the other in a pass, mean extra seconds of each)."""
 
 
 def sample_step_times(
@@ -66,7 +68,7 @@ def sample_step_times(
     """Return the seconds of a step in each draw.
 
     `jitter` delays the messages between stages and the hops of tensor-parallel and data-parallel all-reduces.
-    `variation` changes the time of every action. The rest, such as ZeRO's collectives within a micro-batch, stays as
+    `variation` changes the time of every action. All other times, such as those of ZeRO's collectives, stay as
     predicted.
 
     Args:
@@ -90,7 +92,9 @@ def _after_all_reduce(
     draws: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Seconds of the step in each draw; a ring of n waits in each of its 2(n − 1) turns for the latest hop."""
+    """Return the seconds of the step in each draw. A ring of n ranks waits in each of 2(n − 1) turns for the latest
+    hop.
+    """
     done: FloatArray = np.zeros(draws)
     for rank in range(layout.pp):
         ring = [row[rank].device_ids for row in layout.placement]
@@ -106,7 +110,7 @@ def _after_all_reduce(
 
 
 def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[float]:
-    """`ReplicaJitter.messages`; 0 between stages on the same devices."""
+    """Return `ReplicaJitter.messages` for a replica; 0 between stages on the same devices."""
     hops = list(pairwise(layout.unit(replica, stage) for stage in range(len(layout.blocks))))
     return [
         0.0 if a is b else jitter.mean_s(a.device_ids, b.device_ids) for a, b in [*hops, *((b, a) for a, b in hops)]
@@ -114,13 +118,16 @@ def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[flo
 
 
 def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
-    """`ReplicaJitter.turns`: two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) turns each."""
+    """Return `ReplicaJitter.turns` for a replica.
+
+    There are two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) turns each.
+    """
     turns_by_stage = []
     for stage, blocks in enumerate(layout.blocks):
         device_ids = layout.unit(replica, stage).device_ids
         means = [jitter.mean_s([a], [b]) for a, b in ring_hops(device_ids)] if len(device_ids) > 1 else []
         late = [mean for mean in means if mean > 0]
-        # The maximum of k exponentials with one mean is on average that mean times 1 + 1/2 + … + 1/k.
+        # The maximum of k exponential variables with one mean is on average that mean times 1 + 1/2 + … + 1/k.
         mean_s = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
         turns_by_stage.append((2 * blocks * 2 * (len(device_ids) - 1), mean_s))
     return turns_by_stage
@@ -144,7 +151,7 @@ def _rank_ends(
 
 
 class _Noise(NamedTuple):
-    """Random seconds, one value for each draw."""
+    """Draws random seconds, one value for each draw."""
 
     draws: int
     rng: np.random.Generator
@@ -152,14 +159,14 @@ class _Noise(NamedTuple):
     """Coefficient of variation of an action's time."""
 
     def exponential(self, mean_s: float) -> FloatArray | float:
-        """Extra seconds of a message; nothing is drawn for a mean of 0."""
+        """Draw the extra seconds of a message; nothing is drawn for a mean of 0."""
         return self.rng.exponential(mean_s, self.draws) if mean_s else 0.0
 
     def gamma(self, turns: int, mean_s: float) -> FloatArray | float:
-        """Extra seconds of `turns` messages after each other; nothing is drawn for a mean of 0."""
+        """Draw the extra seconds of `turns` messages one after the other; nothing is drawn for a mean of 0."""
         return self.rng.gamma(turns, mean_s, self.draws) if turns and mean_s else 0.0
 
     def varied(self, seconds: float) -> FloatArray | float:
-        """Seconds of an action (log-normal, with this mean)."""
+        """Draw the seconds of an action: log-normal with mean `seconds`."""
         sigma = math.sqrt(math.log1p(self.variation * self.variation))
         return seconds * self.rng.lognormal(-sigma * sigma / 2, sigma, self.draws) if sigma else seconds

@@ -1,4 +1,4 @@
-"""Overlap of the data-parallel all-reduce with the backward pass, as the workers' reducers do it."""
+"""Overlap of the data-parallel all-reduce with the backward pass, by the rules of the workers' reducers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hpctrain.planner.layout.layout import Layout
 def overlapped_share(work: Workload, stages: int, tp: int) -> float:
     """Share of the all-reduce's messages that may be sent before the backward pass ends.
 
-    If any may, these are the codec's share of all but the embedding's, whose gradient is ready last. With fp16, a codec
-    with state waits until the loss scale is removed, after the backward pass.
+    If messages may overlap at all, the share is the codec's, less the embedding, whose gradient is ready last. With
+    fp16, a codec with state waits until the loss scale is removed, which is after the backward pass.
     """
     if not overlaps_backward(work, stages, tp) or (work.precision == "fp16" and work.codec.has_state):
         return 0.0

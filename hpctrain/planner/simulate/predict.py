@@ -1,4 +1,4 @@
-"""Prediction of a layout's step time by term, from the simulated table, and a lower bound without simulation."""
+"""Predicts a layout's step time by term from the simulated table, and bounds it from below without simulation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Prediction:
 
     layout: Layout
     terms: dict[str, float]
-    """Seconds by term, with their sum as 'total'."""
+    """Term -> seconds; 'total' is their sum."""
 
     @property
     def total(self) -> float:
@@ -41,7 +41,7 @@ class SimulatedStep:
     lines: list[Timeline]
     """[replica] -> timeline."""
     sums: list[float]
-    """[pipeline rank] -> seconds of its gradient all-reduce after its last backward."""
+    """[pipeline rank] -> seconds from its last backward until its gradients are all-reduced."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
 
@@ -51,7 +51,7 @@ class SimulatedStep:
         return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
 
     def all_reduced_at(self, rank: int) -> float:
-        """When the all-reduce of a pipeline rank ends, in seconds from the start of the step."""
+        """Seconds from the start of the step until the all-reduce of a pipeline rank ends."""
         return max(line.rank_end(rank) for line in self.lines) + self.sums[rank]
 
 
@@ -109,27 +109,29 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
 
 
 def largest_increase(before: dict[str, float], after: dict[str, float]) -> str:
-    """The term that grew the most, with both its values."""
+    """Return the term that grew the most, with both its values, as text."""
     term = max(STEP_TIME_TERMS, key=lambda name: after[name] - before[name])
     return f"{term} is {format_seconds(after[term])} instead of {format_seconds(before[term])}"
 
 
 class _ReplicaRun(NamedTuple):
-    """The durations of a replica; the same for all replicas with its link pattern and number of micro-batches."""
+    """The durations of replicas that have the same link pattern and number of micro-batches."""
 
     replica: int
-    """One of them."""
+    """One of these replicas."""
     micro_batches: int
     durations: StageDurations
 
 
 def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
-    """[replica] -> (its link pattern, its micro-batches)."""
+    """[replica] -> (its link pattern, its number of micro-batches)."""
     return list(zip(cost.placement_links(layout.placement).link_patterns, layout.micro_batches, strict=True))
 
 
 def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[_ReplicaRun]:
-    """The distinct runs of a layout's replicas; only one if collectives in every micro-batch keep them in step."""
+    """Return the distinct durations of a layout's replicas; only one if collectives in every micro-batch synchronise
+    them.
+    """
     examples = cost.placement_links(layout.placement).representatives
     runs = [
         _ReplicaRun(examples[pattern], count, _stage_durations(cost, layout, examples[pattern], sharded))
@@ -162,8 +164,8 @@ def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
 def lower_bound(cost: CostModel, layout: Layout) -> float:
     """Seconds that no action table of this layout beats.
 
-    They hold each rank's work, what must come before its first forward and after its last backward, the all-reduce over
-    replicas and the update.
+    The bound counts each rank's work, what must come before its first forward and after its last backward, the
+    all-reduce over replicas and the update.
     """
     sharded = _shard_collective_times(cost, layout)
     sums, update, pp = _all_reduce_by_rank_s(cost, layout, sharded), _update(cost, layout), layout.pp
@@ -192,7 +194,7 @@ def _stage_durations(
     if cost.work.messages != "none":
         messages = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
     if layout.shards > 1 or any(codec != "none" for codec in messages):
-        # A stage decodes messages from one neighbour and encodes them for the other, in both directions.
+        # A stage decodes messages from one neighbour and encodes messages to the other, in both directions.
         coding = [
             sum(cost.message_cast_s(unit, layout.micro_batch, codec) for codec in pair)
             for unit, pair in zip(units, pairwise(["none", *messages, "none"]), strict=True)
@@ -228,7 +230,7 @@ def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTim
 
 
 def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollectiveTimes]:
-    """[stage] -> ZeRO's collectives."""
+    """[stage] -> seconds of its ZeRO collectives."""
     if layout.shards == 1:
         return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
     placement, work = layout.placement, cost.work
@@ -263,7 +265,7 @@ def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCo
 
 
 def _update(cost: CostModel, layout: Layout) -> float:
-    """Seconds of the norm's all-reduce and of the slowest device's optimizer."""
+    """Seconds of the all-reduce of the gradient norm and of the optimizer on the slowest device."""
     slowest = 0.0
     for replica in layout.placement.representatives:
         for unit, stages in zip(layout.placement[replica], layout.stages_by_rank, strict=True):

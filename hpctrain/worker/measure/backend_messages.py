@@ -38,21 +38,21 @@ _MORE, _LARGER, _LAST = 0, 1, 2
 
 
 class BackendMeasurement:
-    """This process's part in the measurement."""
+    """This process's part in the measurement of messages."""
 
     def __init__(self) -> None:
         self._device = torch.device("cpu")
         self._listener: socket.socket | None = None
 
     def open_rendezvous(self, addr: str) -> int:
-        """Open the port for the store, on this address alone, and return the port. Called on rank 0."""
+        """Open a port for the store, on this address alone, and return the port. Call it on rank 0."""
         family = socket.AF_INET6 if ":" in addr else socket.AF_INET
         self._listener = socket.create_server((addr, 0), family=family, backlog=1024)
         port: int = self._listener.getsockname()[1]
         return port
 
     def run(self, order: ExchangeOrder) -> ExchangeAnswer:
-        """Join the process group, measure and leave it. Return the report or the error."""
+        """Join the process group, measure and leave the group. Return the report or the error."""
         try:
             with tempfile.TemporaryDirectory(prefix="hpctrain-nccl-") as folder:
                 log = Path(folder) / "log"
@@ -90,11 +90,13 @@ class BackendMeasurement:
                 elif rank == b:
                     self._echo_size_sweep(a)
                     times[a] = self._size_sweep(a)
-        dist.barrier()  # the store ends with rank 0, and late connections still need it
+        dist.barrier()  # the store ends with rank 0, and late connections may still need it
         return times
 
     def _size_sweep(self, peer: int) -> tuple[tuple[int, float], ...]:
-        """Return (bytes, one-way seconds) of messages of growing size to the peer, each answered by a small one."""
+        """Return (bytes, one-way seconds) for messages of growing size to the peer, each answered by a small
+        message.
+        """
         answer = self._buffer(SIZES[0])
         sweep: list[tuple[int, float]] = []
         back_s = 0.0
@@ -115,7 +117,7 @@ class BackendMeasurement:
                 dist.recv(answer, peer)
                 self._finish()
                 samples.append(time.perf_counter() - began)
-            # A low percentile: other processes delay some messages only; the backend's own time is in all of them.
+            # A low percentile is used: other processes delay only some messages; the backend's time is in all of them.
             round_trip = percentile(samples[warm_up:], 0.25)
             back_s = back_s or round_trip / 2
             sweep.append((size, one_way_s(round_trip, back_s)))
@@ -144,7 +146,9 @@ class BackendMeasurement:
 
 
 def _environment(iface: str | None, log: Path) -> None:
-    """Set the variables of a run's workers where they are not set yet, and have NCCL log which network it uses."""
+    """Set the environment variables of a run's workers if they are not set yet, and make NCCL log which network it
+    uses.
+    """
     if iface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", iface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", iface)

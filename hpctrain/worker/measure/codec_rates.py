@@ -20,18 +20,21 @@ from hpctrain.records.topology.topology import CodecSeconds
 from hpctrain.worker.measure.rates import DeviceTimer
 
 SIDE = 2048
-"""Side of the matrix. 16 MB, as in models of 10^9 parameters, and more than any processor's L2 cache."""
+"""Side of the square matrix: 16 MB in fp32, as in models of 10^9 parameters, and more than any processor's L2 cache."""
 DENSITY = 0.07
 RANK = 4
 WORLD = 4
 """Number of ranks whose parts are added up."""
 CODEC_S = 0.15
-"""Time limit for each codec. With the first calls all codecs take less than a second, unless Triton compiles the
-selector's kernels on a GPU."""
+"""Time limit for each codec in seconds.
+
+Including the first calls, all codecs together take less than a second, unless Triton compiles the selector's kernels on
+a GPU.
+"""
 
 
 def codec_seconds(timer: DeviceTimer, limit_s: float = CODEC_S) -> CodecSeconds:
-    """Return the seconds for each number of a gradient, by codec."""
+    """Return the seconds per number of a gradient for each codec."""
     gradient = torch.randn(SIDE, SIDE, device=timer.device).mul_(1e-5)
     works = {
         "bf16": _dense(gradient, Bf16BucketCodec()),
@@ -44,7 +47,7 @@ def codec_seconds(timer: DeviceTimer, limit_s: float = CODEC_S) -> CodecSeconds:
 
 
 def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
-    """Return work that encodes, adds up the parts of `WORLD` ranks, encodes the sums and decodes them."""
+    """Return a function that encodes, adds up the parts of `WORLD` ranks, encodes the sums and decodes them."""
     parts = torch.empty(WORLD, codec.bytes_of(gradient.numel() // WORLD), dtype=torch.uint8, device=gradient.device)
 
     def work() -> None:
@@ -56,7 +59,7 @@ def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
 
 
 def _topk(gradient: Tensor) -> Callable[[], object]:
-    """Return work that adds the residual, selects, encodes, stores the new residual, decodes and applies."""
+    """Return a function that adds the residual, selects, encodes, stores the new residual, decodes and applies."""
     flat, total = gradient.view(-1), torch.empty(gradient.numel(), device=gradient.device)
     feedback = ErrorFeedback()
 
@@ -71,7 +74,9 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
 
 
 def _power_sgd(gradient: Tensor) -> Callable[[], object]:
-    """Return work that does the two products with the residual, orthonormalizes, stores the residual and applies."""
+    """Return a function that does the two products with the residual, orthonormalizes, stores the residual and
+    applies.
+    """
     p, q, fresh = (torch.randn(1, SIDE, RANK, device=gradient.device) for _ in range(3))
     matrices = MatrixBatch([0], p, q, fresh, torch.zeros_like(gradient)[None])
 

@@ -1,6 +1,6 @@
 """Measures a GPU: its speed, its links, and throttling, errors and power under load.
 
-The driver reports what there is; copies confirm it. A figure that this machine does not give is absent.
+The driver reports the links; copies confirm them. A figure that this machine does not give is absent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Load:
     """Figures of a GPU under load, while it multiplies matrices."""
 
     memory_bytes: float
-    """Memory that was free before the load."""
+    """Bytes of memory that were free before the load."""
     flops: dict[str, float] = field(default_factory=dict)
     throttle_reasons: set[str] = field(default_factory=set)
     xid: int | None = None
@@ -48,7 +48,7 @@ class Load:
 
 
 class GpuReader:
-    """One CUDA device of this process, with what NVML and the kernel report of it."""
+    """Measures one CUDA device of this process, with NVML's and the kernel's reports on it."""
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda{index}"
@@ -59,7 +59,9 @@ class GpuReader:
         self.address = (self.gpu.bus_id() if self.gpu else None) or _address_of(properties)
 
     def load(self) -> Load:
-        """Multiply matrices of each dtype, in 16 bits long enough for heat and power limits to show."""
+        """Multiply matrices of each dtype; in 16 bits long enough for heat and power limits to show. Return the
+        figures.
+        """
         load = Load(float(torch.cuda.mem_get_info(self.timer.device)[0]))
         with contextlib.ExitStack() as stack:
             xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else []
@@ -73,7 +75,7 @@ class GpuReader:
         return load
 
     def device(self, type_key: str, load: Load, all_readers: Sequence[GpuReader]) -> Device:
-        """Return everything that is known of the device. Copies run one at a time."""
+        """Return all figures of the device. Copies run one at a time."""
         links = [self._pcie(under_load=False)]
         to_device = self._host_copy(True, lambda: links.append(self._pcie(under_load=True)))
         to_host = self._host_copy(False)
@@ -114,7 +116,7 @@ class GpuReader:
     def _look(self, load: Load) -> None:
         if self.gpu is not None:
             load.throttle_reasons.update(self.gpu.throttle_reasons())
-            # Without an energy counter, the last reading is used.
+            # Without an energy counter, the last power reading is used.
             load.power_w = self.gpu.power_w() or load.power_w
 
     def _pcie(self, under_load: bool) -> PcieLink | None:
@@ -137,12 +139,14 @@ class GpuReader:
             return self.timer.rate(work, float(HOST_COPY_BYTES), COPY_S, 4, while_busy)
 
     def _copy_to(self, other: GpuReader) -> float | None:
-        """Return bytes per second from this device to the other, by whatever path; None when other bytes arrive than
-        were sent, which happens without an error when peer access is broken."""
+        """Return bytes per second from this device to the other, by whatever path.
+
+        None if other bytes arrive than were sent, which happens without an error if peer access is broken.
+        """
         source = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=self.timer.device)
         target = torch.zeros_like(source, device=other.timer.device)
         speed = other.timer.rate(lambda: target.copy_(source), float(P2P_COPY_BYTES), P2P_COPY_S, 2)
-        # Compared on the target: a copy back would take the same path.
+        # The data is compared on the target, because a copy back would take the same path.
         expected = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=other.timer.device)
         return speed if torch.equal(target, expected) else None
 
@@ -158,18 +162,18 @@ def load_gpus(readers: Sequence[GpuReader]) -> list[Load]:
 
 
 def confirm_p2p(by_driver: P2p, cuda_allows: bool, copied: bool) -> P2p:
-    """Return direct access between two GPUs: 'no' when the driver, CUDA or a copy says so, else 'ok'."""
+    """Return whether two GPUs have direct access: 'no' if the driver, CUDA or a copy says so, else 'ok'."""
     return "no" if by_driver == "no" or not cuda_allows or not copied else "ok"
 
 
 def nvlink_peers(links: Sequence[tuple[str | None, bool]], names: dict[str, str]) -> dict[str, NvlinkPeer]:
     """Return the NVLink connections by peer.
 
-    A link that is down may not report its peer: it counts for the one known peer, else for 'unknown'.
+    A link that is down may not report its peer. It then counts for the only known peer, else for 'unknown'.
 
     Args:
-        links: far end of each link ('switch', a PCI address, None) and whether it is up.
-        names: device by PCI address.
+        links: for each link its far end ('switch', a PCI address or None) and whether it is up.
+        names: PCI address -> device.
     """
     peers = [None if far is None else "switch" if far == "switch" else names.get(far, "unknown") for far, _ in links]
     known = {peer for peer in peers if peer is not None}

@@ -1,9 +1,9 @@
-"""`python -m hpctrain.worker measure`: what each device of this machine really does, as one JSON object on stdout.
+"""`python -m hpctrain.worker measure`: measured figures of each device of this machine, as one JSON object on stdout.
 
-Sustained matrix products per dtype, copy bandwidth, memory, and the cost of one tiny operation; of GPUs also their
-links, their health and their power. Where virtual nodes share the machine, all of them measure at the same time (a
-probe starts them together), and each reports the share that it really gets: rates are counted over elapsed time, waits
-for a core included. A probe then lets the same processes send each other messages over the training backend.
+The figures are sustained matrix products per dtype, copy bandwidth, memory and the time of one tiny operation; for GPUs
+also links, health and power. If virtual nodes share the machine, all of them measure at the same time (a probe starts
+them together), and each reports the share that it really gets: rates are counted over elapsed time, including waits for
+a core. A probe then lets the same processes send each other messages over the training backend.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GO_S = 120.0
-"""How long to wait for the next message of the node process."""
+"""Seconds to wait for the next message of the node process."""
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print. With --fd, over the socket: send `ready`, wait for `go`, send `devices`, serve orders."""
+    """Measure and print. With --fd, use the socket instead: send `ready`, wait for `go`, send `devices`, serve
+    orders.
+    """
     parser = argparse.ArgumentParser(prog="python -m hpctrain.worker measure", description=__doc__)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=int, help="threads of a CPU device; default: torch's own choice")
@@ -65,7 +67,7 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
     """Answer the node process until it closes the socket."""
     try:
         kind = device_kind(device)
-        # The first product loads the libraries. It comes before the common start, so that no figure contains it.
+        # The first product loads the libraries. It comes before the common start, so that no figure contains that time.
         _warm(torch.device(kind))
         channel.send(Ready().to_json())
         message = channel.wait_message(GO_S)
@@ -92,7 +94,7 @@ def _answer(exchange: BackendMeasurement, order: Order) -> RendezvousAnswer | Ex
 
 
 def _report(device: str, share: int) -> DeviceReport:
-    """Return the figures of every device of that kind."""
+    """Return the figures of every device of the kind `device`."""
     kind = device_kind(device)
     if kind == "cpu":
         name = cpu_name()
@@ -118,14 +120,14 @@ def device_kind(device: str) -> str:
 
 
 def _measure_cpu(type_key: str, share: int) -> Device:
-    # Free memory is read first: a run can use what the measurement takes.
+    # Free memory is read first, because a run can use the memory that the measurement takes.
     timer, memory = DeviceTimer(torch.device("cpu")), usable_memory_bytes() / share
     periods = quota_periods()
     began_s, used_j = time.perf_counter(), energy_j()
     flops = {name: matmul_flops(timer, dtype) for name, dtype in DTYPES.items()}
     held = is_held_by_quota(periods, quota_periods())
     took_s, after_j = time.perf_counter() - began_s, energy_j()
-    # A counter that started over in between is useless; virtual nodes share the counter of the machine.
+    # A counter that restarted in between is useless; virtual nodes share the counter of the machine.
     known = share == 1 and used_j is not None and after_j is not None and after_j > used_j
     return Device(
         id="cpu0",
@@ -163,5 +165,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _slug(name: str) -> str:
-    """Return a name as a key: 'NVIDIA H200' -> 'nvidia-h200'."""
+    """Return a device name as a key: 'NVIDIA H200' -> 'nvidia-h200'."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

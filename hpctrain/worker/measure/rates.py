@@ -13,21 +13,21 @@ WhileBusy = Callable[[], object]
 
 MATMUL_S = 0.7
 SUSTAINED_S = 5.0
-"""Time limit on a GPU: long enough for heat and power limits to show."""
+"""Time limit in seconds on a GPU: long enough for heat and power limits to show."""
 COPY_S = 0.3
 TINY_BATCHES, TINY_OPS = 40, 25
 
 
 @dataclass(frozen=True)
 class DeviceTimer:
-    """Times work on a device by a clock."""
+    """Measures the time of work on a device by the host's clock."""
 
     device: torch.device
     now: Callable[[], float] = time.perf_counter
 
     @property
     def batch(self) -> int:
-        """Operations to queue at a time: on CUDA enough that the device never waits for the program."""
+        """Number of operations to queue at a time: on CUDA enough that the device never waits for the program."""
         return 1 if self.device.type == "cpu" else 8
 
     def rate(
@@ -38,9 +38,13 @@ class DeviceTimer:
         batch: int | None = None,
         while_busy: WhileBusy | None = None,
     ) -> float:
-        """Return the amount of work per second over `limit_s` of elapsed time, at least one batch, after one warm-up.
+        """Return the amount of work per second over `limit_s` of elapsed time, after one warm-up; at least one batch
+        runs.
 
         Args:
+            work: one operation.
+            amount: amount of work in one operation.
+            batch: operations to queue at a time; None: the default of the device.
             while_busy: called after each batch that was queued, while the device works.
         """
         work()
@@ -51,7 +55,7 @@ class DeviceTimer:
             for _ in range(batch or self.batch):
                 work()
             if while_busy is not None:
-                while_busy()  # on CUDA the batch is queued and not done
+                while_busy()  # on CUDA the batch is queued but not finished
             self.finish()
             done += batch or self.batch
             spent = self.now() - start
@@ -59,7 +63,7 @@ class DeviceTimer:
                 return amount * done / spent
 
     def finish(self) -> None:
-        """Wait until the device is done: CUDA operations are asynchronous."""
+        """Wait until the device has finished: CUDA operations are asynchronous."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -67,7 +71,7 @@ class DeviceTimer:
 def matmul_flops(
     timer: DeviceTimer, dtype: torch.dtype, limit_s: float = MATMUL_S, while_busy: WhileBusy | None = None
 ) -> float:
-    """Return FLOP/s of square matrix products, 2·size³ each. On CUDA fp32 means fp32, without TF32."""
+    """Return FLOP/s of square matrix products, which count 2·size³ FLOP each. On CUDA fp32 means fp32, without TF32."""
     size = 512 if timer.device.type == "cpu" else 4096 if dtype == torch.float32 else 8192
     a, b = (torch.randn(size, size, device=timer.device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -84,7 +88,7 @@ def copy_bytes_per_s(timer: DeviceTimer, limit_s: float = COPY_S) -> float:
 
 
 def launch_seconds(timer: DeviceTimer) -> float:
-    """Return the median time of one tiny operation (a sum of 8 floats). CUDA is synchronized after each batch."""
+    """Return the median seconds of one tiny operation (a sum of 8 floats). CUDA is synchronized after each batch."""
     x = torch.ones(8, device=timer.device)
     samples = []
     for _ in range(TINY_BATCHES):

@@ -1,1 +1,1 @@
-"""Verbs beside training that need torch: evaluate, export and describe a model, and the state of torch."""
+"""Verbs besides training that need torch: evaluate, export and describe a model, and print the state of torch."""

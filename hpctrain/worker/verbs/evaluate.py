@@ -1,4 +1,4 @@
-"""`python -m hpctrain.worker eval`: the loss of a checkpoint of any plan on given corpora, in one process.
+"""`python -m hpctrain.worker eval`: the loss of a checkpoint of any plan on given corpora, computed in one process.
 
 The request is JSON on the command line, the reply is JSON on stdout: {"sets": …} or {"error": …}.
 """
@@ -28,26 +28,28 @@ from hpctrain.worker.build import AUTOCAST
 from hpctrain.worker.verbs.json_reply import json_reply
 
 BATCH_TOKENS = 4096
-"""Tokens in a forward pass: enough to keep a device busy, and few enough that the logits are smaller than weights."""
+"""Tokens in a forward pass: enough to use a device fully, and few enough that the logits take less memory than the
+weights.
+"""
 
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Which checkpoint to evaluate on which data."""
+    """A request to evaluate a checkpoint: which one, and on which data."""
 
     folder: str
     """The run folder."""
     checkpoint: str
-    """Path of a verified checkpoint."""
+    """Path of a verified checkpoint folder."""
     data: list[str]
     """Corpus folders; each is evaluated separately."""
     split: Split
     samples: int | None
-    """Most sequences of each corpus; None means all."""
+    """Largest number of sequences of each corpus; None means all."""
 
 
 def main(argv: list[str]) -> int:
-    """Evaluate. Return 0, or the exit code of an error that the reply describes."""
+    """Evaluate the checkpoint. Return 0, or the exit code of an error that the reply describes."""
     question = EvaluateRequest(**json.loads(argv[0]))
     import_code_first(Path(question.folder) / CODE_FOLDER)
     return json_reply(lambda: {"sets": evaluate(question)})
@@ -89,7 +91,7 @@ def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
 
 @torch.no_grad()
 def _judge(model: nn.Module, loader: BatchLoader, run: Run, samples: int) -> dict[str, Any]:
-    """Return the mean loss over the targets of the first `samples` sequences, with the seed of a validation."""
+    """Return the mean loss over the targets of the first `samples` sequences, in the order that a validation uses."""
     autocast, loss, total = AUTOCAST[run.precision], make_loss(1, None), 0.0
     rows = max(1, BATCH_TOKENS // run.data.seq_len)
     for start in range(0, samples, rows):

@@ -1,4 +1,4 @@
-"""`python -m hpctrain.worker export`: a checkpoint of any plan as safetensors files that transformers reads.
+"""`python -m hpctrain.worker export`: writes a checkpoint of any plan as safetensors files that transformers reads.
 
 The request is JSON on the command line, the reply is JSON on stdout: {"files": …} or {"error": …}.
 """
@@ -27,27 +27,27 @@ from hpctrain.worker.verbs.json_reply import json_reply
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Which checkpoint to write where, and in which form."""
+    """A request to export a checkpoint: which one, to which folder, and in which dtype."""
 
     folder: str
     """The run folder."""
     checkpoint: str
-    """Path of a verified checkpoint."""
+    """Path of a verified checkpoint folder."""
     output: str
-    """Folder for the files; it exists."""
+    """Folder for the files, which must exist."""
     dtype: str
-    """float32, bfloat16 or float16."""
+    """Dtype of the files: float32, bfloat16 or float16."""
     shard_bytes: int
 
 
 def main(argv: list[str]) -> int:
-    """Export. Return 0, or the exit code of an error that the reply describes."""
+    """Export the checkpoint. Return 0, or the exit code of an error that the reply describes."""
     question = ExportRequest(**json.loads(argv[0]))
     return json_reply(lambda: {"files": export(question)})
 
 
 def export(question: ExportRequest) -> list[str]:
-    """Write the files and return their names. Memory holds one file at a time, in the dtype of the output.
+    """Write the files and return their names. The memory holds one file at a time, in the dtype of the output.
 
     Raises:
         CheckpointError: the checkpoint cannot be loaded.

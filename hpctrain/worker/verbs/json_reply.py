@@ -1,4 +1,4 @@
-"""The JSON reply of a worker's verb on stdout."""
+"""Prints the JSON reply of a worker's verb on stdout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hpctrain.model.imported.user_error import describe_user_error
 
 
 def json_reply(make: Callable[[], dict[str, Any]]) -> int:
-    """Print what `make` returns, or {"error": …} when it raises, as JSON. Return the exit code."""
-    # A user's code may print. The reply goes to a private copy of stdout, and what the code prints goes to stderr.
+    """Print what `make` returns as JSON, or {"error": …} if it raises. Return the exit code."""
+    # The user's code may print. The reply goes to a private copy of stdout, and what that code prints goes to stderr.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with out:
@@ -23,7 +23,7 @@ def json_reply(make: Callable[[], dict[str, Any]]) -> int:
         except HpctrainError as error:
             json.dump({"error": str(error)}, out)
             return error.exit_code
-        except Exception as error:  # most often of a user's model: the traceback shows where
+        except Exception as error:  # mostly from the user's model: the traceback shows where
             traceback.print_exc()
             json.dump({"error": describe_user_error(error)}, out)
             return HpctrainError.exit_code
