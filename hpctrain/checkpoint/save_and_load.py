@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hpctrain.base.atomic import storage_errors
-from hpctrain.base.disk_space import check_disk_space
 from hpctrain.base.errors import CheckpointError, StorageError, Superseded
+from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.staging import StagingBuffers
 from hpctrain.records.history.generation import Fence

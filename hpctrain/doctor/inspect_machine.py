@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.base.kernel_files import kernel_text
 from hpctrain.base.process import WORKER, Runner
+from hpctrain.base.system.kernel_files import kernel_text
 from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,

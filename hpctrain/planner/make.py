@@ -13,9 +13,9 @@ from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.to_plan import plan_of_layout
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
 from hpctrain.planner.search.by_objective import PlanSearch, choose, other_spaces
-from hpctrain.planner.search.codec_choice import CodecDecision, choose_codec, compression_may_gain, searched
+from hpctrain.planner.search.codecs.codec_choice import CodecDecision, choose_codec, compression_may_gain, searched
+from hpctrain.planner.search.codecs.message_codec_choice import choose_messages
 from hpctrain.planner.search.local_search import cut_at_seam
-from hpctrain.planner.search.message_codec_choice import choose_messages
 from hpctrain.planner.search.neighbours import rejected_neighbours
 from hpctrain.planner.search.objective import FASTEST_STEP, Objective
 from hpctrain.planner.search.solve import Solver, solve

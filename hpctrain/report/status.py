@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain.base.disk_space import free_bytes
 from hpctrain.base.owned_files import open_owned
+from hpctrain.base.system.disk_space import free_bytes
 from hpctrain.base.units import format_seconds
 from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.attempt import ATTEMPTS_FILE, last_end_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.base.disk_space import free_bytes
+from hpctrain.base.system.disk_space import free_bytes
 from hpctrain.base.units import format_bytes
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.base.disk_space import nearest_existing
 from hpctrain.base.errors import InputError
+from hpctrain.base.system.disk_space import nearest_existing
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 """File systems that no other node can see."""

@@ -12,7 +12,7 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.codec_choice import candidate_codecs
+from hpctrain.planner.search.codecs.codec_choice import candidate_codecs
 from hpctrain.planner.search.evaluate import evaluate
 from hpctrain.planner.search.space import SearchSpace, WarmStart
 from hpctrain.planner.simulate.predict import Prediction, predict

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.disk_space import check_disk_space, free_bytes
 from hpctrain.base.errors import StorageError
+from hpctrain.base.system.disk_space import check_disk_space, free_bytes
 
 
 def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_parent(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from hpctrain.base import disk_space
+from hpctrain.base.system import disk_space
 from hpctrain.base.errors import StorageError
 disk = Path(sys.argv[1])
 Path(disk, "half").write_bytes(bytes(4 << 20))

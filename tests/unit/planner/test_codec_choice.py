@@ -17,7 +17,7 @@ from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.from_plan import layout_of_plan
-from hpctrain.planner.search.codec_choice import MIN_GAIN, candidate_codecs
+from hpctrain.planner.search.codecs.codec_choice import MIN_GAIN, candidate_codecs
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.codec import BUCKET_BYTES

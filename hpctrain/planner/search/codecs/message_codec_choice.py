@@ -10,7 +10,7 @@ from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.codec_choice import min_gain
+from hpctrain.planner.search.codecs.codec_choice import min_gain
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.stage_messages import MESSAGES, Messages
 
