@@ -30,7 +30,7 @@ Self = TypeVar("Self", bound="Document")
 
 Item = TypeVar("Item")
 OneOrSeveral = Annotated[list[Item], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-"""A list; a text alone is a list of one."""
+"""A list of items; in the file, a single text stands for a list of one."""
 
 
 class Part(BaseModel):

@@ -1,4 +1,4 @@
-"""What GPT-2 and BERT have in common: learned positions, LayerNorm, GELU, and a bias at every matrix."""
+"""Base class of GPT-2 and BERT: learned positions, LayerNorm, GELU, and a bias at every matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpctrain.records.model.transformer_spec import TransformerSpec
 
 
 class BiasedSpec(TransformerSpec):
-    """Blocks of 4 d² + 2 d·f weights with biases, and a table of learned positions."""
+    """A Transformer with biases and learned positions: each block has 4 d² + 2 d·f weights (d: `dim`, f: `ffn_dim`)."""
 
     ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the feed-forward layer. Default: 4 times `dim`."""
@@ -38,7 +38,7 @@ class BiasedSpec(TransformerSpec):
 
     @property
     def hidden_by_mask(self) -> float:
-        """Share of the attention scores that a mask hides and that are not computed."""
+        """Return the share of the attention scores that a mask hides and that are therefore not computed."""
         return 0.0
 
     def sequence_length_error(self, seq_len: int) -> str | None:
@@ -52,7 +52,9 @@ class BiasedSpec(TransformerSpec):
         return split // tp + 6 * self.dim
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs as in `BlockStack`; attention takes 4·s·d per token and block, less what a mask hides."""
+        """Return the FLOPs of a forward pass through blocks [start, stop), and through the head where the last block is
+        among them. Attention takes 4·s·d FLOPs per token and block, less the scores that a mask hides (s: `seq_len`, d:
+        `dim`)."""
         stop = self.layers if stop is None else stop
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
         scores = 4.0 * seq_len * self.dim * (1 - self.hidden_by_mask)
@@ -77,11 +79,12 @@ class BiasedSpec(TransformerSpec):
         return sequences * seq_len * bytes_per_value * 4 * self.dim
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps; what
-        the two projections add to the residual stream is whole on each device."""
+        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps. The
+        outputs of the two projections into the residual stream are whole on each device; the rest is split over
+        `tp`."""
         split = 4 * self.dim + self.hidden
         return int(sequences * seq_len * bytes_per_value * (2 * self.dim + split / tp))
 
     def tables(self, first: bool, last: bool) -> int:
-        """Number of embedding and head matrices in a stage with these ends."""
+        """Return how many embedding and head matrices a stage holds that is the first or the last one of the model."""
         return int(first or last) if self.tied else int(first) + int(last)

@@ -66,7 +66,9 @@ class DecoderSpec(TransformerSpec):
         return None
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs as in `BlockStack`; attention takes 4·s·d per token and block, halved by the causal mask."""
+        """Return the FLOPs of a forward pass through blocks [start, stop), and through the head where the last block is
+        among them. Attention takes 4·s·d FLOPs per token and block, halved by the causal mask (s: `seq_len`, d:
+        `dim`)."""
         stop = self.layers if stop is None else stop
         tokens = sequences * seq_len
         flops = (stop - start) * tokens * (2.0 * (self.block_parameters() - 2 * self.dim) + 2.0 * seq_len * self.dim)
@@ -92,8 +94,8 @@ class DecoderSpec(TransformerSpec):
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps.
 
-        Queries, keys, values, attention output and both SwiGLU products are split over `tp`; what the two projections
-        add to the residual stream is whole on each device.
+        Queries, keys, values, attention output and both SwiGLU products are split over `tp`; the outputs of the two
+        projections into the residual stream are whole on each device.
         """
         key_value = self.key_value_heads * self.head_dim
         split = 2 * self.dim + 2 * key_value + 2 * self.hidden

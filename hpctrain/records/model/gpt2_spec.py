@@ -25,7 +25,7 @@ class Gpt2Spec(BiasedSpec):
 
     @property
     def hidden_by_mask(self) -> float:
-        """Share of the attention scores that is not computed: half, those of later tokens."""
+        """Return the share of the attention scores that is not computed: one half, the scores of later tokens."""
         return 0.5
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:

@@ -18,8 +18,8 @@ from hpctrain.records.model.block_stack import BlockStack
 
 
 def require_family(schema: dict[str, Any]) -> None:
-    """Make `family` a required key in the schema for editors: only a decoder may omit it, and a schema has to
-    distinguish the families."""
+    """Make `family` a required key in the schema for editors: only a decoder may leave the key out, and editors need it
+    to tell the families apart."""
     schema["required"] = [*schema.get("required", []), "family"]
 
 
@@ -55,7 +55,8 @@ class TransformerSpec(BlockStack):
         return self.vocabulary * self.dim
 
     def head_shards(self, tp: int) -> int:
-        """Parts that embedding and head are split into, along the vocabulary; 1 where it is not divisible."""
+        """Return the number of parts that embedding and head are split into along the vocabulary; 1 where `tp` does not
+        divide it."""
         return tp if self.vocabulary % tp == 0 else 1
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
@@ -71,7 +72,7 @@ class TransformerSpec(BlockStack):
         return int(3 * sequences * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
 
     def tensor_parallel_error(self, tp: int) -> str | None:
-        """None when the blocks can be split into `tp` parts, else the reason."""
+        """Return why the blocks cannot be split into `tp` parts; None when they can."""
         for name, size in (("heads", self.heads), ("feed-forward width", self.hidden)):
             if size % tp:
                 return f"{name} {size} is not a multiple of tp {tp}"
