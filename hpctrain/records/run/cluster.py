@@ -66,7 +66,7 @@ class Cluster(Part):
     after: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
     """Runs (folder, name or job id) or ids of any jobs that must end before the job starts."""
     after_end: Literal["ok", "any"] = "ok"
-    """How they must end. ok: without an error. any: in whatever way."""
+    """How the runs and jobs in `after` must end. ok: without an error. any: in any way."""
     mail: Mail | None = None
     """Slurm's own mail about the job. Default: none."""
     internet: bool = True
