@@ -1,4 +1,4 @@
-"""Read a part of a file, of whatever format, as passages."""
+"""Reads a part of an input file of any format as passages."""
 
 from __future__ import annotations
 

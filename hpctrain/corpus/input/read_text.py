@@ -1,5 +1,5 @@
-"""Plain text: each file is a document. Parts of a file begin and end at line ends, so that several processes may read
-it."""
+"""Reads plain text: each file is a document. Parts of a file begin and end at line ends, so that several processes may
+read one file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _CHUNK_BYTES = 256 * 1024
 
 
 def part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | None]:
-    """Byte range (from, to) of the lines that begin in [start, stop); `to` None: the end. Seeks to `from`."""
+    """Return the byte range (from, to) of the lines that begin in [start, stop), and seek to `from`; a `to` of None is
+    the end of the file."""
     to = None if stop is None else _line_start(file, stop)
     begin = _line_start(file, start) if start else 0
     if start or stop is not None:
@@ -55,7 +56,7 @@ def part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | No
 
 
 def reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], bytes]:
-    """Return a function that reads up to n bytes of that range; b'' at its end."""
+    """Return a function that reads up to n bytes of the range [begin, to); it returns b'' at the end of the range."""
     if to is None:
         return file.read
     remaining_bytes = max(0, to - begin)

@@ -1,4 +1,4 @@
-"""Text that every machine with Python has: a corpus for a first run, without a download."""
+"""Finds text that every machine with Python has: a corpus for a first run, without a download."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpctrain.base.units import format_si
 from hpctrain.corpus.input.compressed_input import open_plain
 
 SAMPLE_TEXT_BYTES = 32 * 1000 * 1000
-"""Bytes of text for a first run: a few epochs of some thousand steps of the smallest model."""
+"""Bytes of text for a first run: some thousand steps of the smallest model read it a few times."""
 
 FILE_BYTES = (200, 1_000_000)
-"""Smallest and largest file taken: smaller ones are mostly empty modules, larger ones mostly tables."""
+"""Smallest and largest file taken, in bytes: smaller ones are mostly empty modules, larger ones mostly tables."""
 
 
 @dataclass(frozen=True)
 class TextLocation:
-    """A folder that may hold text, and a name of that text for people."""
+    """A folder that may hold text, and a description of that text for people."""
 
     title: str
     folder: Path
@@ -59,9 +59,10 @@ def default_text_locations() -> tuple[TextLocation, ...]:
 
 
 def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[TextLocation] | None = None) -> SampleText:
-    """Return about `limit_bytes` of text. Each location gives up to an equal share; later ones make up for the rest.
+    """Return files with about `limit_bytes` of text. Each location gives up to an equal share; later locations make up
+    for what earlier ones lack.
 
-    The same machine gives the same files. Missing locations give nothing; the result may be empty.
+    The same machine gives the same files. A missing location gives nothing; the result may be empty.
     """
     places = default_text_locations() if places is None else places
     streams = [_text_in(place) for place in places]

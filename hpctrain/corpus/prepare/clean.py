@@ -1,4 +1,4 @@
-"""Text cleaning (paper, section 3.6): Unicode NFKC, white space, one sentence per line by spaCy's rules."""
+"""Cleans text: Unicode NFKC, white space, one sentence per line by the rules of spaCy's sentencizer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Cleaner:
 
 
 def check_cleaning(cleaning: Cleaning) -> None:
-    """Check before any work whether all cleaning steps are possible here.
+    """Check before any work whether all cleaning steps are possible on this machine.
 
     Raises:
         InputError: spaCy is not installed, or does not know the language.

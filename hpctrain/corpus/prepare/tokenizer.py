@@ -1,4 +1,5 @@
-"""From text to tokens: one per byte, or byte-level BPE by the `tokenizers` library (trained here, or from a file)."""
+"""Converts text to tokens: one per byte, or byte-level BPE of the `tokenizers` library, trained on the corpus or read
+from a file."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Tokenizer(Protocol):
         """The tokens of each text, without begin or end; the name of the end-of-text token counts as plain text."""
 
     def save(self, folder: Path) -> TokenizerInfo:
-        """Write what is needed to use the tokenizer again into the folder, and describe it."""
+        """Write the tokenizer's file, if it has one, into the folder, and return its entry for the index."""
 
 
 class ByteTokenizer:
@@ -75,7 +76,8 @@ class FileTokenizer:
         return [np.concatenate([next(ids) for _ in text_pieces]) for text_pieces in pieces]
 
     def _pieces(self, text: str) -> list[str]:
-        """The text, cut within each name of the end-of-document token: the name in a text is not that token."""
+        """Return the text in pieces, cut within each name of the end-of-document token, so that the name in a text does
+        not become that token."""
         parts = text.split(self._end)
         if len(parts) == 1:
             return parts

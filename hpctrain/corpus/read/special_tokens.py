@@ -1,7 +1,7 @@
 """Tokens that stand for no text: the mask, the sentinels and the decoder's start token.
 
-The tokenizer's own tokens are used where it has them. Others come after all tokens of the data, so they extend the
-model's vocabulary.
+A special token that the tokenizer has is used. Others get ids after all tokens of the data, so they extend the model's
+vocabulary.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_l
 
 
 def _for_spans(index: CorpusIndex, known: Mapping[str, int], spans: int) -> SpecialTokens:
-    """The start token and sentinels; those that the tokenizer lacks get descending ids at the end, as in T5."""
+    """Return the start token and the sentinels; sentinels that the tokenizer lacks get descending ids at the end of the
+    vocabulary, as in T5."""
     start = _first(known, PADS)
     sentinels = [known.get(f"<extra_id_{number}>") for number in range(spans)]
     first_new = index.vocab_size + (start is None)

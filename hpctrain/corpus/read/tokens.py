@@ -32,7 +32,7 @@ class Corpus:
     shards: tuple[NDArray[np.unsignedinteger], ...]
     """Memory-mapped tokens of each shard that holds at least one window."""
     first_window: NDArray[np.int64]
-    """Number of each shard's first window, followed by the number of all windows: [shards + 1]."""
+    """Index of each shard's first window, followed by the total number of windows: [shards + 1]."""
 
     @classmethod
     def open(cls, folders: Sequence[str | Path], split: Split, seq_len: int, field: str = "data.train") -> Corpus:
@@ -66,7 +66,7 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in its shards."""
+        """Number of tokens in the corpus's shards."""
         return sum(len(shard) for shard in self.shards)
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""A fault that a probe found, of a node or of the allocation, with its severity."""
+"""The model of a fault that a probe found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Severity = Literal["note", "warn", "exclude", "refuse"]
 
 @dataclass(frozen=True)
 class ProbeFinding:
-    """A fault of a node or of the allocation. A check that could not run returns none."""
+    """A fault of a node or of the whole allocation, with its severity. A check that cannot run reports no fault."""
 
     node: str | None
     """Name of the node; None for a fault of the whole allocation."""

@@ -37,7 +37,7 @@ class ProbeNode:
     folder: Path
     """Folder of the probe, which all nodes share."""
     settings: ProbeSettings
-    """The same on every node."""
+    """Settings of the probe, equal on every node."""
     runner: Runner
     clock: Clock
 

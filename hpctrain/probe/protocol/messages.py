@@ -1,7 +1,7 @@
 """The messages of a probe as models that validate on arrival: joins, orders to nodes, and answers from nodes.
 
-Every sender has proved to know the token. A malformed message closes its connection, with the reason, but ends neither
-the coordinator nor the probe.
+Every sender has proved that it knows the probe's token. A malformed message closes its connection, with the reason, but
+ends neither the coordinator nor the probe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Join(JoinedNode):
 
 
 class PairOrder(Part):
-    """Order to measure with a peer: connect to it at `addr` and `port`, or wait for its connection."""
+    """Order to measure with a peer node: connect to it at `addr` and `port`, or wait for its connection."""
 
     kind: Literal["pair"]
     round: Count
@@ -56,7 +56,7 @@ class PlainOrder(Part):
 
 
 class RendezvousOrder(Part):
-    """Order to open the port for the store of all ranks, on this address."""
+    """Order to open a port on this address for the store (torch's TCPStore) of all ranks."""
 
     kind: Literal["rendezvous"] = "rendezvous"
     addr: Text
@@ -100,7 +100,7 @@ class PairAnswer(FailableAnswer):
 
 
 class Ready(Part):
-    """The measuring process is loaded."""
+    """Answer: the node's measuring process is loaded."""
 
     kind: Literal["ready"] = "ready"
 
@@ -139,7 +139,7 @@ def read_join(message: Message) -> Join:
     """Parse the message of a node that joins.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_JOIN, message)
 
@@ -148,7 +148,7 @@ def read_order(message: Message) -> Order:
     """Parse an order of the coordinator.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_ORDER, message)
 
@@ -157,6 +157,6 @@ def read_answer(message: Message) -> Answer:
     """Parse an answer of a node.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_ANSWER, message)

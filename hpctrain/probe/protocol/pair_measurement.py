@@ -1,8 +1,8 @@
-"""The measurement of a pair over its connection: pings from each side, a size sweep from each side, and a transfer in
+"""Measures a pair of nodes over their connection: pings from each side, a size sweep from each side, and a transfer in
 each direction.
 
-Both ends follow the same script; the caller starts. They agree only on the end of each part, so the coordinator sends
-nothing during a timed part.
+Both ends follow the same script; the caller starts. The end of each part is agreed between the two, so the coordinator
+sends nothing during a timed part.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RoundTrip = tuple[float, float]
 class DeadlineSocket:
     """A connected socket with a deadline for everything sent and received.
 
-    Time-outs are the kernel's (SO_RCVTIMEO): those of Python add a poll() to every call, and so to the latency.
+    It uses the kernel's time-outs (SO_RCVTIMEO), because Python's add a poll() to every call, and so to the latency.
     """
 
     def __init__(self, sock: socket.socket, clock: Clock, deadline: float) -> None:
@@ -101,7 +101,7 @@ class DeadlineSocket:
 def measure_pair(
     stream: DeadlineSocket, caller: bool, settings: ProbeSettings, cpu_s: Callable[[], float] = cpu_demand_s
 ) -> PairFigures:
-    """Run the script on one end and return what this end measured.
+    """Measure as one end of a pair and return the figures of this end.
 
     Args:
         cpu_s: returns the seconds in which this thread has needed a processor, whether it got one or not.
