@@ -1,4 +1,4 @@
-"""Which node this process is: from the command line, or from Slurm's environment inside a job step."""
+"""Finds out which node this process runs on: from the command line, or from Slurm's environment inside a job step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whether the process that started a node process is still alive. An image's process may lie between the two."""
+"""Checks whether the process that started a node process is still alive. A container runtime's process may lie between
+the two."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class SimulatedTransport:
             self._answer(number, _Measurement(b, a, begin, end, at_b, to_b, sweep_b))
 
     def _ladder_s(self, trip: Floats, rate: Floats) -> tuple[Floats, Ints]:
-        """Seconds of the size sweep of one end, and the number of sizes that it reaches, as `size_sweep` in
+        """Return the seconds of the size sweep of one end, and the number of sizes that it reaches, as `size_sweep` in
         `probe.protocol.pair_measurement` would make it."""
         settings = self._settings
         spent, rungs = np.zeros(len(trip)), np.zeros(len(trip), dtype=np.int_)
@@ -192,7 +192,7 @@ class SimulatedTransport:
         return [(size, float(latency[1]) + size / rate) for size in self._settings.ladder_bytes[:count]]
 
     def _transfer_s(self, rate: Floats) -> Floats:
-        """Seconds that one direction sends, as `stream_send` in `probe.protocol.pair_measurement` does."""
+        """Return the seconds that one direction sends, as `stream_send` in `probe.protocol.pair_measurement` does."""
         settings = self._settings
         enough = np.maximum(settings.bulk_bytes / rate, settings.bulk_s)
         least = 8 * BLOCK_BYTES / rate

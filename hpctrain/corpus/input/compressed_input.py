@@ -29,7 +29,7 @@ bomb has 1,000 (gzip) or 30,000 (zstd)."""
 
 
 def uncompressed_name(path: Path) -> str:
-    """The name without .gz or .zst, in lower case."""
+    """Return the name without .gz or .zst, in lower case."""
     name = path.name.lower()
     for packing in COMPRESSED_SUFFIXES:
         name = name.removesuffix(packing)

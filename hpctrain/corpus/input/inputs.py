@@ -76,12 +76,12 @@ def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFi
 
 
 def format_of(path: Path) -> Format:
-    """The format of a file by its name; text where the name does not tell."""
+    """Return the format of a file by its name; text where the name does not tell."""
     return _NAMED.get(Path(uncompressed_name(path)).suffix, "text")
 
 
 def expand(patterns: Sequence[str], base: Path) -> list[Path]:
-    """The paths that match the patterns, relative to the folder `base`.
+    """Return the paths that match the patterns, relative to the folder `base`.
 
     Raises:
         InputError: a pattern with * ? or [] matches nothing. A plain path is not checked.
@@ -135,7 +135,7 @@ def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def _saved_dataset(folder: Path) -> list[InputFile]:
-    """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
+    """Return the Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
     splits = _json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
         names = [plain_name_in(folder / "dataset_dict.json", "splits", name, _SAVE_AGAIN) for name in splits]
@@ -157,7 +157,7 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
 
 
 def _json_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file of `datasets`; empty if the file is missing or holds something else."""
+    """Return the JSON object in a file of `datasets`; empty if the file is missing or holds something else."""
     try:
         value = read_json(path)
     except FileError:

@@ -75,7 +75,7 @@ def cut(piece: bytes) -> int:
 
 
 def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) -> Iterator[list[Item]]:
-    """The items in lists whose sizes add up to `size` or just above; the last one may be smaller."""
+    """Yield the items in lists whose sizes add up to `size` or just above; the last one may be smaller."""
     batch: list[Item] = []
     total = 0
     for item in items:
@@ -95,10 +95,10 @@ def digest_of(text: str) -> bytes:
 
 
 def bucket_of(digest: bytes) -> int:
-    """The bucket of a passage, in [0, `BUCKETS`)."""
+    """Return the bucket of a passage, in [0, `BUCKETS`)."""
     return int.from_bytes(digest[:2], "big")
 
 
 def rank_of(digest: bytes) -> int:
-    """The sampling rank of a passage, below 2**63; passages with the smallest ranks form the sample."""
+    """Return the sampling rank of a passage, below 2**63; passages with the smallest ranks form the sample."""
     return int.from_bytes(digest[2:10], "big") >> 1

@@ -16,7 +16,7 @@ BATCH_ROWS = 128
 
 
 def column_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The documents in the text column of a part of a Parquet or Arrow file, read one batch at a time.
+    """Yield the documents in the text column of a part of a Parquet or Arrow file, read one batch at a time.
 
     Raises:
         InputError: the file has another format, has no such column, or a row without text may not be skipped.

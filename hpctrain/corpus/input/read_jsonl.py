@@ -65,7 +65,7 @@ def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
 
 
 def _text(line: bytes, field: str) -> str:
-    """The document in a line; empty for an empty line.
+    """Return the document in a line; empty for an empty line.
 
     Raises:
         _UnusableError: the line has no document.
@@ -90,7 +90,7 @@ def _text(line: bytes, field: str) -> str:
 
 
 def _lines_before(path: Path, begin: int) -> int:
-    """Number of line ends in the first `begin` bytes of a file."""
+    """Return the number of line ends in the first `begin` bytes of a file."""
     count = 0
     if begin:
         with path.open("rb") as file:

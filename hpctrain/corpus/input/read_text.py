@@ -14,7 +14,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def text_passages(piece: FileRange, size_bytes: int) -> Iterator[Passage]:
-    """The text in passages of at most `size_bytes`, cut at line ends where there are any.
+    """Yield the text in passages of at most `size_bytes`, cut at line ends where there are any.
 
     Raises:
         NotTextError: the file is binary or not UTF-8.
@@ -71,7 +71,7 @@ def reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], byt
 
 
 def _line_start(file: BinaryIO, position: int) -> int:
-    """Offset of the first line that begins at `position` or after it."""
+    """Return the offset of the first line that begins at `position` or after it."""
     file.seek(position - 1)
     while piece := file.readline(_CHUNK_BYTES):
         if piece.endswith(b"\n"):

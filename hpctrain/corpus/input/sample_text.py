@@ -41,7 +41,7 @@ class SampleText:
 
 
 def default_text_locations() -> tuple[TextLocation, ...]:
-    """Folders with text on a Linux machine with Python; some may be missing on a minimal system."""
+    """Return the folders with text on a Linux machine with Python; some may be missing on a minimal system."""
     code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
     installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
     return (
@@ -90,7 +90,7 @@ def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], sha
 
 
 def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
-    """Files of a location with their uncompressed sizes, in the order of their paths."""
+    """Yield the files of a location with their uncompressed sizes, in the order of their paths."""
     for here, folders, names in os.walk(place.folder):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")) and f != "site-packages")
         for name in sorted(names):
@@ -103,7 +103,7 @@ def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
 
 
 def _text_size(path: Path) -> int:
-    """Bytes of the text in a file; 0 if it cannot be read."""
+    """Return the bytes of the text in a file; 0 if it cannot be read."""
     try:
         if path.suffix != ".gz":
             return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0

@@ -56,7 +56,7 @@ def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the existing files that the index of a corpus folder names.
+    """Return the bytes of the existing files that the index of a corpus folder names.
 
     Raises:
         InputError: it is not a corpus folder.
@@ -67,7 +67,7 @@ def size_of(folder: Path) -> int:
 
 
 def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
-    """SHA-256 of a file, as hex.
+    """Return the SHA-256 of a file, as hex.
 
     Raises:
         FileError: the file cannot be opened, or is not a regular file.

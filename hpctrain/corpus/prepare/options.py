@@ -66,7 +66,7 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
-    """The sources of a recipe; its paths are relative to the folder `base`.
+    """Return the sources of a recipe; its paths are relative to the folder `base`.
 
     Raises:
         InputError: a pattern matches no file.
@@ -78,7 +78,7 @@ def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
 
 
 def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
-    """The options that all sources of a recipe share."""
+    """Return the options that all sources of a recipe share."""
     choice = recipe.tokenizer
     if choice != "bytes" and not choice.startswith("train:"):
         choice = str(base / choice)

@@ -28,7 +28,7 @@ _CORPUS = "corpus"
 
 
 def partial_of(folder: Path) -> Path:
-    """The folder in which the corpus `folder` is made."""
+    """Return the folder in which the corpus `folder` is made."""
     return folder.with_name(f"{folder.name}.partial")
 
 

@@ -140,7 +140,7 @@ def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> r
 
 
 def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
-    """The texts with the smallest ranks up to `size_bytes`, in the order of their ranks."""
+    """Return the texts with the smallest ranks up to `size_bytes`, in the order of their ranks."""
     chosen = _Sample(size_bytes)
     for sample in samples:
         for rank, text in sample:

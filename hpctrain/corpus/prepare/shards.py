@@ -136,7 +136,7 @@ Part = tuple[Path, list[Shard]]
 
 
 def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """The dtype in which tokens are stored."""
+    """Return the dtype in which tokens are stored."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 

@@ -37,7 +37,8 @@ class Tokenizer(Protocol):
     end_of_text: int
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each text, without begin or end; the name of the end-of-text token counts as plain text."""
+        """Return the tokens of each text, without begin or end; the name of the end-of-text token counts as plain
+        text."""
 
     def save(self, folder: Path) -> TokenizerInfo:
         """Write the tokenizer's file, if it has one, into the folder, and return its entry for the index."""
@@ -92,7 +93,7 @@ class FileTokenizer:
 
 
 def trained_size(choice: str) -> int | None:
-    """The vocabulary size in 'train:N'; None for another choice.
+    """Return the vocabulary size in 'train:N'; None for another choice.
 
     Raises:
         InputError: N is not a number, or out of range.

@@ -75,11 +75,11 @@ def same_tokens(one: CorpusIndex, other: CorpusIndex) -> bool:
 
 
 def describe_tokenizer(index: CorpusIndex) -> str:
-    """The tokenizer in words: 'bytes, vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
+    """Return the tokenizer in words: 'bytes, vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
     digest = f" {index.tokenizer.sha256[:8]}" if index.tokenizer.sha256 else ""
     return f"{index.tokenizer.kind}{digest}, vocabulary {index.vocab_size}"
 
 
 def tokenizer_option(folder: str | Path, index: CorpusIndex) -> str:
-    """The option that makes `hpctrain data prepare` use the tokenizer of that folder."""
+    """Return the option that makes `hpctrain data prepare` use the tokenizer of that folder."""
     return f"--tokenizer {Path(folder) / index.tokenizer.file if index.tokenizer.file else 'bytes'}"

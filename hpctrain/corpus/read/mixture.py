@@ -64,7 +64,7 @@ class Mixture:
         return rows
 
     def taken(self, samples: int) -> dict[str, int]:
-        """Number of samples of each folder among the first `samples` of the run."""
+        """Return the number of samples of each folder among the first `samples` of the run."""
         period = len(self.order.source)
         counts = self.order.before[-1] * (samples // period) + self.order.before[samples % period]
         return dict(zip(self.names, counts.tolist(), strict=True))
@@ -90,7 +90,7 @@ def open_training(
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """The folders' names, or their paths if two have the same name."""
+    """Return the folders' names, or their paths if two have the same name."""
     names = [Path(folder).name for folder in folders]
     return names if len(set(names)) == len(names) else list(folders)
 
@@ -122,7 +122,7 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 @functools.cache
 def order_of(counts: tuple[int, ...]) -> SourceOrder:
-    """The order of sources in a period with that many samples of each."""
+    """Return the order of sources in a period with that many samples of each."""
     period, share = sum(counts), np.array(counts, dtype=np.int64)
     done = np.zeros(len(counts), dtype=np.int64)
     before = np.zeros((period + 1, len(counts)), dtype=np.int64)

@@ -80,7 +80,7 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
 
 
 def size_bytes(index: CorpusIndex) -> int:
-    """Bytes of all shards."""
+    """Return the bytes of all shards."""
     return sum(_shard_bytes(shard, index) for shard in index.shards)
 
 

@@ -41,7 +41,7 @@ class Examples(NamedTuple):
 def examples(
     objective: AnyObjective, special: SpecialTokens, seq_len: int, seed: int, samples: Tokens, rows: Tokens
 ) -> Examples:
-    """The training examples of the given samples.
+    """Return the training examples of the given samples.
 
     Args:
         seq_len: data.seq_len.
@@ -100,7 +100,8 @@ def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Token
 
 
 def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
-    """Lengths of `parts` segments, each at least 1, that sum to `total`; every partition is equally likely: [n, parts].
+    """Return the lengths of `parts` segments, each at least 1, that sum to `total`; every partition is equally likely:
+    [n, parts].
 
     Args:
         hashes: one for each boundary between two items, [n, total - 1].

@@ -23,7 +23,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def sample(seed: int, index: NDArray[np.int64], windows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The (epoch, window) of each global sample index.
+    """Return the (epoch, window) of each global sample index.
 
     Args:
         seed: the run's seed.
@@ -40,7 +40,7 @@ def sample(seed: int, index: NDArray[np.int64], windows: int) -> tuple[NDArray[n
 
 
 def permuted(seed: int, epoch: NDArray[np.int64], position: NDArray[np.int64], windows: int) -> NDArray[np.int64]:
-    """The window at each position of its epoch's permutation; all arrays have shape [n]."""
+    """Return the window at each position of its epoch's permutation; all arrays have shape [n]."""
     # Equal halves need a power of four, so at most three quarters of the domain lie outside the range.
     half_bits = max(1, ((windows - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
@@ -70,7 +70,7 @@ def _round_keys(seed: int, epoch: NDArray[np.int64]) -> UInt64:
 
 
 def splitmix64(value: UInt64) -> UInt64:
-    """A hash of each number: SplitMix64's next-state and finaliser; uint64 arithmetic wraps, as it must."""
+    """Return a hash of each number: SplitMix64's next state and finaliser, in uint64 arithmetic that wraps around."""
     value = value + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2

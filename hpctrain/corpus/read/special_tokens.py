@@ -40,7 +40,7 @@ class SpecialTokens:
 
 
 def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_len: int) -> SpecialTokens:
-    """The special tokens that an objective needs on the data of these folders.
+    """Return the special tokens that an objective needs on the data of these folders.
 
     Raises:
         InputError: a folder is missing, or their tokenizers differ.
@@ -83,7 +83,7 @@ def _first(known: Mapping[str, int], names: Sequence[str]) -> int | None:
 
 
 def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
-    """Ids of the added tokens in the folder's tokenizer.json by name; empty for bytes."""
+    """Return the ids of the added tokens in the folder's tokenizer.json by name; empty for bytes."""
     if index.tokenizer.file is None:
         return {}
     path = folder / index.tokenizer.file

@@ -70,7 +70,8 @@ class Corpus:
         return sum(len(shard) for shard in self.shards)
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
-        """The windows of samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len + 1].
+        """Return the windows of samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len +
+        1].
 
         The first seq_len columns are the input, the last seq_len the targets. A sample depends only on the seed and its
         number, so a process may read any part of a batch.
@@ -78,12 +79,12 @@ class Corpus:
         return self.pick(seed, np.arange(start, start + count, dtype=np.int64))
 
     def pick(self, seed: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The windows of the samples with those numbers, int64 [n, seq_len + 1]; see `rows`."""
+        """Return the windows of the samples with the numbers `samples`, int64 [n, seq_len + 1]."""
         _, windows = sample(seed, samples, self.windows)
         return self.read_windows(windows)
 
     def read_windows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens of the given windows, int64 [n, seq_len + 1]."""
+        """Return the tokens of the given windows, int64 [n, seq_len + 1]."""
         rows = np.empty((len(windows), self.seq_len + 1), dtype=np.int64)
         owners = np.searchsorted(self.first_window, windows, side="right") - 1
         for row, window, owner in zip(rows, windows, owners, strict=True):

@@ -152,7 +152,8 @@ def _share_of_cpu(
 
 
 def ping(stream: DeadlineSocket, settings: ProbeSettings) -> list[RoundTrip]:
-    """Time round trips of 8 bytes, without the warm-up; fewer than `settings.pings` on a slow link."""
+    """Time round trips of 8 bytes and return them without the warm-up; there are fewer than `settings.pings` on a slow
+    link."""
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     more, last = bytes([_MORE]) + bytes(PING_BYTES - 1), bytes([_LAST]) + bytes(PING_BYTES - 1)

@@ -47,7 +47,8 @@ class BiasedSpec(TransformerSpec):
         return f"the model has {self.positions} positions (model.dims.positions)"
 
     def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one of `tp` devices; norms and biases of the residual stream are not split."""
+        """Return the number of parameters of one block on one of `tp` devices; norms and biases of the residual stream
+        are not split."""
         split = 4 * self.dim * self.dim + 2 * self.dim * self.hidden + 3 * self.dim + self.hidden
         return split // tp + 6 * self.dim
 
@@ -62,11 +63,12 @@ class BiasedSpec(TransformerSpec):
         return flops + (self.head_flops(sequences * seq_len) if stop == self.layers else 0.0)
 
     def head_flops(self, tokens: int) -> float:
-        """FLOPs of the matrix products after the last block."""
+        """Return the FLOPs of the matrix products after the last block."""
         return 2.0 * tokens * self.vocabulary * self.dim
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`.
+        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
+        `sequences`.
 
         Counted from the code of the block: inputs and outputs of both norms (4 d); queries, keys, values and attention
         output (4 d), input and output of the GELU (2 f), split over `tp`.
@@ -75,13 +77,14 @@ class BiasedSpec(TransformerSpec):
         return int(sequences * seq_len * bytes_per_value * (4 * self.dim + split / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both norms."""
+        """Return the part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both
+        norms."""
         return sequences * seq_len * bytes_per_value * 4 * self.dim
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps. The
-        outputs of the two projections into the residual stream are whole on each device; the rest is split over
-        `tp`."""
+        """Return the bytes of the results of a block's matrix products and attention, which selective recomputation
+        keeps. The outputs of the two projections into the residual stream are whole on each device; the rest is split
+        over `tp`."""
         split = 4 * self.dim + self.hidden
         return int(sequences * seq_len * bytes_per_value * (2 * self.dim + split / tp))
 

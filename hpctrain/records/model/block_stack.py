@@ -25,7 +25,8 @@ class BlockStack(Part):
 
     @abstractmethod
     def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one of `tp` devices: matrices are split, norms are whole on each."""
+        """Return the number of parameters of one block on one of `tp` devices: matrices are split, norms are whole on
+        each."""
 
     @abstractmethod
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
@@ -41,18 +42,21 @@ class BlockStack(Part):
 
     @abstractmethod
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`."""
+        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
+        `sequences`."""
 
     @abstractmethod
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism does not split."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split."""
 
     @abstractmethod
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps."""
+        """Return the bytes of the results of a block's matrix products and attention, which selective recomputation
+        keeps."""
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices."""
+        """Return the number of parameters of the blocks [start, stop), and of embedding and head where the stage holds
+        them, on one of `tp` devices."""
         stop = self.layers if stop is None else stop
         ends = self.end_parameters(tp, first=start == 0, last=stop == self.layers)
         return (stop - start) * self.block_parameters(tp) + ends
@@ -75,7 +79,7 @@ class BlockStack(Part):
     def stage_boundary_bytes(
         self, sequences: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None
     ) -> int:
-        """Bytes of the activation [batch, seq, dim] that is sent between two stages.
+        """Return the bytes of the activation [batch, seq, dim] that is sent between two stages.
 
         Args:
             cut: the block before which the model is cut; None: the largest of all cuts.
@@ -93,11 +97,12 @@ class BlockStack(Part):
         return 0.0
 
     def selective_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that the operations repeated by selective recomputation process: all of a block's activations."""
+        """Return the bytes that the operations repeated by selective recomputation process: all of a block's
+        activations."""
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def target_length(self, seq_len: int) -> int:
-        """Positions of a sequence for which the head computes logits."""
+        """Return the number of positions of a sequence for which the head computes logits."""
         return seq_len
 
     def pipeline_error(self, stages: int) -> str | None:

@@ -56,7 +56,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return self
 
     def sha256(self) -> str:
-        """Hash of the dimensions, without the length of a decoder's sequence: weights do not depend on it."""
+        """Return the hash of the dimensions, without the length of a decoder's sequence: weights do not depend on
+        it."""
         return content_sha256(self.model_copy(update={"decoder_seq": None}))
 
     @property
@@ -79,7 +80,7 @@ class EncoderDecoderSpec(TransformerSpec):
         return self.ffn_dim or 4 * self.dim
 
     def target_length(self, seq_len: int) -> int:
-        """Tokens in a decoder's sequence, where the encoder's has `seq_len`."""
+        """Return the number of tokens in a decoder's sequence, where the encoder's sequence has `seq_len`."""
         return self.decoder_seq or longest_text(seq_len).outputs
 
     @property
@@ -175,7 +176,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return {name: stages for name, stages in holders.items() if len(stages) > 1}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of all blocks.
+        """Return the bytes that a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of
+        all blocks.
 
         Counted from the code of the block. Each norm keeps its input, the normalised input and its output (3 d). An
         attention keeps queries, keys, values and its output. Where positions are added to its scores it also keeps
@@ -186,11 +188,12 @@ class EncoderDecoderSpec(TransformerSpec):
         return int(sequences * bytes_per_value * (whole + split / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism does not split: what the norms keep."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split: what the norms keep."""
         return int(sequences * bytes_per_value * self._mean(*self._whole(seq_len)))
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products, scores included, which selective recomputation keeps."""
+        """Return the bytes of the results of a block's matrix products, scores included, which selective recomputation
+        keeps."""
         source, target = seq_len, self.target_length(seq_len)
         split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
         encoder = source * (split + self.heads * source)

@@ -67,7 +67,7 @@ class ImportedSpec(BlockStack):
     """Hash of the names and shapes of all weights."""
 
     def sha256(self) -> str:
-        """Hash of the model; weights fit only models with the same hash."""
+        """Return the hash of the model; weights fit only models with the same hash."""
         return self.weights_sha256
 
     @property
@@ -75,19 +75,20 @@ class ImportedSpec(BlockStack):
         return self.vocab
 
     def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one of `tp` devices."""
+        """Return the number of parameters of one block on one of `tp` devices."""
         return self.block_sizes.parameters - self.split_parameters + self.split_parameters // tp
 
     def embedding_parameters(self) -> int:
-        """Parameters of the larger of front and back."""
+        """Return the number of parameters of the larger of front and back."""
         return max(self.front_sizes.parameters, self.back_sizes.parameters)
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of the front modules (first) and the back modules (last), whole on each of `tp` devices."""
+        """Return the number of parameters of the front modules (first) and the back modules (last), whole on each of
+        `tp` devices."""
         return (self.front_sizes.parameters if first else 0) + (self.back_sizes.parameters if last else 0)
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
+        """Return the FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
 
         The front modules (a look-up in most models) count with block 0.
         """
@@ -104,13 +105,14 @@ class ImportedSpec(BlockStack):
         return {}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`."""
+        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
+        `sequences`."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         saved = whole + self.split_activation_bytes / tp
         return int(self._sequences(sequences, seq_len) * saved * bytes_per_value / 4)
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism does not split."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         return int(self._sequences(sequences, seq_len) * whole * bytes_per_value / 4)
 
@@ -120,8 +122,8 @@ class ImportedSpec(BlockStack):
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and
-        the measured activations of the back modules."""
+        """Return the bytes that the back modules and the loss keep: logits, their log-softmax, the gradient of one of
+        them, and the measured activations of the back modules."""
         back_bytes = self._sequences(sequences, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
         return int(3 * sequences * seq_len * self.vocab * bytes_per_value + back_bytes)
 

@@ -36,7 +36,7 @@ class TransformerSpec(BlockStack):
     """The head uses the embedding's matrix."""
 
     def sha256(self) -> str:
-        """Hash of the dimensions; weights fit only models with the same hash."""
+        """Return the hash of the dimensions; weights fit only models with the same hash."""
         return content_sha256(self)
 
     @property
@@ -51,7 +51,7 @@ class TransformerSpec(BlockStack):
         """Width inside the feed-forward layer."""
 
     def embedding_parameters(self) -> int:
-        """Parameters of the token embedding."""
+        """Return the number of parameters of the token embedding."""
         return self.vocabulary * self.dim
 
     def head_shards(self, tp: int) -> int:
@@ -68,7 +68,8 @@ class TransformerSpec(BlockStack):
         return {"embedding.weight": [0, len(cuts) - 1]} if self.tied and len(cuts) > 1 else {}
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that the head and the loss keep: logits, their log-softmax and the gradient of one of them."""
+        """Return the bytes that the head and the loss keep: logits, their log-softmax and the gradient of one of
+        them."""
         return int(3 * sequences * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
 
     def tensor_parallel_error(self, tp: int) -> str | None:

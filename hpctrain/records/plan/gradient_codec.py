@@ -61,7 +61,7 @@ class GradientCodec(CompressionSettings):
 
     @classmethod
     def modes(cls) -> tuple[str, ...]:
-        """The values of `mode` that select this codec."""
+        """Return the values of `mode` that select this codec."""
         return get_args(cls.model_fields["mode"].annotation)
 
     @property
@@ -105,7 +105,7 @@ class GradientCodec(CompressionSettings):
         return 1.0
 
     def state_bytes(self, dim: int) -> float:
-        """Bytes of state that a rank's reducer keeps between steps, for each number of its gradients.
+        """Return the bytes of state that a rank's reducer keeps between steps, for each number of its gradients.
 
         Args:
             dim: width of the model, the smallest side of a matrix.

@@ -325,15 +325,15 @@ class Plan(Document):
         return list(dict.fromkeys(device_id.node for device_id in self.ranks))
 
     def pipeline_rank_devices(self, replica: int) -> list[tuple[DeviceId, ...]]:
-        """Devices of each pipeline rank of a replica: [pp][tp]."""
+        """Return the devices of each pipeline rank of a replica: [pp][tp]."""
         return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
 
     def stage_owner(self) -> dict[int, int]:
-        """Pipeline rank of each stage, the same in every replica."""
+        """Return the pipeline rank of each stage, the same in every replica."""
         return dict(enumerate(self._owners(0)))
 
     def _owners(self, replica: int) -> list[int]:
-        """Pipeline rank of each stage of a replica."""
+        """Return the pipeline rank of each stage of a replica."""
         rows = self.pipeline_rank_devices(replica)
         return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
 
@@ -348,7 +348,7 @@ class Plan(Document):
         return self.stages[stage].messages if apart else "none"
 
     def mesh(self) -> list[list[list[int]]]:
-        """Global ranks as [pp][dp][tp]."""
+        """Return the global ranks as nested lists [pp][dp][tp]."""
         rank = {device_id: index for index, device_id in enumerate(self.ranks)}
         return [
             [[rank[device_id] for device_id in self.pipeline_rank_devices(replica)[pp]] for replica in range(self.dp)]

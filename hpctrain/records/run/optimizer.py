@@ -56,8 +56,8 @@ class Optimizer(Part):
         """Return these settings for a run that continues with another number of steps.
 
         Args:
-            at: number of steps done; recorded changes at later steps are dropped, because a return to a checkpoint undid
-                them.
+            at: number of steps done; recorded changes at later steps are dropped, because a return to a checkpoint
+                undid them.
             before: total steps of the run until now.
         """
         undone = [change.before for change in self.steps_changed if change.at >= at]
