@@ -88,7 +88,7 @@ class GenerationSource(Protocol):
 
 
 class Agent:
-    """One node's agent for one attempt of a run."""
+    """One node's agent during one attempt of a run: it starts and watches the node's workers."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class Agent:
             self._event_log.write(event[0], self._number(), event[1], **event[2])
 
     def _note_start(self, record: Generation, plan: Plan) -> None:
-        """Write the event of a generation that this agent proposed."""
+        """Write the event that a generation proposed by this agent has started."""
         data = {name: getattr(record, name) for name in ("plan", "restore", "first_weights")}
         members = [member.node for member in record.members]
         self._event_log.write(

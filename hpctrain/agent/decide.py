@@ -94,7 +94,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class AgentView:
-    """Everything that a decision depends on."""
+    """An agent's knowledge of itself, its workers and the other agents, on which its decisions depend."""
 
     me: str
     nodes: tuple[str, ...]

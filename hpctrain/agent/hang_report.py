@@ -22,7 +22,7 @@ class WorkerActivity(NamedTuple):
 
     rank: Annotated[int, Field(ge=0)]
     place: ShortText
-    """Its device, written 'node:device'."""
+    """The worker's device, written 'node:device'."""
     step: Annotated[int, Field(ge=0)]
     operation: ShortText
     waits: bool

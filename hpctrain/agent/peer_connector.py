@@ -46,7 +46,7 @@ class ConnectionAttempt:
 
 
 class PeerConnector:
-    """The connections that are being made to nodes which publish their address in `folder`."""
+    """Makes connections to the agents that publish their address in `folder`."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder

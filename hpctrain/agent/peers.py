@@ -68,7 +68,7 @@ class _OutgoingHandshake:
 
 
 class PeerMesh:
-    """The other agents of the run."""
+    """The connections of this agent to all other agents of the run."""
 
     def __init__(self, folder: Path, me: str, nodes: tuple[str, ...], addr: str, key: str) -> None:
         self._folder = folder

@@ -123,7 +123,8 @@ class ErrorDetails(Part):
     """Name of the exception class."""
     message: Sentence
     where: Sentence | None = None
-    """As '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is enough."""
+    """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
+    enough."""
     step: Count
     operation: Sentence
 

@@ -64,7 +64,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON that a person can read and diff: indented, keys in the order given."""
+    """Write a JSON file as `write_text` does: indented, with keys in the order of `value`."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Text from files, logs, host names and other programs, made safe to print on a terminal.
+"""Makes text from files, logs, host names and other programs safe to print on a terminal.
 
 A terminal obeys control characters: a log line or a folder's name could rewrite earlier lines, set the window's title,
 or fill the clipboard. So every stream that people read is filtered here, whatever wrote to it.

@@ -1,4 +1,4 @@
-"""Whether data of a known size fits on a file system, checked before any of it is written.
+"""Checks whether data of a known size fits on a file system, before any of it is written.
 
 A checkpoint that fills the disk takes the space of all other writers, the run's metrics included, and is then deleted.
 statvfs does not show quotas, and the commands that do (quota, lfs quota, mmlsquota) differ from site to site. So the

@@ -111,7 +111,7 @@ class CommandError(HpctrainError):
 
 
 class CommandTimeoutError(CommandError):
-    """A command gave no answer in time and was ended; it may have done its work all the same."""
+    """A command gave no answer in time and was ended; it may still have done its work."""
 
 
 class StorageError(HpctrainError):

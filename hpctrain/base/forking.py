@@ -105,7 +105,7 @@ class ForkedProcess:
 
 @dataclass(frozen=True)
 class _ForkRequest:
-    """A request that the fork server has not answered."""
+    """A request to fork a process that the fork server has not answered yet."""
 
     process: ForkedProcess
     token: int
@@ -118,7 +118,7 @@ class _ForkRequest:
             self.process.begin(0)
 
     def end(self, pid: int) -> None:
-        """Close the token and give the process its id; 0 if it will never be forked."""
+        """Close the token and set the process's id; 0 if the process will never be forked."""
         os.close(self.token)
         if self.process.waits:
             self.process.begin(pid)
@@ -138,7 +138,7 @@ class ForkingRunner(SystemRunner):
         env: Mapping[str, str],
         lost: Callable[[ForkServerExit], None] = lambda loss: None,
     ) -> None:
-        """Start the fork server; requests may be made at once, and wait until it has loaded.
+        """Start the fork server. Commands may be started at once; they wait until the server has loaded.
 
         Args:
             program: the argv that all forked commands begin with.
@@ -221,7 +221,7 @@ class ForkingRunner(SystemRunner):
         return not self._asked and pid not in known
 
     def _has_reply(self, timeout_s: float | None) -> bool:
-        """Whether the fork server replies, or is gone, within that time (None: without end)."""
+        """Whether the fork server replies or ends within `timeout_s` seconds (None: wait without limit)."""
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
@@ -297,7 +297,7 @@ class ForkingRunner(SystemRunner):
 
 
 def _has_ended_child() -> bool:
-    """Whether any child has ended; its exit code is not taken."""
+    """Whether any child process has ended; no exit code is collected."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

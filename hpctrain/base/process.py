@@ -44,7 +44,7 @@ class Process(Protocol):
         """Return the exit code, -n if signal n killed the process; None while it runs."""
 
     def kill(self) -> None:
-        """Send SIGKILL to its whole process group; return at once."""
+        """Send SIGKILL to the process's whole process group; do not wait for its end."""
 
     def terminate(self) -> None:
         """Send SIGTERM to the process itself."""
@@ -94,7 +94,7 @@ class Runner(Protocol):
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to the process group that this process leads."""
+    """Send SIGKILL to the process group whose leader is process `pid`."""
     with contextlib.suppress(ProcessLookupError):  # already gone
         os.killpg(pid, signal.SIGKILL)
 

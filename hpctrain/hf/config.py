@@ -48,7 +48,7 @@ FamilySpecT = TypeVar("FamilySpecT", DecoderSpec, Gpt2Spec, EncoderSpec, Encoder
 
 
 class _Keys:
-    """The keys of one config.json, and the errors in their values."""
+    """Reads the keys of one config.json, and collects the errors in their values."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values

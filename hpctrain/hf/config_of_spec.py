@@ -15,7 +15,7 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Special tokens that config.json names."""
+    """Ids of the special tokens that config.json names."""
 
     end_of_text: int
     start: int | None = None

@@ -19,7 +19,7 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 @dataclass(frozen=True)
 class HfTensor:
-    """One tensor of a folder."""
+    """Name and shape of one tensor of a Hugging Face folder, and hpctrain's parameters in it."""
 
     name: str
     shape: tuple[int, ...]

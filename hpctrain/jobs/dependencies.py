@@ -111,7 +111,7 @@ def _job_dependency(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str
 
 
 def record_dependent_run(before: JobDependencies, folder: Path) -> None:
-    """Record in the folders of the runs before it that this run waits for them.
+    """Record in the folders of the runs in `before` that the run in `folder` waits for them.
 
     Raises:
         StorageError: one of them cannot be written.

@@ -75,7 +75,7 @@ class JobVerdict:
 
     @property
     def notify_state(self) -> NotifyState:
-        """The state that notifications report."""
+        """The state that a notification about this verdict reports."""
         if self.exit_class == "done":
             return "done"
         if self.cancelled:

@@ -171,7 +171,7 @@ def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
 
 
 def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, now: float) -> None:
-    """Requeue a job and exclude the nodes that are bad by now.
+    """Requeue a job, and exclude from it the nodes that are known to be bad.
 
     A running job keeps its nodes, so the exclusion is set once it waits. If Slurm refuses that change, the job starts
     anyway: the plan gives a bad node no work.

@@ -291,7 +291,7 @@ def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
 
 
 def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
-    """Make the runs that wait for this one wait for its current job."""
+    """Make the jobs of runs that wait for this run wait for this run's current job."""
     for line in refresh_dependent_runs(folder.path, slurm, os.environ):
         _say(line)
 

@@ -19,7 +19,7 @@ name of the node that ends the job of a finished run whose script is lost. <atte
 
 
 def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[str], min_nodes: int, code: int) -> None:
-    """Record that this node has left with an exit code other than 0.
+    """Record that this node has left the attempt with an exit code other than 0.
 
     Args:
         members: nodes of the last generation, or of the attempt where there was none.

@@ -38,7 +38,7 @@ class _PendingEvents:
 
 @dataclass(frozen=True)
 class GenerationMaker:
-    """Makes the record that an agent proposes."""
+    """Makes the record of a generation that an agent proposes."""
 
     folder: Path
     run: Run

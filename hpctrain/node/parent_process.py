@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Parent:
-    """A process of this machine, identified by its id and its start time, as ids are reused."""
+    """The parent process, identified by its id and its start time, because ids are reused."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

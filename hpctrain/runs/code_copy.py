@@ -87,7 +87,7 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
 
 
 def import_code_first(code: Path) -> None:
-    """Put the folder first on this process's module path, if it exists.
+    """Put the folder `code` first on this process's module path (sys.path), if the folder exists.
 
     It is the only folder outside the installed packages that the processes of a run import from. A person names it on
     purpose; the current folder is not searched.

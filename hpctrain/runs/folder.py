@@ -76,7 +76,7 @@ class RunFolder:
         exit_class: ExitClass,
         events: Sequence[Event] = (),
     ) -> None:
-        """Complete the line of an attempt with its end, reason, exit code, exit class and faults.
+        """Complete an attempt's line in attempts.jsonl with its end, reason, exit code, exit class and faults.
 
         Args:
             code: exit code; None where it is unknown.
@@ -172,7 +172,7 @@ class RunLock:
 
 
 def lock_run_folder(path: Path) -> RunLock:
-    """Lock the folder for one run.
+    """Lock the run folder at `path` and return the lock.
 
     Raises:
         InputError: another run uses the folder, or others can write to it.

@@ -101,7 +101,7 @@ def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
 
 
 def record_job(folder: Path, job: str) -> None:
-    """Add a job that was submitted for the run; its earlier jobs are still listed.
+    """Add the id of a job that was submitted for the run to the run's list of job ids.
 
     Raises:
         StorageError: the run folder cannot be written.

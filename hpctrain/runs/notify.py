@@ -28,7 +28,7 @@ DEADLINE_S = 5.0
 def send_notification(
     folder: Path, attempt: int, state: NotifyState, reason: str, clock: Clock, environ: Mapping[str, str]
 ) -> None:
-    """Send the state to the address in the run file, if there is one for this state.
+    """Send the run's new state to the URL of `notify` in the run file, if that section lists the state.
 
     It raises no error and waits at most DEADLINE_S. A message that the server did not accept is recorded as an event.
     """

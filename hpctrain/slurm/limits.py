@@ -16,7 +16,7 @@ _CLOSED = {"DRAIN": "takes no jobs at present", "INACTIVE": "starts no jobs at p
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The resources that a job asks for. None: not given, Slurm's default applies."""
+    """The resources that a job asks for. A field is None where Slurm's default applies."""
 
     partition: str | None
     """One name, or several separated by commas: the job starts in whichever can start it first."""

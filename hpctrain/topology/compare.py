@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """The later value divided by the earlier one, where both are figures."""
+        """The later value divided by the earlier one; None where a value is not a figure."""
         before, after = self.before, self.after
         if isinstance(before, str) or isinstance(after, str) or not before or after is None:
             return None

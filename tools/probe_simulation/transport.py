@@ -134,7 +134,7 @@ class SimulatedTransport:
             self._calls.append((message["round"], index, self._index[message["peer"]], arrival))
 
     def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to that time for answers, and return those that arrived, by node."""
+        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
         self._measure()
         limit = self._clock.time + seconds
         if not self._events or self._events[0][0] > limit:

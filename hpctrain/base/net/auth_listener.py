@@ -50,7 +50,7 @@ class AuthListener:
         peers: int,
         hello_s: float,
     ) -> None:
-        """Listen on this address alone, on a port that the system chooses.
+        """Listen on address `addr` only, on a port that the system chooses.
 
         Args:
             watch: wakes its owner when a caller connects or a pending one sends something.
@@ -77,7 +77,7 @@ class AuthListener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address and port that it listens on."""
+        """The address and port of the listening socket."""
         addr, port = self._listener.getsockname()[:2]
         return addr, port
 

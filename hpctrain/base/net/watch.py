@@ -30,7 +30,7 @@ class Watch:
         self._selector.register(file, events)
 
     def remove(self, file: Watchable) -> None:
-        """Undo `add`; nothing happens for a file that is not watched."""
+        """Stop watching a file; nothing happens if it is not watched."""
         for key in list(self._selector.get_map().values()):
             # By identity: a closed file has no descriptor to find it by.
             if key.fileobj is file:

@@ -64,7 +64,7 @@ class SkippedList:
         self.add(entries)
 
     def add(self, entries: Iterable[SkippedInput], more: int = 0) -> None:
-        """Add entries, and count `more` that are not listed."""
+        """Add entries to the list, and add `more` to the count of those that are not listed."""
         self.total += more
         for entry in entries:
             self.total += 1

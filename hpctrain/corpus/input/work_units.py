@@ -30,7 +30,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class FileRange:
-    """A file, or a part of one."""
+    """An input file, or a part of it."""
 
     path: Path
     format: Format

@@ -191,7 +191,7 @@ class _Tally:
         self.sample = _Sample(self.sample_bytes)
 
     def add(self, passage: Passage) -> bool:
-        """Add a passage; return whether it fits within the limit."""
+        """Add a passage to the counts; return whether it fits within the limit of bytes."""
         size, limit = passage.size_bytes, self.limit_bytes
         if limit is not None and self.text_bytes + size > limit and (limit or self.passages):
             self.full = True

@@ -88,7 +88,7 @@ class SourceWork:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text that are used."""
+        """Bytes of the source's text that are used."""
         return sum(scan.text_bytes for scan in self.scans)
 
     def counts(self) -> Sources:

@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8; 256 ends a document."""
+    """A tokenizer with one token per byte of UTF-8; token 256 ends a document."""
 
     vocab_size = 257
     end_of_text = 256
@@ -168,7 +168,8 @@ def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
 
 @contextlib.contextmanager
 def library_errors(words: str) -> Iterator[None]:
-    """Turn errors of the library into one line that begins with `words`.
+    """Turn errors of the `tokenizers` library in the `with` block into an InputError of one line that begins with
+    `words`.
 
     A panic of its Rust code is a BaseException, which `except Exception` would miss.
     """

@@ -51,7 +51,7 @@ def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> li
 
 
 def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path) -> None:
-    """Check that the folders hold tokens of that tokenizer.json.
+    """Check that the tokens in the folders were made with the tokenizer.json at `tokenizer`.
 
     Raises:
         InputError: the file cannot be read, or the folders were made with another tokenizer.

@@ -48,7 +48,7 @@ class Mixture:
 
     @classmethod
     def of(cls, names: Sequence[str], corpora: Sequence[Corpus], weights: Sequence[float]) -> Mixture:
-        """Mix corpora in proportion to weights, which need not add up to one."""
+        """Return the mixture of the corpora in proportion to `weights`, which need not add up to 1."""
         return cls(tuple(names), tuple(corpora), order_of(counts_of(weights)))
 
     def rows(self, seed: int, start: int, count: int) -> Indices:

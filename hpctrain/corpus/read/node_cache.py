@@ -38,7 +38,7 @@ STALLED_POLLS = 50
 
 @dataclass(frozen=True)
 class CachedCorpus:
-    """A copy that is in use while its descriptor is open."""
+    """A copy of a corpus on this node's disk; it is locked while its descriptor is open."""
 
     path: Path
     copied_bytes: int

@@ -28,7 +28,7 @@ _CHOICE, _KIND, _TOKEN, _NOISE, _UNCORRUPTED = range(1, 6)
 
 
 class Examples(NamedTuple):
-    """Samples as model inputs and targets; the lengths are those of `Lengths`."""
+    """Training samples as model inputs and targets; `records.model.span_corruption.Lengths` has the lengths."""
 
     inputs: Tokens
     """Input tokens, [n, inputs]."""

@@ -1,4 +1,4 @@
-"""Tokens that stand for no text: the mask, the sentinels and the decoder's start token.
+"""Finds the special tokens, which stand for no text: the mask, the sentinels and the decoder's start token.
 
 A special token that the tokenizer has is used. Others get ids after all tokens of the data, so they extend the model's
 vocabulary.

@@ -1,4 +1,4 @@
-"""Token shards as one endless, shuffled stream of training sequences, memory-mapped."""
+"""Reads memory-mapped token shards as one endless, shuffled stream of training sequences."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], se
 
 
 def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: int) -> dict[str, Corpus]:
-    """Open a corpus for each name: both splits of its folder.
+    """Return name -> corpus, with both splits of each named folder.
 
     Raises:
         InputError: as `Corpus.open`, or a folder has another tokenizer than those in `train`.

@@ -23,7 +23,7 @@ class ProbeFinding:
 
 
 def make_finding(node: str | None, severity: Severity, code: str, text: str, evidence: str, fix: str) -> ProbeFinding:
-    """Make a finding from its parts.
+    """Return a finding made from its parts.
 
     Args:
         text: one sentence with the numbers.

@@ -44,7 +44,7 @@ class JoinedNode(Part):
 
 @dataclass(frozen=True)
 class PairResult:
-    """One measurement of one pair."""
+    """The result of one measurement of one pair of nodes."""
 
     a: str
     b: str
@@ -108,7 +108,7 @@ class ProbeOutcome:
 
     @property
     def alive(self) -> list[str]:
-        """Nodes that were not lost, in order."""
+        """Names of the nodes that were not lost, in node order."""
         return [name for name in self.nodes if name not in self.lost]
 
     def add(self, results: Sequence[PairResult], bulk_bytes: int) -> None:

@@ -22,7 +22,7 @@ PREFLIGHT_FULL_UP_TO = 64
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Settings of one probe; the same on every node."""
+    """Settings of one probe, equal on every node."""
 
     seed: int = 0
     """Seed of the order of rounds; the same seed gives the same schedule."""

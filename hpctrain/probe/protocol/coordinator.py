@@ -219,7 +219,7 @@ class Coordinator:
         self, waiting: set[str], kind: type[Wanted] | tuple[type[Wanted], ...], limit_s: float, when: str,
         wanted: Callable[[Wanted], bool] = lambda answer: True,
     ) -> dict[str, Wanted]:  # fmt: skip
-        """Wait for one answer of that kind from each node and return them by node.
+        """Wait for one answer of type `kind` from each node in `waiting`, and return node -> answer.
 
         A node that closes its connection, sends a malformed message or exceeds the time limit is lost.
         """

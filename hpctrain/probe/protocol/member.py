@@ -29,7 +29,7 @@ COORDINATOR_FILE = "coordinator.json"
 
 @dataclass(frozen=True)
 class ProbeNode:
-    """This node in a probe, and what it takes part with."""
+    """One node of a probe: its name, address, folder and settings."""
 
     name: str
     addr: str

@@ -91,7 +91,7 @@ class FailableAnswer(Part):
 
 
 class PairAnswer(FailableAnswer):
-    """The figures that one end of a pair measured, or the error."""
+    """Answer: the figures that one end of a pair measured, or the error."""
 
     content = "figures"
     kind: Literal["pair"]
@@ -106,14 +106,14 @@ class Ready(Part):
 
 
 class DevicesAnswer(FailableAnswer):
-    """The report of the node's devices, or the error."""
+    """Answer: the report of the node's devices, or the error."""
 
     kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
 
 
 class RendezvousAnswer(FailableAnswer):
-    """The port for the store of all ranks, or the error."""
+    """Answer: the port for the store of all ranks, or the error."""
 
     content = "port"
     kind: Literal["rendezvous"] = "rendezvous"
@@ -121,7 +121,7 @@ class RendezvousAnswer(FailableAnswer):
 
 
 class ExchangeAnswer(FailableAnswer):
-    """A rank's report of messages over the training backend, or the error."""
+    """Answer: a rank's report of messages over the training backend, or the error."""
 
     kind: Literal["exchange"] = "exchange"
     report: BackendReport | None = None

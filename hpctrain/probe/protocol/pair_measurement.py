@@ -233,7 +233,7 @@ def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 
 def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
-    """Send blocks until volume and time reach their minimum, or one of them its maximum."""
+    """Send blocks of data until both volume and time reach their minimum, or one of them reaches its maximum."""
     stream.arm()
     more = bytes(BLOCK_BYTES)
     last = bytes([_LAST]) + bytes(BLOCK_BYTES - 1)

@@ -27,7 +27,7 @@ class ProbeListener:
     other caller."""
 
     def __init__(self, addr: str, token: str, clock: Clock, peers: int = 1) -> None:
-        """Listen on this address alone, on a port that the system chooses.
+        """Listen on address `addr` only, on a port that the system chooses.
 
         Args:
             peers: number of peers that may connect at a time.

@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Send one message to a node. A lost connection shows in `receive`."""
 
     def receive(self, seconds: float) -> Iterable[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to that time for answers, and return those that arrived, by node."""
+        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
 
     def close(self) -> None:
         """Close every connection."""
@@ -66,7 +66,7 @@ class StarTransport:
         self._channels[node].send(message)
 
     def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to that time for answers, and return those that arrived, by node."""
+        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
         for key, _ in self._selector.select(seconds):
             name = str(key.data)
             channel = self._channels[name]

@@ -54,7 +54,7 @@ def find_gpu(uuid: str) -> Gpu | None:
 
 
 class Gpu:
-    """One GPU in NVML."""
+    """One GPU, queried through NVML."""
 
     def __init__(self, handle: object) -> None:
         self._handle = handle

@@ -16,7 +16,7 @@ BAD_NODES_FILE = "bad_nodes.jsonl"
 
 
 class BadNode(Document):
-    """One bad node in one attempt."""
+    """A line of bad_nodes.jsonl: one node that had a fault in one attempt."""
 
     schema_kind: ClassVar[str] = "bad_node"
 

@@ -41,7 +41,7 @@ EventKind = Literal[
 
 
 class Event(Document):
-    """One event of a run."""
+    """A line of events.jsonl: one event of a run."""
 
     schema_kind: ClassVar[str] = "event"
     kind: EventKind

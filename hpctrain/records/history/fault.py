@@ -18,7 +18,7 @@ program, the data or the settings of the run."""
 
 @dataclass(frozen=True)
 class Fault:
-    """One row of the table."""
+    """One row of the table of faults: its messages, and who is to blame."""
 
     name: str
     blame: Blame

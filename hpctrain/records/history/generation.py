@@ -31,7 +31,7 @@ class Member(Part):
 
 
 class StoreAddress(Part):
-    """Address of torch's TCPStore through which the workers find each other."""
+    """Address of the torch TCPStore through which a generation's workers find each other."""
 
     addr: str
     port: int

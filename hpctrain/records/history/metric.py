@@ -20,7 +20,7 @@ class BytesSent(Part):
 
 
 class RankPlacement(Part):
-    """What a rank actually holds and runs, read from the objects that were built."""
+    """What a rank holds and runs, read from the model and schedule that its worker built."""
 
     rank: int
     device: str
@@ -45,7 +45,7 @@ class CompressionFigures(Part):
 
 
 class ValidSet(Part):
-    """Result on one named validation set."""
+    """Loss and perplexity on one named validation set."""
 
     loss: float
     """Mean cross-entropy, nats per target."""
@@ -67,7 +67,7 @@ def perplexity(loss: float) -> float | None:
 
 
 class MetricRow(Document):
-    """One optimizer step."""
+    """A line of metrics.jsonl: the figures of one optimizer step."""
 
     schema_kind: ClassVar[str] = "metric"
 

@@ -14,7 +14,7 @@ SUCCESSORS_FILE = "successors.jsonl"
 
 
 class Successor(Document):
-    """One job that starts when another one has ended, in whatever way."""
+    """A line of successors.jsonl: one job that starts when another job has ended in any way."""
 
     schema_kind: ClassVar[str] = "successor"
 

@@ -28,7 +28,7 @@ class CompressionSettings(Part):
 
     @property
     def messages(self) -> Messages | Literal["auto"]:
-        """The value of `activations`, or its default where it is left out."""
+        """The value of `activations`; where it is left out, its default."""
         return self.activations or "none"
 
 

@@ -74,7 +74,7 @@ class Rejected(Part):
 
 
 class Move(Part):
-    """State that changes its device when this plan replaces another."""
+    """Blocks whose state moves to another device when this plan replaces another plan."""
 
     layers: tuple[int, int]
     """Blocks [from, to)."""
@@ -85,7 +85,7 @@ class Move(Part):
 
 
 class Plan(Document):
-    """A complete plan for one generation of workers."""
+    """A complete plan: devices, cut, micro-batches, schedule and codec."""
 
     schema_kind: ClassVar[str] = "plan"
 

@@ -103,7 +103,7 @@ class Checkpoint(Part):
 
 
 class Validation(Part):
-    """Measuring the loss on data that is not trained on."""
+    """When the loss on validation data is measured, and on how many batches."""
 
     every: int = Field(default=50, ge=1, le=STEPS_MAX)
     """Steps between two validations; the last step is always validated."""
@@ -144,7 +144,7 @@ class Recovery(Part):
 
 
 class ProfilerSettings(Part):
-    """Profiling of one step."""
+    """Which optimizer step is profiled."""
 
     step: int | None = Field(default=None, ge=1)
     """Optimizer step that torch's profiler records on every rank, into profile/ in the run folder. The profiled step
@@ -174,7 +174,7 @@ class Notify(Part):
 
 
 class Run(Document):
-    """A training run as you specify it."""
+    """The settings of a training run."""
 
     schema_kind: ClassVar[str] = "run"
 

@@ -101,7 +101,7 @@ class Link(Part):
 
 
 class LinkClass(Part):
-    """Links that behave alike; a pair without figures has those of its class."""
+    """A class of links with similar figures; a pair without measured figures takes those of its class."""
 
     id: str
     """Name of the class, which links refer to."""

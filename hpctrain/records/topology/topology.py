@@ -49,7 +49,7 @@ class Provenance(Part):
 
 
 class DeviceType(Part):
-    """A kind of device; most nodes share one."""
+    """A kind of device, which several nodes may have."""
 
     kind: Literal["cpu", "cuda"]
     """Whether it is a CPU or a CUDA device."""
@@ -73,7 +73,7 @@ class CodecSeconds(Part):
 
 
 class Device(Part):
-    """One device of a node, as measured."""
+    """One device of a node, with its measured figures."""
 
     id: str = Field(pattern=DEVICE_NAME)
     """Name within the node: cpu0, cuda1."""
@@ -121,7 +121,7 @@ class Device(Part):
 
 
 class Reason(Part):
-    """Why a node got its verdict."""
+    """A fault that is a reason for a verdict, with its evidence and fix."""
 
     code: str
     """Fault code: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
