@@ -1,4 +1,4 @@
-"""Draws docstrings of the package and paragraphs of the docs, to be read by somebody who sees them alone.
+"""Prints random docstrings of the package and paragraphs of the docs, so that somebody can read each one alone.
 
     python tools/draw_prose.py [SEED] [--count 10]
 

@@ -32,7 +32,7 @@ LINGER_S = 5.0
 
 @dataclass(frozen=True)
 class Proposal:
-    """All that a proposer needs to make the next generation."""
+    """What the agent that proposes needs to make the record of the next generation."""
 
     number: int
     attempt: int
@@ -46,12 +46,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ProposedGeneration:
-    """A record that is not decided yet."""
+    """A generation's record that the agents have not agreed on yet."""
 
     record: Generation
     plan: Plan
     announce: Callable[[], None]
-    """Called once if this very record is decided; a losing proposal announces nothing."""
+    """Called once if the agents agree on this record; not called for a losing proposal."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class AgentIdentity:
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What an agent needs from its process: a log of events, a clock, and word of a request to stop."""
+    """What an agent needs from its process: a log of events, a clock, and a function that tells of a request to
+    stop."""
 
     event_log: EventLog
     clock: Clock
@@ -77,17 +78,17 @@ class AgentContext:
 
 
 class GenerationSource(Protocol):
-    """What the next generation is made from: plans and checkpoints."""
+    """Makes the records of generations from plans and checkpoints."""
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the next generation, and what to publish when it is agreed."""
+        """Return the record of the next generation, and what to publish once the agents have agreed on it."""
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest published checkpoint, relative to the run folder."""
 
 
 class Agent:
-    """One node's agent for one attempt of a run."""
+    """One node's agent during one attempt of a run: it starts and watches the node's workers."""
 
     def __init__(
         self,
@@ -186,8 +187,8 @@ class Agent:
         return None
 
     def _propose(self, decision: Decision) -> int | None:
-        """Make a record and have it decided. A thread makes it, because hashing a checkpoint may take longer than the
-        heartbeat timeout. Events report the decision that the record was made for."""
+        """Make the record of the next generation and propose it. A thread makes it, because hashing a checkpoint may
+        take longer than the heartbeat timeout."""
         if self._making is None:
             self._making = self._thread.submit(self._source.make, self._proposal(decision)), decision
         making, decision = self._making
@@ -221,7 +222,8 @@ class Agent:
         )
 
     def _adopt(self, record: Generation) -> None:
-        """Enter a decided generation: end the workers of the old one, start this node's workers of the new one."""
+        """Enter a generation that the agents agreed on: end this node's workers of the old generation and start those
+        of the new one."""
         if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
@@ -266,7 +268,7 @@ class Agent:
             self._event_log.write(event[0], self._number(), event[1], **event[2])
 
     def _note_start(self, record: Generation, plan: Plan) -> None:
-        """Write the event of a generation that this agent proposed."""
+        """Write the event that a generation proposed by this agent has started."""
         data = {name: getattr(record, name) for name in ("plan", "restore", "first_weights")}
         members = [member.node for member in record.members]
         self._event_log.write(
@@ -275,7 +277,7 @@ class Agent:
         )  # fmt: skip
 
     def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
-        """Write an event for each node that is gone or back since the generation before."""
+        """Write an event for each node that has left or come back since the previous generation."""
         last = self._state.record
         before = set(self._place.nodes) if last is None else {member.node for member in last.members}
         now = {member.node for member in record.members}
@@ -303,7 +305,7 @@ class Agent:
         return decision.exit_code
 
     def _crash(self, error: Exception) -> None:
-        """Tell the other agents, if still possible, why this one ends, so that they do not take its node for lost."""
+        """Tell the other agents, if still possible, why this agent ends, so that they do not take its node for lost."""
         with contextlib.suppress(Exception):
             self._end_workers()
         with contextlib.suppress(Exception):
@@ -318,7 +320,7 @@ class Agent:
             self._group.stop()
 
     def _decided_elsewhere(self) -> Generation | None:
-        """Return a generation that another agent decided and this one has to enter; None where there is none."""
+        """Return a generation that another agent proposed and this agent has to enter; None where there is none."""
         ahead = any(view.generation > self._number() for view in self._peers.views())
         if self._state.phase not in ("joining", "fault") and not ahead:
             return None
@@ -338,7 +340,7 @@ class Agent:
         self._peers.exchange(self._state.phase_since, self._announcement(), at_once=True)
 
     def _linger(self) -> None:
-        """Stay reachable until the other agents know the end too, so that none takes this node for lost."""
+        """Stay reachable until the other agents also know that the run ends, so that none takes this node for lost."""
         deadline = self._clock.now() + LINGER_S
         while self._clock.now() < deadline:
             self._peers.exchange(self._clock.now(), self._announcement())
@@ -368,8 +370,9 @@ class Agent:
         )  # fmt: skip
 
     def _doing(self) -> tuple[WorkerActivity, ...]:
-        """Return what this node's workers do, once they have made no step for half of the progress timeout. A hang
-        blocks all nodes, so every agent knows of all ranks when the timeout is over."""
+        """Return the activity of this node's workers, once they have made no step for half of the progress timeout;
+        before that, (). A hang blocks all nodes, so every agent knows the activity of all ranks when the timeout is
+        over."""
         silent_s = self._clock.now() - self._group.view().last_progress
         if self._state.phase != "running" or silent_s < self._limits.recovery.progress_timeout_s / 2:
             return ()

@@ -1,4 +1,4 @@
-"""The crash of an agent: one sentence for the other agents, the events and the person."""
+"""Describes the crash of an agent in one sentence, for the other agents, the events and the user."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What an agent does next: a pure function of the time, its view and the limits. Every decision has a reason.
+"""Decides what an agent does next: a pure function of the time, its view and the limits. Every decision has a reason.
 
-A generation ends for all agents when it ends for one. The remaining agents then start the next one, if they are at
-least half of the last: one exclusive file decides a generation's record, so two halves cannot both go on.
+A generation ends for all agents when it ends for one. The remaining agents then start the next generation, if they are
+at least half of the last one's members. A generation's record is one file that only one agent can create, so two halves
+cannot both go on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "cra
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
 HANG_REPORT_STAGGER_S = 0.5
-"""All agents see a hang at the same time. The first node reports it; each further node would do so this much later."""
+"""Seconds by which each further node waits longer to report a hang. All agents see a hang at the same time; usually
+only the first node reports it."""
 HANG_REPORT_MAX_TURNS = 10
 
 
@@ -48,7 +50,7 @@ class DecisionLimits:
 
 @dataclass(frozen=True)
 class PeerView:
-    """Another agent, as this one knows it."""
+    """Another agent, as this agent knows it."""
 
     node: str
     incarnation: str = ""
@@ -60,13 +62,13 @@ class PeerView:
     phase: Phase = "joining"
     reason: str = ""
     doing: tuple[WorkerActivity, ...] = ()
-    """What its workers do, once they have made no step for a while."""
+    """Activity of that agent's workers, once they have made no step for a while."""
     unheard: tuple[int, ...] = ()
-    """Indices in node order of the nodes that it does not hear."""
+    """Indices in node order of the nodes that this peer does not hear."""
     addr: str = ""
-    """Address at which others reach it."""
+    """Address at which others reach this peer."""
     store_port: int = 0
-    """Port that it keeps bound for the store of the next generation."""
+    """Port that this peer keeps bound for the next generation's TCPStore."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ class WorkerView:
     exit_code: int | None = None
     """The first exit code that is not 0, or 0 when all are done; None while they run or when there are none."""
     last_progress: float = 0.0
-    """When one of them last started, became ready or made a step."""
+    """When one of the workers last started, became ready or made a step; seconds of the agent's clock."""
     compiling: bool = False
-    """Whether one of them may be compiling: before its first step, or since it said so."""
+    """Whether a worker may be compiling: before its first step, or since it reported that it compiles."""
     error: str | None = None
-    """One line: what the failed worker reported."""
+    """What the failed worker reported, in one line."""
     doing: tuple[WorkerActivity, ...] = ()
     """What the workers do, once they have made no step for a while."""
     leaving: bool = False
@@ -92,7 +94,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class AgentView:
-    """Everything that a decision depends on."""
+    """An agent's knowledge of itself, its workers and the other agents, on which its decisions depend."""
 
     me: str
     nodes: tuple[str, ...]
@@ -126,7 +128,7 @@ class Decision:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Living node -> why it is no member: it and a member do not reach each other."""
     exit_code: int = 0
-    """For `stop` and `fail`."""
+    """For `stop` and `fail`: exit code of the agent."""
     failure: WorkerFailure | None = None
     """For `fail` because of a worker's own error: that error."""
     hung: tuple[WorkerActivity, ...] | None = None
@@ -149,7 +151,8 @@ def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
 
 
 def failures(view: AgentView) -> int:
-    """The number of failures in a row, the last generation's included; a new checkpoint restarts the count at one."""
+    """Return the number of failures in a row, the last generation's included; a new checkpoint restarts the count at
+    one."""
     if view.record is None:
         return 0
     return 1 if is_new_checkpoint(view.record.restore, view.checkpoint) else view.record.failures + 1
@@ -207,7 +210,8 @@ def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decisio
 
 
 def _worker_error(view: AgentView, code: int) -> Decision:
-    """Return the end of the attempt for all agents; the fault decides how the run goes on."""
+    """Return the decision to end the attempt for all agents after a worker's own error; the fault decides how the run
+    goes on."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
     exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
     return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
@@ -221,7 +225,8 @@ def _hung(view: AgentView, limit_s: float) -> Decision:
 
 
 def _peer_end(peer: PeerView, view: AgentView) -> Decision | None:
-    """Return what follows from a peer's end. A spectator's end changes nothing: the members may still be saving."""
+    """Return what follows from the end of another agent; None if nothing does. The end of a spectator (an agent outside
+    of the generation) changes nothing: the members may still be saving."""
     if peer.phase not in ("done", "stopped", "failed"):
         return None
     member = _is_same_member(peer, view)
@@ -246,8 +251,8 @@ def _is_same_member(peer: PeerView, view: AgentView) -> bool:
 
 
 def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimits) -> Decision | None:
-    """Return what follows from a peer that is silent or gone. A spectator ends nothing for that: the members know
-    better whom they hear."""
+    """Return what follows from another agent that is silent or gone; None if nothing does. A spectator (an agent
+    outside of the generation) does not end the generation for that, because the members know better whom they hear."""
     record = view.record
     assert record is not None, "a running agent has a record"
     member = next((m for m in record.members if m.node == peer.node), None)
@@ -274,7 +279,7 @@ def _members_seen(view: AgentView) -> list[PeerView]:
 
 
 def _without_members(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return what a spectator does that hears no member of the generation."""
+    """Return what a spectator (an agent outside of the generation) does when it hears no member of the generation."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= limits.recovery.heartbeat_timeout_s:
         return Decision("wait", "looking on")
@@ -358,8 +363,8 @@ def _too_few(
 
 
 def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
-    """Return the end of agents that are less than half of the last generation. They name the remaining nodes only
-    if they know why each other node is missing: a node that they do not hear may be going on."""
+    """Return the decision to fail, for agents that are less than half of the last generation. It names the remaining
+    nodes only if it is known why each other node is missing: a node that is only silent may be going on."""
     last = _last_nodes(view)
     there = [node for node in members if node in last]
     crashed = {peer.node for peer in view.peers if peer.phase == "crashed"}
@@ -372,12 +377,12 @@ def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str])
 
 
 def _crashes(view: AgentView) -> list[str]:
-    """The reasons of members whose agent crashed."""
+    """Return the reasons of the members whose agent crashed."""
     return [peer.reason for peer in _members_seen(view) if peer.phase == "crashed"]
 
 
 def _last_nodes(view: AgentView) -> tuple[str, ...]:
-    """The nodes that a quorum counts: members of the last generation, or all nodes before the first."""
+    """Return the nodes that a quorum counts: members of the last generation, or all nodes before the first."""
     return tuple(member.node for member in view.record.members) if view.record else view.nodes
 
 

@@ -1,4 +1,4 @@
-"""The events that an agent writes to events.jsonl."""
+"""Writes an agent's events to events.jsonl."""
 
 from __future__ import annotations
 

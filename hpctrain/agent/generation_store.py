@@ -1,4 +1,5 @@
-"""How agents agree on a generation: each has one file in the run folder, and only one agent can make its hard link.
+"""Lets agents agree on a generation: each generation has one file in the run folder, and only one agent can create it,
+by a hard link.
 
 link(2) fails with EEXIST on local file systems and on NFS alike. O_EXCL does not promise this on old NFS, nor does
 flock on every parallel file system.
@@ -15,18 +16,19 @@ from hpctrain.records.history.generation import Generation, record_file
 
 
 class GenerationStore:
-    """The decided generations of a run."""
+    """The generations that the agents of a run have agreed on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def newest(self) -> Generation | None:
-        """The last decided generation, or None before the first."""
+        """Return the newest generation that the agents agreed on; None before the first."""
         files = sorted(self._folder.glob("gen-*.json"))
         return Generation.read(files[-1], owned=True) if files else None
 
     def decide(self, record: Generation) -> Generation:
-        """Make `record` the generation of its number, unless another was first, and return the decided one.
+        """Make `record` the generation with its number, unless another agent's record was first; return the record that
+        was first.
 
         Raises:
             StorageError: the run folder cannot be written.

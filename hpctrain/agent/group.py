@@ -32,10 +32,10 @@ class WorkerProcess:
     process: Process
     channel: LineChannel
     activity: int
-    """Descriptor of its activity record."""
+    """Descriptor of the worker's activity record."""
     log: Path
     log_start: int
-    """Bytes of its log that earlier workers wrote."""
+    """Bytes of the worker's log file that earlier workers wrote."""
     exit_code: int | None = None
     failure: WorkerFailure | None = None
     raised: bool = False
@@ -46,7 +46,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class WorkerUpdate:
-    """A report of a worker, or its end."""
+    """A report of a worker, or the end of a worker."""
 
     rank: int
     report: Report | None = None
@@ -150,7 +150,8 @@ class WorkerGroup:
         return reported if evidence is None else failure_from_evidence(reported, worker.rank, *evidence)
 
     def view(self) -> WorkerView:
-        """Return the state of the workers as one value; its exit code is the one that explains most."""
+        """Return the state of the workers as one value. Its exit code is that of the worker that failed by itself, if
+        any, not of one that lost its peers."""
         codes = [worker.exit_code for worker in self.workers if worker.exit_code is not None]
         running = len(self.workers) - len(codes)
         # A worker that lost its peers is a consequence; the end of the worker beside it is the cause.

@@ -1,4 +1,5 @@
-"""Which ranks block a generation: from each worker's activity to one sentence that names rank, step and operation."""
+"""Finds the ranks that block a generation from each worker's activity, and describes them in a sentence with rank, step
+and operation."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class WorkerActivity(NamedTuple):
 
     rank: Annotated[int, Field(ge=0)]
     place: ShortText
-    """Its device, written 'node:device'."""
+    """The worker's device, written 'node:device'."""
     step: Annotated[int, Field(ge=0)]
     operation: ShortText
     waits: bool
@@ -31,7 +32,7 @@ class WorkerActivity(NamedTuple):
 
     @property
     def hangs(self) -> bool:
-        """Whether it makes no progress although it waits for no other rank."""
+        """Whether the worker makes no progress although it waits for no other rank."""
         return bool(self.state) or not self.waits
 
 

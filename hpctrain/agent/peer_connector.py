@@ -1,4 +1,4 @@
-"""Connections to the agents that are missing, made without ever waiting for one of them.
+"""Connects to the agents that are missing, without ever waiting for one of them.
 
 An agent publishes its address in a file. A new address is dialled at once; one that does not answer, with a backoff.
 """
@@ -46,7 +46,7 @@ class ConnectionAttempt:
 
 
 class PeerConnector:
-    """The connections that are being made to nodes which publish their address in `folder`."""
+    """Makes connections to the agents that publish their address in `folder`."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder

@@ -1,8 +1,8 @@
 """The agents' mesh: one TCP connection a pair, JSON lines, a heartbeat each quarter of a second.
 
-An agent publishes its address in the run folder; of each pair, the later in node order dials. A closed connection is
-noticed at once, silence after a timeout. Every connection starts with a mutual proof that both sides know the run's
-key, which only the run's owner can read, and every line after it carries a MAC (`base.net.handshake`).
+An agent publishes its address in the run folder; of each pair of agents, the later one in node order connects. A closed
+connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both sides know
+the run's key, which only the run's owner can read, and every line after it carries a MAC (`base.net.handshake`).
 Nothing here waits: neither for a node that hangs or cannot be reached, nor for a stranger on the port.
 """
 
@@ -27,11 +27,12 @@ from hpctrain.records.history.generation import Generation
 
 HEARTBEAT_S = 0.25
 HANDSHAKE_TIMEOUT_S = 2.0
-"""A caller that has not authenticated by then is disconnected."""
+"""Seconds after which a caller that has not authenticated is disconnected."""
 HANDSHAKE_LINE_BYTES = 16384
 """The longest line accepted from a dialled node: its first heartbeat may follow its proof at once."""
 CALL_S = 5.0
-"""A dialled node that has not authenticated by then is dialled again: its process may hang while its kernel answers."""
+"""Seconds after which a dialled node that has not authenticated is dialled again: its process may hang while its kernel
+answers."""
 REASON_CHARS = 1000
 GIVE_UP_MS = 60_000
 """The kernel closes a connection over which nothing got through for this long: the agent may listen elsewhere now."""
@@ -54,7 +55,7 @@ class Announcement(BaseModel):
     # JSON has no tuples, and a strict field takes no list for one.
     doing: Annotated[tuple[WorkerActivity, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
     unheard: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
-    """Indices in node order of the nodes that it does not hear."""
+    """Indices in node order of the nodes that the sender does not hear."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class _OutgoingHandshake:
 
 
 class PeerMesh:
-    """The other agents of the run."""
+    """The connections of this agent to all other agents of the run."""
 
     def __init__(self, folder: Path, me: str, nodes: tuple[str, ...], addr: str, key: str) -> None:
         self._folder = folder
@@ -98,7 +99,7 @@ class PeerMesh:
         publish_address(self._folder, self._me, self._listener.address)
 
     def close(self) -> None:
-        """Close every connection; the others notice at once."""
+        """Close every connection; the other agents notice at once."""
         called = [called.channel for called in self._called.values()]
         for channel in [*self._channels.values(), *called]:
             channel.close()
@@ -112,15 +113,15 @@ class PeerMesh:
         self._watch.add(file)
 
     def unwatch(self, file: Watchable) -> None:
-        """Undo `watch`."""
+        """Stop waking `wait` for this file."""
         self._watch.remove(file)
 
     def wait(self, seconds: float) -> None:
-        """Return when something arrives, at the latest after that long."""
+        """Return when something arrives, at the latest after `seconds`."""
         self._watch.wait(seconds)
 
     def views(self) -> tuple[PeerView, ...]:
-        """The peers as last seen, in node order."""
+        """Return the peers as last seen, in node order."""
         return tuple(self._views.values())
 
     def store_secret(self, record: Generation) -> str:

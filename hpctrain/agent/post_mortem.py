@@ -1,4 +1,4 @@
-"""The evidence on a worker that ended without a report: the kernel's log, and the end of the worker's own log."""
+"""Looks for the cause when a worker ended without a report: in the kernel's log, and at the end of the worker's log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault
 
 
 def abort_cause(log: Path, start: int) -> tuple[Fault, str] | None:
-    """Return whose fault an abort was, with the text at the end of the worker's log; None where the log has none.
+    """Return the fault that made a worker abort, with the text at the end of the worker's log; None where the log shows
+    no abort.
 
     Args:
         start: bytes of the log that earlier workers wrote.

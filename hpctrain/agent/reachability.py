@@ -1,4 +1,4 @@
-"""Which nodes do not hear each other, according to their heartbeats."""
+"""Tracks which nodes do not hear each other, according to their heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of the run from the reports and ends of workers. Pure."""
+"""Makes the run's events from the reports and ends of workers. Pure."""
 
 from __future__ import annotations
 

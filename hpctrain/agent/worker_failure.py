@@ -1,4 +1,4 @@
-"""Why a worker ended, as its agent records it."""
+"""The model of an error that ended a worker, as its agent records it."""
 
 from __future__ import annotations
 

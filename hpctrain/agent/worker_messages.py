@@ -1,4 +1,4 @@
-"""The messages between an agent and its workers: orders down, reports up.
+"""The messages between an agent and its workers: orders to the workers, reports from them.
 
 Both sides send and read only these models. The side that reads a malformed message ends the connection with an error.
 """
@@ -28,7 +28,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class StoreConnection(Part):
-    """How a worker reaches the store of its generation's process group."""
+    """How a worker reaches the TCPStore of its generation's process group."""
 
     addr: Name
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
@@ -58,20 +58,20 @@ class StopOrder(Part):
 
 
 class WorkerReady(Part):
-    """The worker is built; training follows."""
+    """Report: the worker has built its model and begins to train."""
 
     kind: Literal["ready"] = "ready"
     step: Count
 
 
 class Compiling(Part):
-    """Blocks are compiled until the next step is reported."""
+    """Report: the worker compiles blocks until it reports the next step."""
 
     kind: Literal["compiling"] = "compiling"
 
 
 class StepDone(Part):
-    """A step is done."""
+    """Report: an optimizer step is done."""
 
     kind: Literal["step"] = "step"
     step: Count
@@ -79,7 +79,7 @@ class StepDone(Part):
 
 
 class CheckpointSaved(Part):
-    """The writer of a checkpoint has ended; with an error, nothing was published."""
+    """Report: the writer of a checkpoint has ended; with an error, the checkpoint was not published."""
 
     kind: Literal["saved"] = "saved"
     step: Count
@@ -89,7 +89,7 @@ class CheckpointSaved(Part):
 
 
 class NoDiskSpace(Part):
-    """The last writes of the run wait for disk space."""
+    """Report: the worker waits for disk space for the last writes of the run."""
 
     kind: Literal["no_room"] = "no_room"
     step: Count
@@ -97,20 +97,20 @@ class NoDiskSpace(Part):
 
 
 class Waiting(Part):
-    """The worker still waits for disk space."""
+    """Report: the worker still waits for disk space."""
 
     kind: Literal["waiting"] = "waiting"
 
 
 class ResidualsDropped(Part):
-    """The residuals in the checkpoint were not restored."""
+    """Report: the residuals in the checkpoint were not restored."""
 
     kind: Literal["residuals_dropped"] = "residuals_dropped"
     reason: Sentence
 
 
 class WeightsHash(Part):
-    """The hash of the trained weights."""
+    """Report: the hash of the trained weights."""
 
     kind: Literal["weights"] = "weights"
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -123,13 +123,14 @@ class ErrorDetails(Part):
     """Name of the exception class."""
     message: Sentence
     where: Sentence | None = None
-    """As '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is enough."""
+    """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
+    enough."""
     step: Count
     operation: Sentence
 
 
 class WorkerError(Part):
-    """Why the worker ends: an error of its own, or a peer that it lost."""
+    """Report: why the worker ends, by an error of its own or because it lost a peer."""
 
     kind: Literal["error", "lost"]
     sentence: Sentence
@@ -151,7 +152,7 @@ def read_order(message: Message) -> Order:
     """Parse an order of the agent.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_ORDER, message)
 
@@ -160,6 +161,6 @@ def read_report(message: Message) -> Report:
     """Parse a report of a worker.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_REPORT, message)

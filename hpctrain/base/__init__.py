@@ -1,1 +1,1 @@
-"""What every room builds on: errors, units, processes, time, atomic files, packaged data."""
+"""What every other package of hpctrain builds on: errors, units, processes, time, atomic files, packaged data."""

@@ -24,11 +24,11 @@ class ActivityRecord(NamedTuple):
     step: int = 0
     """The optimizer step under way, 1 is the first; 0 before that."""
     operation: str = "start"
-    """Named as the spans of a profile: 'recv output of stage 0 mb 3 from rank 0'."""
+    """Name of the operation, as in a profile: 'recv output of stage 0 mb 3 from rank 0'."""
     waits: bool = False
     """Whether the operation ends only when another process does its part."""
     since_s: float = 0.0
-    """When it began, on this machine's monotonic clock."""
+    """When the operation began: seconds on this machine's monotonic clock."""
 
     def words(self) -> str:
         """Return the operation for a person, without the abbreviations of a profile."""
@@ -41,32 +41,32 @@ class Activity:
     def __init__(self) -> None:
         self.now = ActivityRecord()
         self.annotate: Callable[[str], AbstractContextManager[object]] | None = None
-        """Opens a span of that name; set while a profiler runs."""
+        """Function that opens a span of the given name in torch's profile; None while no profiler runs."""
         self._page: mmap.mmap | None = None
 
     def share(self, descriptor: int) -> None:
-        """Write the record to shared memory from now on; `descriptor` is that of `shared_record`."""
+        """Write the record to shared memory from now on; `descriptor` comes from `shared_record`."""
         self._page = mmap.mmap(descriptor, RECORD_BYTES)
         self.write(self.now)
 
     def begin_step(self, step: int) -> None:
-        """Record that what follows belongs to this step."""
+        """Record that the process has begun this optimizer step."""
         self.write(ActivityRecord(step, f"step {step}", False, time.monotonic()))
 
     def doing(self, operation: str, waits: bool = False) -> _Operation:
-        """Return a `with` block that records an operation, as a span too where a profiler runs. When the operation
-        fails, the record stays unchanged and shows what failed."""
+        """Return a context manager that records an operation; while a profiler runs, it also opens a span. When the
+        operation fails, the record stays unchanged and shows what failed."""
         return _Operation(self, operation, waits)
 
     def write(self, doing: ActivityRecord) -> None:
-        """Replace the record."""
+        """Replace the record by `doing`."""
         self.now = doing
         if self._page is not None:
             self._page[:] = _packed(doing)
 
 
 class _Operation:
-    """The `with` block of an operation. A generator would cost more time than writing the record."""
+    """The context manager of one operation. As a generator it would cost more time than writing the record."""
 
     __slots__ = ("_activity", "_before", "_operation", "_span", "_waits")
 
@@ -91,7 +91,8 @@ class _Operation:
 
 
 ACTIVITY = Activity()
-"""The activity of this process. A worker trains one plan in one thread, and all that it calls writes here."""
+"""The activity of this process. A worker trains in one thread, and every function that it calls records its operations
+here."""
 
 
 def shared_record() -> int:

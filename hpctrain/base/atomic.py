@@ -32,7 +32,7 @@ def rewrite_text(path: Path, text: str) -> None:
     link stays a link.
 
     Raises:
-        StorageError: the file does not exist, or as for `write_text`.
+        StorageError: the file does not exist, the disk is full, or a permission is missing.
     """
     with storage_errors(path):
         target = path.resolve()
@@ -44,7 +44,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
     """Write a whole file as `write_text` does, from bytes.
 
     Args:
-        like: status with the owner and mode that the file gets, whatever the umask is.
+        like: status of a file whose owner and mode the new file gets, whatever the umask is.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     with storage_errors(path):
@@ -64,7 +64,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON that a person can read and diff: indented, keys in the order given."""
+    """Write a JSON file as `write_text` does: indented, with keys in the order of `value`."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 

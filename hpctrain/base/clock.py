@@ -1,4 +1,4 @@
-"""Time as an argument: decisions take `now`, processes take a Clock, tests move a FakeClock by hand."""
+"""Time as an argument: pure functions take `now`, processes take a Clock, and tests advance a FakeClock."""
 
 from __future__ import annotations
 

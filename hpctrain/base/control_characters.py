@@ -1,4 +1,4 @@
-"""Text from files, logs, host names and other programs, made safe to print on a terminal.
+"""Makes text from files, logs, host names and other programs safe to print on a terminal.
 
 A terminal obeys control characters: a log line or a folder's name could rewrite earlier lines, set the window's title,
 or fill the clipboard. So every stream that people read is filtered here, whatever wrote to it.
@@ -31,14 +31,14 @@ def printable(text: str) -> str:
 
 
 def first_control_character(text: str) -> str | None:
-    """Return the first control character of a text that has to be one line, escaped as by `printable`; None without
-    one."""
+    """Return the first control character of a text that has to be one line, escaped as `printable` does; None if there
+    is none."""
     match = _CONTROL.search(text) or re.search(r"[\t\n]", text)
     return ascii(match[0])[1:-1] if match else None
 
 
 class EscapedStream:
-    """A text stream that escapes all that a terminal would obey; `control` bypasses it."""
+    """A text stream that escapes every control sequence; `control` writes past it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
@@ -58,7 +58,7 @@ class EscapedStream:
 
 
 def control(out: TextIO, sequence: str) -> None:
-    """Write a sequence that the terminal is to obey."""
+    """Write a control sequence to the terminal, past the filter of an EscapedStream."""
     getattr(out, "rich_proxied_file", out).write(sequence)
 
 

@@ -9,7 +9,7 @@
     │   └── CommandTimeoutError   1  a command gave no answer in time and was ended
     ├── StorageError              1  a file cannot be written (disk full, permission)
     ├── Superseded                1  a worker of a past generation was about to write
-    └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the one before
+    └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the previous one
 
 The text of an error is for the person at the terminal: the value found, what is allowed, what to do next.
 """
@@ -27,16 +27,16 @@ EXIT_USAGE = 2
 EXIT_WARNINGS = 3
 EXIT_REFUSED = 4
 EXIT_RESUMABLE = 75
-"""Exit code of agents, workers and the job that stopped at a checkpoint; the next attempt goes on."""
+"""Exit code of agents, workers and a job that stopped at a checkpoint; the next attempt continues the run."""
 EXIT_INFRASTRUCTURE = 76
-"""A node, a device, a peer or the network failed."""
+"""Exit code when a node, a device, a peer or the network failed."""
 EXIT_NO_PROGRESS = 77
-"""Generation after generation ended without a new checkpoint."""
+"""Exit code when several generations or attempts in a row ended without a new checkpoint."""
 
 LINES_MAX = 50
-"""Mistakes of one file that an error lists."""
+"""Most mistakes of one file that an error lists."""
 TEXT_MAX = 1000
-"""Characters of the text about one mistake."""
+"""Longest text about one mistake, in characters."""
 
 
 class HpctrainError(Exception):
@@ -91,7 +91,7 @@ class UntrustedError(InputError):
     def __init__(self, path: Path | str, reason: str, remedy: str) -> None:
         self.path = str(path)
         self.reason = reason
-        """The end of a sentence that begins with the path."""
+        """Why the file is not trusted, as the end of a sentence that begins with its path."""
         self.remedy = remedy
         super().__init__(f"{path}: {reason}; {remedy}")
 
@@ -111,7 +111,7 @@ class CommandError(HpctrainError):
 
 
 class CommandTimeoutError(CommandError):
-    """A command gave no answer in time and was ended; it may have done its work all the same."""
+    """A command gave no answer in time and was ended; it may still have done its work."""
 
 
 class StorageError(HpctrainError):
@@ -119,8 +119,8 @@ class StorageError(HpctrainError):
 
 
 class Superseded(HpctrainError):
-    """Another generation began: a worker of the one before must write nothing."""
+    """A new generation of workers has begun: a worker of an earlier generation must write nothing."""
 
 
 class CheckpointError(HpctrainError):
-    """A checkpoint is incomplete or not what was written; the one before it may be good."""
+    """A checkpoint is incomplete or was changed after it was written; the previous one may be good."""

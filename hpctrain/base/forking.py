@@ -1,7 +1,8 @@
-"""A Runner that starts workers by fork from a process that has loaded their libraries, the fork server.
+"""A Runner that forks workers from a process that has already loaded their libraries: the fork server.
 
 Loading torch takes seconds on a quiet disk and far more on a shared file system. With a fork server, a node loads it
-once, and a worker of a later generation starts in milliseconds. The server's side is `hpctrain.worker.forking`.
+once, and a worker of a later generation starts in milliseconds. The code of the fork server is in
+`hpctrain.worker.forking`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from hpctrain.base.system.linux import set_child_subreaper
 MESSAGE_BYTES = 1 << 17
 MAX_FDS = 16
 REPLY_TIMEOUT_S = 3.0
-"""A loaded fork server forks within milliseconds; one that takes this long hangs, and is replaced."""
+"""Seconds to wait for a reply. A loaded fork server forks within milliseconds; one that takes this long hangs and is
+replaced."""
 MAX_SERVER_EXITS = 8
-"""Fork servers lost in one attempt after which workers start without one: something ends them again and again."""
+"""Fork servers that may be lost in one attempt; after that, workers start without a fork server."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,14 @@ class ForkServerExit:
     """The unexpected end of a fork server."""
 
     code: int
-    """Its exit code; killed by signal n: -n."""
+    """Exit code of the fork server; -n if signal n killed it."""
     loading: bool
-    """Whether it was still loading its libraries."""
+    """Whether the fork server was still loading its libraries."""
     replaced: bool
-    """Whether another one loads now."""
+    """Whether a new fork server has been started."""
 
     def words(self) -> str:
-        """Return a sentence with what happened and what follows."""
+        """Return a sentence that says how the fork server ended and how workers start from now on."""
         how = f"was killed by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
         when = " while it loaded" if self.loading else ""
         then = "a new one loads" if self.replaced else "workers start without one from now on, which takes longer"
@@ -55,7 +57,7 @@ class ForkedProcess:
 
     def __init__(self, runner: ForkingRunner) -> None:
         self.pid = 0
-        """0 until the fork server reports it."""
+        """Process id; 0 until the fork server reports it."""
         self._runner = runner
         self._process: psutil.Process | None = None
         self._code: int | None = None
@@ -71,7 +73,7 @@ class ForkedProcess:
 
     @property
     def waits(self) -> bool:
-        """Whether the fork server has not answered the request yet."""
+        """Whether the fork server has yet to answer the request for this process."""
         return not self.pid and self._code is None
 
     def poll(self) -> int | None:
@@ -103,7 +105,7 @@ class ForkedProcess:
 
 @dataclass(frozen=True)
 class _ForkRequest:
-    """A request that the fork server has not answered."""
+    """A request to fork a process that the fork server has not answered yet."""
 
     process: ForkedProcess
     token: int
@@ -111,12 +113,12 @@ class _ForkRequest:
     withdraws the request."""
 
     def withdraw(self) -> None:
-        """Make the server skip the request, unless it has begun with it."""
+        """Make the fork server skip the request, unless it has already begun to fork for it."""
         if os.read(self.token, 1):
             self.process.begin(0)
 
     def end(self, pid: int) -> None:
-        """Close the token and give the process its id; 0 if it will never be forked."""
+        """Close the token and set the process's id; 0 if the process will never be forked."""
         os.close(self.token)
         if self.process.waits:
             self.process.begin(pid)
@@ -125,7 +127,8 @@ class _ForkRequest:
 class ForkingRunner(SystemRunner):
     """A Runner that forks commands which begin with `program`, and starts all others as a SystemRunner does.
 
-    A lost fork server is replaced. Without one, every command starts as a SystemRunner starts it. For one thread.
+    A lost fork server is replaced. While there is none, every command starts as a SystemRunner starts it. Only one
+    thread may use this object.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class ForkingRunner(SystemRunner):
         env: Mapping[str, str],
         lost: Callable[[ForkServerExit], None] = lambda loss: None,
     ) -> None:
-        """Start the fork server; requests may be made at once, and wait until it has loaded.
+        """Start the fork server. Commands may be started at once; they wait until the server has loaded.
 
         Args:
             program: the argv that all forked commands begin with.
@@ -185,7 +188,7 @@ class ForkingRunner(SystemRunner):
             timeout_s = 0.0
 
     def withdraw(self, process: ForkedProcess) -> None:
-        """Withdraw a process's request, unless the fork server has begun with it."""
+        """Withdraw the request for a process, unless the fork server has already begun to fork for it."""
         order = next(order for order in self._asked if order.process is process)
         order.withdraw()
         deadline = time.monotonic() + REPLY_TIMEOUT_S
@@ -208,7 +211,7 @@ class ForkingRunner(SystemRunner):
                     os.waitpid(child.pid, os.WNOHANG)
 
     def _is_orphan(self, pid: int) -> bool:
-        """Whether no code here will ask for the exit code of this child."""
+        """Whether no code of this process will ask for the exit code of this child."""
         session = os.getsid(pid)
         if session == os.getsid(0):
             return False  # a command of `run`, in some thread
@@ -218,7 +221,7 @@ class ForkingRunner(SystemRunner):
         return not self._asked and pid not in known
 
     def _has_reply(self, timeout_s: float | None) -> bool:
-        """Whether the fork server replies, or is gone, within that time (None: without end)."""
+        """Whether the fork server replies or ends within `timeout_s` seconds (None: wait without limit)."""
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
@@ -279,7 +282,7 @@ class ForkingRunner(SystemRunner):
 
     def _receive_reply(self) -> bool:
         """Read one reply: that the server has loaded, or what it forked for the oldest request. Return False when the
-        server has ended."""
+        fork server has ended."""
         try:
             word = self._channel.recv(MESSAGE_BYTES)
         except OSError:
@@ -294,7 +297,7 @@ class ForkingRunner(SystemRunner):
 
 
 def _has_ended_child() -> bool:
-    """Whether any child has ended; its exit code is not taken."""
+    """Whether any child process has ended; no exit code is collected."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

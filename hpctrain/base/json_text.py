@@ -1,4 +1,4 @@
-"""Parses untrusted JSON with bounded work; every fault of the text is one ValueError."""
+"""Parses untrusted JSON with bounded work; every error in the text is raised as a ValueError."""
 
 from __future__ import annotations
 

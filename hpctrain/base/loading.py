@@ -10,8 +10,8 @@ from types import ModuleType
 def load(module: str) -> ModuleType:
     """Import a module by its name and return it.
 
-    Objects that libraries make while they load are kept. Collecting garbage among them takes a fifth of the processor
-    time of loading torch, and nearly as large a share of a command's start.
+    Libraries keep nearly all objects that they make while they load. Garbage collection among these takes a fifth of
+    the processor time of loading torch, and nearly as large a share of a command's start.
     """
     collecting = gc.isenabled()
     gc.disable()

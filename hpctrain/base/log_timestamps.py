@@ -44,7 +44,7 @@ class TimestampedStream(io.TextIOWrapper):
 
 
 def timestamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable[[], float] = time.time) -> None:
-    """Put the time before each line that this process prints to these streams from here on."""
+    """Write the UTC time before each line that this process prints to the named streams from now on."""
     for name in names:
         stream = getattr(sys, name)
         stream.flush()

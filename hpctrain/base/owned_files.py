@@ -1,7 +1,8 @@
-"""The only access to files that are trusted or run because this user wrote them: run folders, checkpoints, tokens.
+"""Opens files that hpctrain trusts or executes because this user wrote them: run folders, checkpoints, tokens. All
+access to such files goes through this module.
 
-Everything is opened first and then checked on its descriptor, so nothing can replace it between the check and the
-read. Folders above may therefore be root's, or a project's that its group can write to.
+Everything is opened first and then checked on its descriptor, so nothing can replace it between the check and the read.
+The folders above may therefore belong to root, or be writable by the group of a project.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class OwnedFolder:
     """
 
     def __init__(self, path: Path, *, private: bool = False) -> None:
-        """
+        """Open the folder.
+
         Args:
             private: whether others must not be able to read it either.
 
@@ -105,7 +107,8 @@ class OwnedFolder:
         return _checked(descriptor, path, private=False, guarded=self._guarded)
 
     def check_entries(self) -> None:
-        """Check every entry of the folder itself; a link may lead only to a folder.
+        """Check who owns and can write each entry of the folder, without its subfolders; a link may lead only to a
+        folder.
 
         Raises:
             UntrustedError: an entry belongs to another user, others can write to it, or it is no file and no folder.
@@ -128,7 +131,7 @@ class OwnedFolder:
         _check(path, status, guarded=self._guarded and not is_link)
 
     def check_tree(self, name: str, no_links: tuple[str, ...] = ()) -> None:
-        """Check a folder in it and everything below, without opening a file.
+        """Check who owns and can write the subfolder `name` and everything below it, without opening a file.
 
         Symbolic links below are not followed; only users who can write to their folder can have made them.
 

@@ -1,4 +1,5 @@
-"""Packaged data and text templates. Data lie in the installed package (a wheel), else at the repository's root."""
+"""Finds packaged data and renders text templates. The data are in the installed package (a wheel), else at the
+repository's root."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def package_data_path(folder: str, name: str = "") -> Path:
 def render_template(
     path: Path, filters: Mapping[str, Callable[..., str]] = MappingProxyType({}), **values: object
 ) -> str:
-    """Return the text of a Jinja template of plain text. A value that it names and that is missing is an error."""
+    """Return a Jinja template's text with `values` filled in. A name without a value is an error."""
     import jinja2  # most users of packaged data render nothing
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""The only way to run a command. Rooms take a Runner as an argument, so that tests can pass a fake one."""
+"""Runs commands and starts processes. All code takes a Runner as an argument, so that tests can pass a fake one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpctrain.base.errors import CommandError, CommandTimeoutError
 from hpctrain.base.module_argv import program
 
 WORKER = tuple(program("hpctrain.worker"))
-"""The program that loads torch; one of its verbs follows."""
+"""argv of the program that loads torch; one of its verbs has to follow."""
 
 WORKER_NAME = "rank {}"
 """Process name of a worker that trains."""
 
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM)
-"""Signals that Python or a command may have set to be ignored, reset before another program takes over."""
+"""Signals that this process may ignore; they get their default action before another program takes over."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs. Killed by signal n: -n."""
+        """Return the exit code, -n if signal n killed the process; None while it runs."""
 
     def kill(self) -> None:
-        """Send SIGKILL to its whole process group; return at once."""
+        """Send SIGKILL to the process's whole process group; do not wait for its end."""
 
     def terminate(self) -> None:
         """Send SIGTERM to the process itself."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Return the exit code, or None when it still runs after `timeout_s`."""
+        """Wait for the end and return the exit code; None if the process still runs after `timeout_s` seconds."""
 
 
 def end_process(process: Process) -> None:
@@ -86,7 +86,7 @@ class Runner(Protocol):
         """Reap adopted processes that have ended: orphans of processes that were started here."""
 
     def replace_process(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-        """Replace this process by the command, which takes over terminal, signals and exit code.
+        """Replace this process by the command (exec), which inherits the terminal and the process id.
 
         Raises:
             CommandError: the command could not start; this process goes on.
@@ -94,7 +94,7 @@ class Runner(Protocol):
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to the process group that this process leads."""
+    """Send SIGKILL to the process group whose leader is process `pid`."""
     with contextlib.suppress(ProcessLookupError):  # already gone
         os.killpg(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Numbers for people: bytes, seconds, rates. Files hold SI units; only text for a person is rounded here."""
+"""Formats bytes, seconds, counts and rates for a person. Files hold plain SI values; only text is rounded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_delta(seconds: float) -> str:
-    """Return a difference with its sign: 0.12 -> '+120 ms', -2.0 -> '-2 s'."""
+    """Return a difference in seconds with its sign: 0.12 -> '+120 ms', -2.0 -> '-2 s'."""
     return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds))
 
 

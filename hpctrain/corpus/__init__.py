@@ -1,1 +1,1 @@
-"""Text to token shards, and the endless shuffled stream of training sequences."""
+"""Turns text into token shards, and reads shards as an endless shuffled stream of training sequences."""

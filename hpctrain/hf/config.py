@@ -1,7 +1,7 @@
 """Reads the config.json of a Hugging Face folder into a spec; pure, no tensors. `config_of_spec` is the inverse.
 
-Keys and their defaults follow the configuration classes of transformers 4.45 to 5. A setting that our models lack is
-refused by name: a model that computes something else would train, and be silently worse.
+Keys and their defaults follow the configuration classes of transformers 4.45 to 5. A setting that hpctrain's models
+lack is refused by name. Otherwise a model that computes something else would train, and be silently worse.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIZES = {
     "dim": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn_dim": "intermediate_size",
     "vocab": "vocab_size",
 }  # fmt: skip
-"""Field of a spec -> its key, in Llama and BERT."""
+"""Field of a spec -> key of config.json, for Llama and BERT."""
 
 SIZE_MAX = 2**31
 """Upper limit of every size in a config.json; the spec then checks each of them."""
@@ -48,7 +48,7 @@ FamilySpecT = TypeVar("FamilySpecT", DecoderSpec, Gpt2Spec, EncoderSpec, Encoder
 
 
 class _Keys:
-    """The keys of one config.json, and the errors in their values."""
+    """Reads the keys of one config.json, and collects the errors in their values."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
@@ -132,7 +132,7 @@ def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
         source: path of the file, for errors.
 
     Raises:
-        FileError: the architecture is unknown, or keys have values that our models do not support; all are listed.
+        FileError: the architecture is unknown, or keys have values that hpctrain's models lack; all are listed.
     """
     name = architecture(config, source)
     keys = _Keys(config, source)
@@ -155,7 +155,7 @@ def architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys with a dropout above 0, as 'resid_pdrop 0.1': our models have no dropout."""
+    """Return the keys with a dropout above 0, as 'resid_pdrop 0.1'; hpctrain's models have no dropout."""
     rates = [(key, config.get(key)) for key in _DROPOUT]
     return [f"{key} {value:g}" for key, value in rates if isinstance(value, int | float) and value > 0]
 
@@ -178,7 +178,8 @@ def _decoder(keys: _Keys) -> FamilySpec:
 
 
 def _mistral(keys: _Keys) -> FamilySpec:
-    """Return the spec of a Mistral: a Llama without a window. transformers assumes a window of 4096 tokens."""
+    """Return the spec of a Mistral without an attention window; such a model is a Llama. Where the key is absent,
+    transformers assumes a window of 4096 tokens."""
     keys.only("sliding_window", None, default=4096)
     keys.size("num_key_value_heads")  # absent it would be 8 here, not all heads
     return _decoder(keys)

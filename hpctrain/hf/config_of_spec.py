@@ -1,4 +1,4 @@
-"""Writes a spec as the config.json from which transformers builds the model; pure. `config` reads it."""
+"""Writes a spec as the config.json from which transformers builds the model; pure. `hf.config` is the inverse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Special tokens that config.json names."""
+    """Ids of the special tokens that config.json names."""
 
     end_of_text: int
     start: int | None = None
@@ -40,7 +40,7 @@ def config_of(spec: FamilySpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
 
 
 def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
-    """Return the config.json that a run started from, adapted to the run's present weights."""
+    """Return the config.json of the folder that a run started from, adapted to the run's current weights."""
     config = {key: value for key, value in recorded.items() if key not in ("transformers_version", "dtype")}
     if config.get("architectures") == ["BertForPreTraining"]:
         config["architectures"] = ["BertForMaskedLM"]  # its other head was not trained

@@ -21,11 +21,11 @@ from hpctrain.records.model.families import FamilySpec, HfModel
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
 _SAMPLE = 1024
-"""Bytes of each tensor that are hashed, to distinguish weights of the same shapes."""
+"""Number of first bytes of each tensor that are hashed, to distinguish weights of equal shapes."""
 
 
 def read_folder(path: Path) -> HfModel:
-    """Return the config, dimensions and weights hash of a folder, once all tensors of the model are there.
+    """Return the config, dimensions and weights hash of a folder, after checking that it has all tensors of the model.
 
     Raises:
         InputError: the folder does not exist, or has no safetensors files.
@@ -57,7 +57,8 @@ def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTens
 
 
 def weights_sha256(stored: dict[str, StoredTensor]) -> str:
-    """Return the hash of names, types, shapes and first bytes of all tensors; about a thousandth of the folder."""
+    """Return the hash of names, types, shapes and first bytes of all tensors; it reads about a thousandth of the
+    folder."""
     digest = hashlib.sha256()
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
         item = stored[name]

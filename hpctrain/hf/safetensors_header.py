@@ -29,7 +29,7 @@ _SIZE_MAX = 2**62
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in a file."""
+    """Name, type, shape and position of one tensor in a safetensors file."""
 
     file: Path
     name: str

@@ -10,7 +10,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.hf.tensors import HfTensor
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number, by type of an export."""
+"""Type of an export -> bytes of a number."""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 

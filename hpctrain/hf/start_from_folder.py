@@ -14,7 +14,8 @@ from hpctrain.records.run.run import Run
 
 
 def with_hf_folder(run: Run) -> Run:
-    """Return the run with the content of the folder at `model.hf`; a run folder's run file has it already.
+    """Return the run with the content of the folder at `model.hf` as `model.found`; a run file that has it already is
+    not changed.
 
     Raises:
         InputError, FileError: the folder cannot be used, or its tokenizer differs from that of the data.
@@ -28,7 +29,7 @@ def with_hf_folder(run: Run) -> Run:
 
 
 def dropout_warning(run: Run) -> list[str]:
-    """Return a warning where the folder's model was trained with dropout, which this training does not have."""
+    """Return a warning where the folder's model was trained with dropout, which hpctrain does not use."""
     if run.model.hf_model is None:
         return []
     dropout = dropout_of(run.model.hf_model.config)

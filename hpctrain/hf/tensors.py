@@ -1,4 +1,5 @@
-"""The tensors of a Hugging Face folder by name and shape, and which of our parameters each of them holds; pure.
+"""The tensors of a Hugging Face folder by name and shape, and the parameters of hpctrain's models that each one holds;
+pure.
 
 Names are those of transformers for LlamaForCausalLM, GPT2LMHeadModel, BertForMaskedLM and T5ForConditionalGeneration.
 """
@@ -18,26 +19,27 @@ from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 @dataclass(frozen=True)
 class HfTensor:
-    """One tensor of a folder."""
+    """Name and shape of one tensor of a Hugging Face folder, and hpctrain's parameters in it."""
 
     name: str
     shape: tuple[int, ...]
     parameters: tuple[str, ...]
-    """Names of our parameters that it holds: one, or several of equal shape, concatenated along its last axis."""
+    """Names of hpctrain's parameters in the tensor: one, or several of equal shape, concatenated along its last
+    axis."""
     transposed: bool = False
-    """Whether it is a matrix [in, out]; ours are [out, in]."""
+    """Whether the tensor is a matrix [in, out]; hpctrain's matrices are [out, in]."""
     instead: str | None = None
-    """Name of the tensor that a folder may hold in its place."""
+    """Name of the tensor that a folder may hold in place of this one."""
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """Shape of each of our parameters in it."""
+        """Shape of each of hpctrain's parameters in the tensor."""
         last = self.shape[-1] // len(self.parameters)
         return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
 
     @property
     def count(self) -> int:
-        """Numbers in it."""
+        """Number of elements of the tensor."""
         count = 1
         for size in self.shape:
             count *= size
@@ -58,7 +60,8 @@ def tensors_of(spec: FamilySpec) -> list[HfTensor]:
 
 
 def current_tensor_name(spec: FamilySpec, name: str) -> str:
-    """Return the current name of a tensor: early folders lack GPT-2's prefix, and call a norm's weights gamma, beta."""
+    """Return a tensor's name in current transformers. Early folders lack GPT-2's prefix, and call a norm's weights
+    gamma and beta."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     if isinstance(spec, Gpt2Spec) and name.startswith(("wte.", "wpe.", "h.", "ln_f.")):
         return f"transformer.{name}"
@@ -67,7 +70,7 @@ def current_tensor_name(spec: FamilySpec, name: str) -> str:
 
 def is_ignorable(spec: FamilySpec, name: str) -> bool:
     """Whether the tensor may be skipped: a constant, a second copy of a tied matrix, or BERT's pooler or head for
-    sentence order, which are not trained here."""
+    sentence order, which hpctrain does not train."""
     return any(re.fullmatch(pattern, name) for pattern in _ignorable_patterns(spec))
 
 

@@ -21,7 +21,7 @@ MASK, START = "[MASK]", "<pad>"
 
 @dataclass(frozen=True)
 class HfTokenizer:
-    """The content of the two files."""
+    """The content of tokenizer.json and tokenizer_config.json."""
 
     tokenizer: str
     """Text of tokenizer.json."""
@@ -30,10 +30,10 @@ class HfTokenizer:
 
 
 def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokenizer:
-    """Return the tokenizer of a corpus folder, with named tokens for those that the objective adds.
+    """Return the tokenizer of a corpus folder, with a name for each special token that the objective adds.
 
     Args:
-        longest: most tokens that the model takes.
+        longest: most tokens of a sequence that the model takes.
 
     Raises:
         InputError, FileError: the folder is missing, or its tokenizer is damaged.

@@ -1,1 +1,2 @@
-"""The life of a Slurm job over its attempts: what follows an end, successors, dependencies, bad nodes, exit codes."""
+"""Decides and carries out what happens to a run's Slurm jobs: what follows the end of an attempt, successors,
+dependencies, bad nodes."""

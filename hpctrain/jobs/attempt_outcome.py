@@ -1,4 +1,4 @@
-"""How an attempt ended, from its exit code, its events and Slurm's description of its job. Pure functions."""
+"""Finds out how an attempt ended, from its exit code, its events and Slurm's description of its job. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class AttemptOutcome:
     """How an attempt ended."""
 
     code: int | None
-    """Exit code of the job: 0 when the run is finished, whatever single tasks returned. None: nobody saw it."""
+    """Exit code of the job: 0 when the run is finished, whatever single tasks returned. None where it is unknown."""
     exit_class: ExitClass
     saved: bool = False
-    """Whether the attempt was asked to stop and saved a checkpoint before it left."""
+    """Whether the attempt was asked to stop and saved a checkpoint before it ended."""
     asked_by: str | None = None
     """What asked it to stop, such as SIGTERM or SIGUSR2; None if nothing did, or if it is unknown."""
     reason: str | None = None
@@ -80,7 +80,8 @@ def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> A
 def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
     """Return the reason that the agents gave last.
 
-    It is the error of a crashed agent where that crash left too few nodes, or where no agent gave a reason.
+    Where an agent crashed and too few nodes remained, or where no agent gave a reason, it is the error of the crashed
+    agent.
     """
     crash = next((event.reason for event in events if event.kind == "agent_crashed"), None)
     if last is None or crash is None:
@@ -103,8 +104,8 @@ def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
 
 
 def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:
-    """Whether a checkpoint followed the request to stop. Workers that leave with EXIT_RESUMABLE have saved, unless the
-    request came before the training began."""
+    """Whether a checkpoint followed the request to stop. Workers that exit with EXIT_RESUMABLE have saved one, unless
+    the request came before the training began."""
     later = events[events.index(asked) + 1 :]
     return (code == EXIT_RESUMABLE and asked.generation >= 0) or any(
         event.kind == "checkpoint_saved" for event in later

@@ -1,4 +1,5 @@
-"""Which nodes are bad, and which of them the next job excludes. Pure, except for the functions that use the ledger."""
+"""Decides which nodes are bad, and which of them the next job excludes. Pure, except for the functions that read or
+write bad_nodes.jsonl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling a run: agents are asked to save a checkpoint, then the job ends."""
+"""Cancels a run: asks the agents to save a checkpoint, then ends the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.runs.folder import resume_text
 from hpctrain.slurm.commands import Slurm
 
 CANCELLED_FILE = "cancelled"
-"""File in a run folder that marks the run as cancelled: whoever ends the job must not queue it again."""
+"""File in a run folder that marks the run as cancelled, so that no process queues it again."""
 SAVE_WAIT_S = 60.0
 """Seconds that the agents get to save before the job is cancelled."""
 CANCEL_RETRY_S = 10.0
@@ -25,7 +25,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
     After it returns, none of these jobs starts again. A run whose job has ended, without successors, keeps its state.
 
     Args:
-        at_once: give the agents no time to save.
+        at_once: whether to give the agents no time to save.
 
     Raises:
         CommandError: the controller does not answer.

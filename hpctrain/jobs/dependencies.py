@@ -1,4 +1,4 @@
-"""The runs and jobs that a run waits for: their names become the ids of jobs that have not ended."""
+"""Resolves the runs and jobs that a run waits for to the ids of jobs that have not ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dependency_option(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | N
 
 @dataclass(frozen=True)
 class JobDependencies:
-    """What a run waits for."""
+    """The runs and jobs that a run waits for."""
 
     folders: list[Path]
     """Folders of the runs that it waits for, ended or not."""
@@ -35,7 +35,7 @@ class JobDependencies:
     jobs: list[str]
     """Ids of the jobs that have not ended."""
     lines: list[str]
-    """What the person should know, as lines."""
+    """What you should know about the dependencies, as lines."""
 
 
 def find_dependencies(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -> JobDependencies:
@@ -111,7 +111,7 @@ def _job_dependency(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str
 
 
 def record_dependent_run(before: JobDependencies, folder: Path) -> None:
-    """Record in the folders of the runs before it that this run waits for them.
+    """Record in the folders of the runs in `before` that the run in `folder` waits for them.
 
     Raises:
         StorageError: one of them cannot be written.

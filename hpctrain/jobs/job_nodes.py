@@ -1,4 +1,4 @@
-"""Which nodes a job may get: only measurements of these nodes count for it."""
+"""Finds the nodes that a job may get; only measurements of these nodes are used for its plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a job still uses a run folder: two jobs in one folder would write over each other's checkpoints."""
+"""Checks whether a job still uses a run folder: two jobs in one folder would overwrite each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_no_live_job(folder: Path, slurm: Slurm) -> None:
     Slurm is asked, as the run's files may come from an agent that was cut off.
 
     Raises:
-        InputError: one of them waits or runs.
+        InputError: one of these jobs waits or runs.
         RefusedError: the controller does not answer, so the state is unknown.
     """
     for job in open_jobs(folder):

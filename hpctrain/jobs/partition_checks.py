@@ -1,4 +1,5 @@
-"""What a partition means for a run before it is queued: GPUs, a time limit too short to train, preemption."""
+"""Checks, before a run is queued, what its partition means for it: GPUs, a time limit too short to train,
+preemption."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
 
 
 def _time_limits(run: Run, partitions: Sequence[Partition]) -> list[tuple[Partition | None, int | None]]:
-    """Return the limits that may apply, each with the partition that it is of; None: the run file's own."""
+    """Return the time limits in seconds that may apply, each with its partition; the partition is None for the limit in
+    the run file."""
     if run.cluster.time is not None:
         return [(None, parse_time_limit(run.cluster.time))]
     candidates = candidate_partitions(run.cluster.partition, partitions)
@@ -60,7 +62,7 @@ def _time_limits(run: Run, partitions: Sequence[Partition]) -> list[tuple[Partit
 
 
 def preemption_warnings(run: Run, state: ClusterState) -> list[str]:
-    """Return what a preemption would cost, as lines, where it costs more than the usual pause."""
+    """Return warnings, as lines, where a preemption of the run's job would cost more than a pause."""
     kind, partitions = state.config["preempt_type"], state.partitions
     lines = []
     for partition in candidate_partitions(run.cluster.partition, partitions):
@@ -116,7 +118,7 @@ def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
 
 
 def requests_gpus(options: Sequence[str]) -> bool:
-    """Whether sbatch options request GPUs themselves, as sites that know only --gres need it."""
+    """Whether the sbatch options of a run file request GPUs, for sites that accept only --gres."""
     return any(option.startswith(("--gres=gpu", "--gres gpu", "--gpus")) for option in options)
 
 
@@ -139,7 +141,7 @@ def gpus_per_node_available(
 
     Args:
         gpu_type: count only GPUs of this type.
-        constraint: count only nodes that satisfy it.
+        constraint: count only nodes that satisfy this constraint.
     """
     most = []
     for partition in partitions:

@@ -1,4 +1,5 @@
-"""How a run goes on when an attempt ends or a job begins. Pure: the state comes in, verdict and reason go out.
+"""Decides how a run goes on when an attempt ends or a job begins. Pure: functions take the state and return a verdict
+with its reason.
 
 Nothing here reads a file or asks Slurm. `node.attempt` reads the state, records the verdict and carries it out.
 """
@@ -58,15 +59,15 @@ class AttemptState:
 
 @dataclass(frozen=True)
 class JobVerdict:
-    """What happens after the job step."""
+    """The verdict on how a run goes on after the job step of an attempt."""
 
     act: Literal["stop", "again", "wait"]
-    """`stop`: no further job. `again`: this process queues the next job. `wait`: Slurm requeues the job, or starts the
-    successor."""
+    """What follows. `stop`: no further job. `again`: this process queues the next job. `wait`: Slurm requeues the job,
+    or starts the successor."""
     reason: str
     exit_class: ExitClass
     failed: bool = False
-    """Whether the run stops here although it is not done. Nobody else would report it."""
+    """Whether the run stops although it is not done; this process then has to report that."""
     cancelled: bool = False
     """Whether a person cancelled the run, or has to continue it."""
     cause: StopCause | None = None
@@ -74,7 +75,7 @@ class JobVerdict:
 
     @property
     def notify_state(self) -> NotifyState:
-        """The state that notifications report."""
+        """The state that a notification about this verdict reports."""
         if self.exit_class == "done":
             return "done"
         if self.cancelled:
@@ -84,7 +85,7 @@ class JobVerdict:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """Why an attempt ended, by all that is known."""
+    """Exit class, reason and cause of an attempt's end."""
 
     exit_class: ExitClass
     reason: str
@@ -130,8 +131,9 @@ def decide_after_attempt(state: AttemptState) -> JobVerdict:
 def classify(state: AttemptState) -> AttemptEnd:
     """Return class, reason and cause of an attempt's end, by its outcome, by Slurm and by the attempts before it.
 
-    An attempt that is not at fault but got no further, and would loop, is no_progress. A time limit too short for one
-    checkpoint counts at once. A failing cluster gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT.
+    The class is no_progress for an attempt that saved no new checkpoint and would only be repeated. This holds at once
+    if the time limit is too short for one checkpoint, and after MAX_ATTEMPTS_WITHOUT_CHECKPOINT such attempts if the
+    cluster fails.
     """
     outcome = with_slurm_state(state.outcome, state.job)
     cause = stop_cause(outcome, state.job, state.now, state.notice_s)
@@ -158,11 +160,11 @@ class RunState:
     last_reason: str = ""
     """Why the last attempt ended."""
     lost_checkpoints: str | None = None
-    """What was saved and is gone; None if nothing is."""
+    """Text about checkpoints that were saved and can no longer be used; None if there are none."""
 
 
 def decide_before_start(state: RunState) -> JobVerdict | None:
-    """Return why the job that begins has nothing to do; None if the run goes on."""
+    """Return the verdict on a job that begins with nothing to do; None if the run goes on."""
     resubmit = f"`hpctrain resubmit {state.run}` goes on with it"
     if state.finished:
         return JobVerdict("stop", f"{state.run}: the run is finished", "done")
@@ -191,7 +193,7 @@ def _failed(state: AttemptState, end: AttemptEnd, reason: str) -> JobVerdict:
 def _in_allocation(outcome: AttemptOutcome) -> JobVerdict:
     """Return the verdict on a run in a person's allocation.
 
-    If it could go on, it counts as cancelled and not as failed: nothing was to queue it again.
+    A run that could go on counts as cancelled and not as failed, because hpctrain does not queue such a run again.
     """
     reason = stop_reason_text(outcome, None)
     if outcome.exit_class not in ("resumable", "infrastructure"):

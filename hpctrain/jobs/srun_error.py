@@ -1,4 +1,4 @@
-"""How srun reports the end of a step: the job script writes srun's stderr to a file beside the workers' logs."""
+"""Reads srun's stderr for the reason why a step ended; the job script writes it to a file beside the workers' logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.slurm.srun_errors import StepFailure, read_step_failure
 SRUN_LOG_NAME = "srun.txt"
 """File in logs/<attempt> with srun's stderr; the job's log has the same lines."""
 SRUN_LOG_BYTES_MAX = 2**18
-"""Bytes of it that are read. The first error is the cause; after it srun names each task that it ends."""
+"""Bytes of srun.txt that are read. The first error is the cause; after it, srun names each task that it ends."""
 
 
 def srun_log(folder: Path, attempt: int) -> Path:
@@ -24,7 +24,7 @@ def srun_log(folder: Path, attempt: int) -> Path:
 
 
 def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
-    """Return the outcome; if srun itself ended the step, as an infrastructure failure with srun's message.
+    """Return the outcome; if srun itself ended the step, return it as an infrastructure failure with srun's message.
 
     An outcome that is done, or has a reason from the agents, is returned as it is.
 

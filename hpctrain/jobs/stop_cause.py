@@ -1,4 +1,5 @@
-"""Why an attempt was asked to stop: a preemption, the time limit, or a signal from elsewhere. Pure functions."""
+"""Finds out why an attempt was asked to stop: a preemption, the time limit, or a signal from elsewhere. Pure
+functions."""
 
 from __future__ import annotations
 

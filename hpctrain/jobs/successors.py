@@ -1,7 +1,7 @@
-"""Successors: the jobs that are queued behind the running one and go on with the run, without its bad nodes.
+"""Queues and cancels successors: jobs that wait behind the running one and continue the run without its bad nodes.
 
-A successor starts when the job before it has ended, in whatever way, even if no process of hpctrain was left to queue
-it. It is recorded before it can start: the job that it waits for is the one that queues it.
+A successor starts when the previous job has ended in any way, even if no process of hpctrain was left to queue a job.
+It is recorded before it can start, because the job that it waits for queues it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def cancel_successors(folder: Path, slurm: Slurm, asking_job: str | None = None)
 
 
 def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Return the nodes of the run's ledger that the next job excludes.
+    """Return the nodes in the run's bad_nodes.jsonl that the next job excludes.
 
     Raises:
         CommandError: the controller does not answer.
@@ -116,7 +116,8 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 
 def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Return `nodes_to_exclude`, or [] if ledger or controller cannot be read: neither stops a submission."""
+    """Return what `nodes_to_exclude` returns, or [] if bad_nodes.jsonl cannot be read or the controller does not
+    answer, so that neither stops a submission."""
     try:
         return nodes_to_exclude(folder, run, slurm, now)
     except HpctrainError:
@@ -170,7 +171,7 @@ def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
 
 
 def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, now: float) -> None:
-    """Requeue a job and exclude the nodes that are bad by now.
+    """Requeue a job, and exclude from it the nodes that are known to be bad.
 
     A running job keeps its nodes, so the exclusion is set once it waits. If Slurm refuses that change, the job starts
     anyway: the plan gives a bad node no work.

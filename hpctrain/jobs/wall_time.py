@@ -1,4 +1,5 @@
-"""How long a run takes and what it costs, by its plan. Pure, except for `measured_start_up_s`."""
+"""Predicts how long a run takes and how many GPU-hours it costs, from its plan. Pure, except for
+`measured_start_up_s`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from hpctrain.runs.folder import RunFolder
 from hpctrain.slurm.time import format_time_limit
 
 SUGGESTED_LIMIT_MARGIN = 1.25
-"""Factor of a suggested time limit over the predicted time; an estimate of the prediction's error."""
+"""Suggested time limit divided by the predicted time; it estimates the error of the prediction."""
 SUGGESTED_LIMIT_STEP_S = 300
 
 
@@ -29,12 +30,12 @@ class TimeLimit:
     seconds: int | None
     """Seconds; None: no limit."""
     given: bool
-    """Whether the person set it; else it is the partition's."""
+    """Whether you set the limit; else it is the partition's."""
 
 
 @dataclass(frozen=True)
 class WallTime:
-    """The predicted duration of a run. Seconds."""
+    """The predicted duration of a run, in seconds."""
 
     step_s: float
     steps: int
@@ -43,7 +44,7 @@ class WallTime:
 
     @property
     def total_s(self) -> float:
-        """Duration of the whole run as one job."""
+        """Seconds of the whole run as one job."""
         return self.step_s * self.steps + (self.start_up_s or 0.0)
 
     def jobs(self, limit_s: float, notice_s: float) -> int | None:

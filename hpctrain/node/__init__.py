@@ -1,1 +1,1 @@
-"""The process of each node: composes agent, planner, probe and the run folder. Never imports torch."""
+"""The process on each node of a run: it uses agent, planner, probe and the run folder, and never imports torch."""

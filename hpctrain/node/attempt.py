@@ -110,9 +110,10 @@ def end(argv: list[str]) -> int:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process began with; the job script's is from before cluster.setup changed it.
+    """Return the environment that a process began with.
 
-    A job that is queued from here starts with the environment of the first submission. Else module paths would grow.
+    For the job script it is the environment before the lines of cluster.setup changed it. The next job is queued with
+    it, so that module paths do not grow from job to job.
     """
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -124,7 +125,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _EndedAttempt:
-    """An attempt that has ended, and what was reported of it."""
+    """An attempt that has ended, and the states that were reported about it."""
 
     folder: RunFolder
     number: int
@@ -133,7 +134,7 @@ class _EndedAttempt:
     reported: list[NotifyState] = field(default_factory=list)
 
     def record(self, verdict: JobVerdict) -> None:
-        """Complete the attempt's line by the verdict, and report the verdict."""
+        """Complete the attempt's line in attempts.jsonl by the verdict, and report the verdict."""
         reason = self.outcome.reason if verdict.act == "wait" and self.outcome.reason else verdict.reason
         now = SystemClock().wall()
         self.folder.end_attempt(self.number, now, reason, self.outcome.code, verdict.exit_class, self.events)
@@ -165,8 +166,8 @@ def _decide_and_requeue(
 ) -> JobVerdict:
     """Return the recorded verdict, and queue the run again where it says so.
 
-    An unreachable controller is asked again for a minute: nobody else would queue a job that ends in the meantime.
-    The verdict is recorded before the job is queued again, as a requeue ends this process.
+    An unreachable controller is asked again for CONTROLLER_WAIT_S, because nothing else would queue the run again. The
+    verdict is recorded before the job is queued again, as a requeue ends this process.
     """
     job, clock = os.environ["SLURM_JOB_ID"], SystemClock()
     deadline = clock.now() + CONTROLLER_WAIT_S
@@ -194,7 +195,7 @@ def _decide_and_requeue(
 
 
 def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: bool) -> None:
-    """Requeue this job, or queue the run's next one. If sbatch refuses that one, requeue this job.
+    """Requeue this job, or queue the run's next job; if sbatch refuses the next job, requeue this one.
 
     Raises:
         CommandError: neither was possible.
@@ -225,7 +226,7 @@ def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: 
 
 
 def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> None:
-    """Make the waiting successor the run's job, as Slurm ended this one. A failure is printed."""
+    """Make the waiting successor the run's current job, because Slurm ended this one. A failure is only printed."""
     with _reported("{}"):
         info = slurm.job(job)
         if info is not None and not info.state.is_waiting:
@@ -234,7 +235,8 @@ def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> N
 
 
 def _first_successor(folder: RunFolder, job: str, slurm: Slurm) -> str | None:
-    """Return the job that is queued behind this one; if the controller does not answer, the one that was."""
+    """Return the id of the job that is queued behind this one; if the controller does not answer, the last one that was
+    recorded; None if there is none."""
     try:
         waiting = waiting_successors(folder.path, slurm)
     except CommandError:
@@ -289,14 +291,14 @@ def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
 
 
 def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
-    """Make the runs that wait for this one wait for its current job."""
+    """Make the jobs of runs that wait for this run wait for this run's current job."""
     for line in refresh_dependent_runs(folder.path, slurm, os.environ):
         _say(line)
 
 
 @contextlib.contextmanager
 def _reported(text: str) -> Iterator[None]:
-    """Print an error of the block, within `text`, and go on."""
+    """Print an error of the `with` block, inserted into `text`, and go on."""
     try:
         yield
     except HpctrainError as error:

@@ -1,7 +1,8 @@
 """`python -m hpctrain.node close`: another node ends the job of a finished run whose batch node was lost.
 
-It runs outside any image, on the first node of the last generation, when the batch node was no member of it. Otherwise
-the job's nodes would stay allocated until Slurm gives up the lost node, which takes minutes on most clusters.
+It runs outside any image, on the first node of the last generation, when the batch node was not a member of that
+generation. Otherwise the job's nodes would stay allocated until Slurm gives up the lost node, which takes minutes on
+most clusters.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 SCRIPT_WAIT_S = 5.0
-"""Seconds that a job script which is alive after all has to notice that the run is finished; it checks each second."""
+"""Seconds to wait for a job script that may still be alive to notice that the run is finished; it checks each
+second."""
 POLL_S = 0.25
 
 
 def main(argv: list[str]) -> int:
-    """Close the attempt as its script would, and end the job.
+    """Close the attempt as its job script would, and end the job; return the exit code.
 
     Raises:
         InputError: others can write to the run folder.

@@ -26,7 +26,7 @@ IMAGE_TOOLS_FOLDER = "image-tools"
 
 
 def main(argv: list[str]) -> int:
-    """Replace this process by the command; returns only by an error.
+    """Replace this process by the command; it does not return unless it raises an error.
 
     Raises:
         InputError: others can write to the run folder, no runtime is on the path here, or a path cannot be bound.
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 def command_in_container(
     folder: Path, command: list[str], environ: Mapping[str, str], host: Host, which: Which, with_code: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment of a command of the run in this folder, on this node.
+    """Return argv and environment that run a command in the image of the run in `folder`, on this node.
 
     Raises:
         InputError: no runtime is on the path here, or a path cannot be bound.

@@ -1,4 +1,5 @@
-"""Exit markers: each node that leaves an unfinished attempt writes one, and the attempt is over when too few are left.
+"""Writes exit markers: each node that leaves an unfinished attempt writes one, and the attempt is over when too few
+nodes remain.
 
 For a node that died, srun waits as long as Slurm does, minutes on most clusters. The job script stops waiting when the
 markers say that the remaining agents could not go on with the run either.
@@ -18,13 +19,13 @@ name of the node that ends the job of a finished run whose script is lost. <atte
 
 
 def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[str], min_nodes: int, code: int) -> None:
-    """Record that this node has left with an exit code other than 0.
+    """Record that this node has left the attempt with an exit code other than 0.
 
     Args:
         members: nodes of the last generation, or of the attempt where there was none.
 
     Raises:
-        StorageError: it cannot be written; the job then ends when Slurm gives up the lost node.
+        StorageError: the marker cannot be written; the job then ends when Slurm gives up the lost node.
     """
     here = folder / EXIT_MARKERS_FOLDER / str(attempt)
     here.mkdir(parents=True, exist_ok=True)
@@ -34,7 +35,8 @@ def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[s
 
 
 def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
-    """Record that this node ends the finished run's job, if it is the first with ranks and the batch node has none.
+    """Record that this node ends the finished run's job, if it is the first node with ranks and the batch node has no
+    ranks.
 
     A batch node that is a spare may be lost without anybody noticing. If not, its script writes <attempt>.seen.
 
@@ -43,7 +45,7 @@ def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[s
         batch_host: node of the job's script; None if the run has no job of its own.
 
     Raises:
-        StorageError: it cannot be written; the job then ends when Slurm gives up the batch node.
+        StorageError: the file cannot be written; the job then ends when Slurm gives up the batch node.
     """
     if batch_host is None or batch_host in members or not members or node != members[0]:
         return
@@ -54,7 +56,7 @@ def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[s
 
 
 def is_job_script_alive(folder: Path, attempt: int) -> bool:
-    """Whether the job's script has seen that the run is finished; then it ends the job itself."""
+    """Whether the job script has seen that the run is finished; such a script ends the job itself."""
     # The folder is listed, as a parallel file system may cache for a while that a name does not exist.
     return any(path.name == f"{attempt}.seen" for path in (folder / EXIT_MARKERS_FOLDER).iterdir())
 

@@ -1,4 +1,4 @@
-"""The record of the next generation: its members, the plan that they run, the checkpoint that they start from."""
+"""Makes the record of the next generation: its members, the plan that they run, the checkpoint that they start from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from hpctrain.schedule.resolve import schedule_of
 
 @dataclass
 class _PendingEvents:
-    """Events and public plan files that are written once the record is agreed. A losing proposal leaves no trace."""
+    """Events and public plan files that are written once the agents have agreed on the record. A losing proposal writes
+    neither."""
 
     events: list[tuple[EventKind, str, dict[str, Any]]] = field(default_factory=list)
     files: dict[str, Plan] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class _PendingEvents:
 
 @dataclass(frozen=True)
 class GenerationMaker:
-    """Makes the record that an agent proposes."""
+    """Makes the record of a generation that an agent proposes."""
 
     folder: Path
     run: Run
@@ -46,7 +47,8 @@ class GenerationMaker:
     event_log: EventLog
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the next generation, and what to publish when it is agreed.
+        """Return the record of the next generation, and a function that publishes its events and plan once the agents
+        have agreed on it.
 
         Raises:
             RefusedError: the model does not fit on the remaining nodes, or the given plan is for other devices.
@@ -111,7 +113,7 @@ class GenerationMaker:
         return not set(self._topology().verdict.exclude).isdisjoint(Plan.read(given, owned=True).nodes)
 
     def _plan_from_folder(self, path: Path, nodes: list[str], pending: _PendingEvents) -> Plan:
-        """Return a plan that lies in the run folder, checked: a person may have edited it."""
+        """Return the plan at `path` in the run folder, after checking it, because a person may have edited it."""
         plan = Plan.read(path, owned=True)
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
         check_devices(plan, self._topology(), str(path))
@@ -123,7 +125,7 @@ class GenerationMaker:
     def _new_plan(
         self, proposal: Proposal, nodes: list[str], pending: _PendingEvents, replaced: Plan | None = None
     ) -> Plan:
-        """Return the planner's plan for these nodes, checked like a given one, so that no worker refuses it."""
+        """Return the planner's plan for these nodes, checked as a plan file is, so that no worker refuses it."""
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
         topology = self._topology().only(nodes)
         first = proposal.previous is None and replaced is None
@@ -154,8 +156,8 @@ class GenerationMaker:
     def _checkpoint(self, number: int, pending: _PendingEvents) -> str | None:
         """Return the newest checkpoint that verifies.
 
-        Each newer one that does not becomes an event and is renamed: it must count neither as progress nor as one of
-        the checkpoints to keep.
+        Each newer checkpoint that does not verify is renamed and reported as an event, so that it counts neither as
+        progress nor as one of the checkpoints to keep.
 
         Raises:
             RefusedError: the run had saved its state, and none of it can be used.

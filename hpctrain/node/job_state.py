@@ -1,4 +1,4 @@
-"""What the policy of a job's life depends on, read from the run folder and from Slurm."""
+"""Reads the state on which `jobs.policy` decides, from the run folder and from Slurm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpctrain.slurm.job import JobInfo, JobState
 def read_attempt_state(
     folder: RunFolder, run: Run, attempt: int, code: int | None, events: Sequence[Event]
 ) -> AttemptState:
-    """Return what the run folder says of an ended attempt; nothing of Slurm is in it.
+    """Return the state of an ended attempt from the run folder, without what Slurm knows.
 
     Args:
         code: exit code of srun; None for an attempt whose script was killed.
@@ -49,7 +49,7 @@ def read_attempt_state(
 
 
 def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -> RunState:
-    """Return what the run folder and Slurm say of the run that a job begins to continue.
+    """Return the state of the run that a beginning job continues, from the run folder and Slurm.
 
     Args:
         job: id of the job that begins.
@@ -74,7 +74,7 @@ def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -
 def job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
     """Return what Slurm, or else its accounting, knows of an earlier job of the run.
 
-    None for this very job, of which Slurm only knows that it runs.
+    It returns None for the job that this process runs in, because Slurm only knows that it runs.
     """
     if job is None or job == os.environ.get("SLURM_JOB_ID"):
         return None

@@ -1,4 +1,4 @@
-"""Which node this process is: from the command line, or from Slurm's environment inside a job step."""
+"""Finds out which node this process runs on: from the command line, or from Slurm's environment inside a job step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """A node and the nodes of its job."""
+    """Name and address of the node that this process runs on, and all nodes of its job."""
 
     node: str
     nodes: tuple[str, ...]
@@ -28,7 +28,7 @@ class NodeAddress:
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which node this is."""
+    """Add to the parser the options that say which node this process runs on."""
     parser.add_argument("--node", help="name of this node; default: SLURMD_NODENAME")
     parser.add_argument("--nodes", help="all nodes, as a node set: 'n[01-16]'; default: SLURM_STEP_NODELIST")
     parser.add_argument("--local", action="store_true", help="a virtual node of this machine: loopback")

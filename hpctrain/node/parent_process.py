@@ -1,4 +1,5 @@
-"""Whether the process that started a node process is still alive. An image's process may lie between the two."""
+"""Checks whether the process that started a node process is still alive. A container runtime's process may lie between
+the two."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from pathlib import Path
 
 
 class Parent:
-    """A process of this machine, identified by its id and its start time, as ids are reused."""
+    """The parent process, identified by its id and its start time, because ids are reused."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

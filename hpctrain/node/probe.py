@@ -22,7 +22,7 @@ from hpctrain.records.topology.topology import Topology
 
 
 def main(argv: list[str]) -> int:
-    """Take part in the probe; return 0 when it came to its end, whatever its verdict."""
+    """Take part in the probe; return 0 when the probe completed, whatever its verdict."""
     options = _parser().parse_args(argv)
     place = node_address(options)
     if options.parent is not None:
@@ -56,7 +56,7 @@ def _write_topology(measured: Topology, folder: Path) -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """End this process when the process that started it has ended, at whatever moment that was."""
+    """End this process when the process `parent` that started it has ended, even if it ended before this call."""
     started_for = Parent(parent)
     while not started_for.is_gone():
         time.sleep(0.5)

@@ -1,4 +1,5 @@
-"""Progress of the probe before the training, as events of the run, so that status, watch and the logs show it."""
+"""Writes the progress of the probe before the training as events of the run, so that `hpctrain status`, `hpctrain
+watch` and the logs show it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _WORDS = {
 
 
 class ProbeProgress:
-    """Called with (phase, done, planned); writes an event when a phase begins and at each further quarter of it."""
+    """A progress callback with (phase, done, planned) that writes an event when a phase begins, and at each further
+    quarter of the phase."""
 
     def __init__(self, event_log: EventLog, clock: Clock) -> None:
         self._event_log = event_log

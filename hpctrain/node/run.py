@@ -1,4 +1,5 @@
-"""`python -m hpctrain.node run`: one node of one attempt: probe if needed, then the agent until the run ends."""
+"""`python -m hpctrain.node run`: runs one node of one attempt: the probe if needed, then the agent until the run
+ends."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ from hpctrain.runs.secrets import secret_values
 from hpctrain.runs.trust import check_trusted
 
 FINISHED_FILE = "finished"
-"""File in a run folder: the run is over, even if a lost node's task seems to run. The job script checks it."""
+"""File in a run folder that says that the run is over, even if a lost node's task seems to run. The job script checks
+for it."""
 FLIGHT_RECORDER_EVENTS = 2000
 """Operations that NCCL's flight recorder remembers; about a kilobyte each."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -146,11 +148,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 class _Stopped(BaseException):
-    """A node was asked to stop where it can stop at once. A BaseException, so that no error handler catches it."""
+    """A stop was requested at a place where the node can stop at once. It is a BaseException, so that no error handler
+    catches it."""
 
 
 class _StopRequest:
-    """The request to save and leave; calling it returns who asked, or None.
+    """The request to save a checkpoint and exit; calling the object returns what asked for it, or None.
 
     Slurm sends SIGTERM to a preempted job, and SIGUSR2 before the time limit (on some clusters also at preemption). A
     local run stops when its supervisor has ended.
@@ -195,7 +198,8 @@ class _StopRequest:
 
 
 def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local: bool, runner: Runner) -> Topology:
-    """Probe unless the run folder already holds a topology; return it. The first node reports a refusal."""
+    """Return the topology: the one in the run folder, else that of a probe that is run now. The first node reports a
+    refusal."""
     path = place.folder / "topology.json"
     given = path.exists()
     if not given:

@@ -17,7 +17,7 @@ from hpctrain.records.run.data import Data
 
 STAGING_LIMIT_MIN_S = 60.0
 STAGING_RATE_MIN_BYTES_PER_S = 50e6
-"""A shared file system that gives a node less than this is not waited for: the data is then read where it is."""
+"""Slowest rate at which copying is waited for: on a slower shared file system, the node reads the data in place."""
 
 
 def staging_limit_s(data: Data) -> float:

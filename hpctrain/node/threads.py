@@ -1,4 +1,4 @@
-"""How many threads each worker of a node computes with."""
+"""Sets how many threads each worker of a node computes with."""
 
 from __future__ import annotations
 

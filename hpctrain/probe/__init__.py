@@ -1,1 +1,1 @@
-"""Measures nodes, devices and links and makes a topology: contention-free rounds, bandwidth timed by the receiver."""
+"""Measures nodes, devices and the links between nodes, and makes a topology of them."""

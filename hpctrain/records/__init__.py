@@ -1,1 +1,2 @@
-"""The files that rooms exchange: frozen models with `schema`, read and written as a whole."""
+"""Models of all files that hpctrain reads and writes: frozen pydantic models, each with a `schema`, read and written as
+a whole."""

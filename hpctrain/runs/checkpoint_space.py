@@ -1,4 +1,4 @@
-"""Whether a run's checkpoints will fit on its disk: checked before it starts, not hours later."""
+"""Checks before a run starts whether its checkpoints will fit on its disk."""
 
 from __future__ import annotations
 

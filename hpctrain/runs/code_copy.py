@@ -1,4 +1,4 @@
-"""Copying a person's code into the run folder, so that a queued job runs the code that was submitted."""
+"""Copies your code into the run folder, so that a queued job runs the code as it was when you submitted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SECRET_FILES = (
 code.json."""
 _SECRET = re.compile("|".join("/" + re.escape(form).replace(r"\*", "[^/]*") + "$" for form in SECRET_FILES))
 LARGEST_BYTES = 256 * 2**20
-"""Largest copy. More than this is data that lies beside the code; it does not belong in every run folder."""
+"""Largest copy of code in bytes. A larger folder holds data too, which does not belong in every run folder."""
 
 
 def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
@@ -58,7 +58,7 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
 
     Raises:
         InputError: there is no such folder, or it is too large to be code.
-        StorageError: it cannot be written.
+        StorageError: the run folder cannot be written.
     """
     if not source.is_dir():
         raise InputError(f"code: {source}: no such folder; name the folder that holds your packages")
@@ -87,7 +87,7 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
 
 
 def import_code_first(code: Path) -> None:
-    """Put the folder first on this process's module path, if it exists.
+    """Put the folder `code` first on this process's module path (sys.path), if the folder exists.
 
     It is the only folder outside the installed packages that the processes of a run import from. A person names it on
     purpose; the current folder is not searched.
@@ -132,8 +132,8 @@ def _secret(folder: str, names: list[str]) -> set[str]:
 
 
 def _no_code(folder: str, names: list[str]) -> set[str]:
-    """Return the names that are no code. Run folders are recognized by their files, as they may lie anywhere in the
-    source, even the one that this copy goes to."""
+    """Return the names in a folder that are not copied because they are no code, such as run folders. Run folders are
+    recognized by their files, because they may lie anywhere in the source."""
     runs = {name for name in names if all(Path(folder, name, file).is_file() for file in ("run.yaml", "key"))}
     return runs | set(shutil.ignore_patterns(*IGNORED_PATTERNS)(folder, names))
 

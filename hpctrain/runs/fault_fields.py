@@ -1,4 +1,4 @@
-"""Which faults an attempt showed, on which nodes, and which of these have to be measured again. Pure functions.
+"""Finds the faults that an attempt showed, the nodes that showed them, and the nodes to measure again. Pure functions.
 
 A hardware fault blames its node at once. A program fault blames the program, unless one node alone shows it in two
 attempts. That node is then a suspect: the next attempt measures it, and it is blamed only if the probe finds it bad.
@@ -51,8 +51,8 @@ def confirmed_suspects(events: Sequence[Event], before: Sequence[Mapping[str, An
 def attempt_fault_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fault fields of an attempt's line; empty fields are absent.
 
-    faults: name by node. suspect: the suspected node. retest: why the nodes are measured again. confirmed: suspects of
-    earlier attempts that were found bad.
+    The fields: `faults`, name of the fault by node; `suspect`, the suspected node; `retest`, why the nodes are measured
+    again; `confirmed`, suspects of earlier attempts that were found bad.
 
     Args:
         events: events of the attempt.

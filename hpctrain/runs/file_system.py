@@ -1,4 +1,4 @@
-"""The type of file system that run folders lie on: every node has to see them."""
+"""Checks the type of file system that run folders lie on, because every node has to see them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.system.disk_space import nearest_existing
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-"""File systems that no other node can see."""
+"""Types of file systems in memory, which no other node can see."""
 SHARED = (
     "nfs", "lustre", "gpfs", "mmfs", "beegfs", "fhgfs", "ceph", "cifs", "smb", "glusterfs", "panfs", "wekafs", "pvfs2",
     "orangefs", "afs", "gfs2", "ocfs2", "9p", "virtiofs", "autofs", "cvfs", "daos", "dvs", "fuse.",
@@ -28,7 +28,7 @@ def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
         nodes: names of the cluster's nodes.
 
     Raises:
-        InputError: it is in this machine's memory.
+        InputError: the folder is on a file system in this machine's memory.
     """
     kind = file_system_of(runs.resolve())
     if kind in IN_MEMORY:
@@ -52,7 +52,7 @@ def file_system_of(path: Path) -> str:
 
 
 def mount_options(path: Path) -> tuple[str, ...]:
-    """Return the mount options of that file system, such as ('rw', 'relatime', 'local_lock=none')."""
+    """Return the mount options of the file system that holds `path`, such as ('rw', 'relatime', 'local_lock=none')."""
     return tuple(_mount_of(path)[1].split(","))
 
 

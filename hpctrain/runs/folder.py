@@ -1,4 +1,4 @@
-"""The run folder: every file about a run. It is created once, and locked while a run uses it."""
+"""The run folder, which holds every file about a run. It is created once, and locked while a run uses it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunFolder:
         return lines
 
     def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
-        """Add a line for a new attempt and return its number."""
+        """Add a line to attempts.jsonl for a new attempt, and return the attempt's number."""
         attempts = self.attempts()
         number = len(attempts)
         line = {
@@ -76,10 +76,10 @@ class RunFolder:
         exit_class: ExitClass,
         events: Sequence[Event] = (),
     ) -> None:
-        """Complete the line of an attempt with its end, reason, exit code, exit class and faults.
+        """Complete an attempt's line in attempts.jsonl with its end, reason, exit code, exit class and faults.
 
         Args:
-            code: exit code; None: nobody saw it.
+            code: exit code; None where it is unknown.
             events: events of the attempt, for its fault fields.
         """
         attempts = self.attempts()
@@ -141,7 +141,7 @@ def check_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def remove_on_error(folder: RunFolder) -> Iterator[None]:
-    """Remove a new run folder if the block fails: it would hide the earlier run of that name."""
+    """Remove a new run folder if the `with` block fails: it would hide the earlier run of that name."""
     try:
         yield
     except BaseException:
@@ -161,8 +161,8 @@ LOCK_FILE = "run.lock"
 
 @dataclass(frozen=True)
 class RunLock:
-    """The lock on a run folder. Each node process inherits the descriptor; the kernel frees the lock when the last of
-    them has ended, however it ended."""
+    """The lock on a run folder. Each node process inherits its descriptor; the kernel frees the lock when the last of
+    these processes has ended, however it ended."""
 
     descriptor: int
 
@@ -172,10 +172,10 @@ class RunLock:
 
 
 def lock_run_folder(path: Path) -> RunLock:
-    """Lock the folder for one run.
+    """Lock the run folder at `path` and return the lock.
 
     Raises:
-        InputError: another run uses it, or it is not this user's alone.
+        InputError: another run uses the folder, or others can write to it.
         StorageError: the lock file cannot be written.
     """
     with storage_errors(path / LOCK_FILE), OwnedFolder(path) as folder:
@@ -201,7 +201,7 @@ def resume_text(path: Path) -> str:
 
 
 def newest_plan(path: Path) -> Path | None:
-    """Return the newest plan that is meant for people: the newest plan-<n>.json, else plan.json."""
+    """Return the path of the newest plan that people may read: the newest plan-<n>.json, else plan.json."""
     numbered = [(int(file.stem[5:]), file) for file in path.glob("plan-*.json") if file.stem[5:].isdigit()]
     if numbered:
         return max(numbered)[1]
@@ -217,7 +217,7 @@ class LockHolder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this machine."""
+        """Whether the process runs on this machine."""
         return self.host == platform.node()
 
     def __str__(self) -> str:
@@ -258,7 +258,8 @@ def _read_holder(descriptor: int) -> LockHolder | None:
 
 
 def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock, with a second try: `hpctrain status` holds it for an instant to check whether it is free."""
+    """Take the lock and return whether that worked. It tries twice, because `hpctrain status` holds the lock for an
+    instant to check whether it is free."""
     for delay_s in (0.1, 0.0):
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

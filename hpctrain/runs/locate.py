@@ -1,5 +1,5 @@
-"""Finding a run's folder: by path, or by a name or job id in ./runs, in $HPCTRAIN_RUNS and among the runs that the
-person started anywhere."""
+"""Finds a run's folder: by path, or by a name or job id in ./runs, in $HPCTRAIN_RUNS and among all runs that you have
+started."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
 
 
 def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
-    """Return the folder of each run that this person started anywhere -> ids of its jobs; some folders may be gone."""
+    """Return run folder -> ids of its jobs, for each run that this user has started; some of the folders may no longer
+    exist."""
     jobs: dict[Path, set[str]] = {}
     for past in read_past_runs(environ):
         jobs.setdefault(Path(past.folder), set()).update([past.job_id] if past.job_id else [])
@@ -100,7 +101,7 @@ def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
 
 
 def record_job(folder: Path, job: str) -> None:
-    """Add a job that was submitted for the run; its earlier jobs are still listed.
+    """Add the id of a job that was submitted for the run to the run's list of job ids.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -130,7 +131,8 @@ def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
 
 
 def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
-    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others are not."""
+    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: the trusted ones, oldest first, and for each other the
+    reason why it is not trusted."""
     scanned = [runs_in(place) for place in _places(environ, cwd)]
     trusted = {path.resolve() for places in scanned for path in places.trusted}
     return ScannedFolders(sorted_by_age(trusted), [other for places in scanned for other in places.untrusted])
@@ -180,7 +182,7 @@ def is_trusted_run(path: Path) -> bool:
 
 
 def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
-    """Return which of the folders are run folders of this user, and which run folders were left out."""
+    """Return which of the folders are run folders of this user, and which run folders are not trusted."""
     result = ScannedFolders([], [])
     for folder in folders:
         try:
@@ -193,7 +195,7 @@ def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
 
 
 def runs_in(place: Path) -> ScannedFolders:
-    """Return the run folders that lie in `place`, whoever owns that."""
+    """Return the run folders in the folder `place`, whoever owns `place`."""
     try:
         return split_by_owner(sorted(path for path in place.iterdir() if path.is_dir()))
     except OSError:

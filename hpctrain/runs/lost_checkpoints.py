@@ -1,6 +1,8 @@
-"""Lost checkpoints: a run that had saved its state and can use none of it does not restart from the seed by itself.
+"""Handles lost checkpoints: a run that saved checkpoints and can use none of them does not restart from the seed by
+itself.
 
-Days of training may be lost, and a run that silently counts from step 1 again would hide that. See events.jsonl.
+Days of training may be lost, and a run that silently counts from step 1 again would hide that. events.jsonl records
+what was saved.
 """
 
 from __future__ import annotations
@@ -70,13 +72,14 @@ def lost_checkpoints_error(folder: Path, step: int, refused: Sequence[str]) -> s
 
 @contextlib.contextmanager
 def restarting_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
-    """Record that the run begins again, rename its checkpoints and yield their new names; undo it if the block fails.
+    """Record that the run begins again from the seed, rename its checkpoints and yield their new names; if the `with`
+    block fails, undo both.
 
     Args:
         now: seconds since 1970.
 
     Raises:
-        StorageError: it cannot be recorded, or a checkpoint cannot be renamed.
+        StorageError: the event cannot be written, or a checkpoint cannot be renamed.
     """
     folder, attempt, moved = run.path, max(0, len(run.attempts()) - 1), []
     events = folder / "events.jsonl"

@@ -1,4 +1,4 @@
-"""Notifications when a run changes its state: one POST of JSON to an address that is itself a secret."""
+"""Sends a notification when a run changes its state: a POST of JSON to a URL, which is a secret."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DEADLINE_S = 5.0
 def send_notification(
     folder: Path, attempt: int, state: NotifyState, reason: str, clock: Clock, environ: Mapping[str, str]
 ) -> None:
-    """Send the state to the address in the run file, if there is one for this state.
+    """Send the run's new state to the URL of `notify` in the run file, if that section lists the state.
 
-    It never fails and never waits for long. A message that was not accepted becomes an event.
+    It raises no error and waits at most DEADLINE_S. A message that the server did not accept is recorded as an event.
     """
     try:
         run = run_of(folder)
@@ -62,7 +62,8 @@ def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
     """Return the address of notifications.
 
     Raises:
-        InputError: it is missing, is no address, or others can read it. The message does not repeat the address.
+        InputError: the address is missing, is not a URL, or is in a file that others can read. The
+            message does not repeat the address.
     """
     if notify.url_env is not None:
         where, text = f"notify.url_env: {notify.url_env}", environ.get(notify.url_env, "")
@@ -78,7 +79,8 @@ def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
 
 
 def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | None:
-    """Return why the message was not accepted; None if it was. A thread limits the time of a slow server."""
+    """Send the message; return why it was not accepted, None if it was. A thread sends it, so that a slow server takes
+    no longer than DEADLINE_S."""
     outcome: list[str | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_post(address, message)), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Pruning old runs and checkpoints: a list of what can be removed and why, and its removal once a person agrees."""
+"""Prunes old runs and checkpoints: lists what can be removed and why, and removes it once you agree."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo
 
 RECENT_ACTIVITY_S = 15 * 60.0
-"""Seconds. A run whose files changed this recently counts as alive, as a node may see neither its lock nor its job."""
+"""A run whose files changed within this many seconds counts as alive, because this node may see neither its lock nor
+its job."""
 DAY_S = 86400.0
 LEFTOVER_PATTERNS = ("skipped-step-*", ".step-*.tmp", ".removed-*")
-"""Names in `checkpoints` of what could not be used, and of what killed writers left behind."""
+"""Names in the folder `checkpoints` of unusable checkpoints, and of files that killed writers left behind."""
 NOT_ACTIVITY = ("report.html", "run.lock")
-"""Files that are written by somebody who only reads or prunes a run."""
+"""Files whose change does not show that a run is alive: reading or pruning a run writes them."""
 
 Jobs = Mapping[str, JobInfo] | CommandError
 """Slurm's description of the runs' jobs, or why it cannot be had."""
@@ -35,12 +36,12 @@ Jobs = Mapping[str, JobInfo] | CommandError
 
 @dataclass(frozen=True)
 class Removal:
-    """Something that can be removed."""
+    """A run folder, checkpoint or leftover file that can be removed, and why."""
 
     kind: Literal["run", "checkpoint", "leftover"]
     path: Path
     run: Path
-    """The run folder that it is, or lies in."""
+    """The run folder that the item is, or lies in."""
     size_bytes: int
     why: str
 
@@ -54,7 +55,7 @@ def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
 
 
 def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
-    """Return why the run is alive or may be; None if it surely is not."""
+    """Return why the run is, or may be, alive; None if it surely is not."""
     if is_locked(folder):
         return "a process holds it"
     for job in _slurm_jobs(folder):
@@ -91,8 +92,8 @@ def superfluous_checkpoints(
 ) -> list[tuple[Path, str]]:
     """Return the checkpoints that a run can do without, each with the reason.
 
-    The `keep` newest that verify stay. So does whatever is newer than the first of them: `latest` may name it, and it
-    may still be repaired. If none verifies, all stay.
+    The `keep` newest checkpoints that verify stay. So do newer ones that do not verify: `latest` may name one, and it
+    may be repaired. If none verifies, all stay.
 
     Args:
         checkpoints: oldest first.
@@ -181,7 +182,8 @@ def _remove(item: Removal) -> None:
 
 
 def _empty(run: Path) -> None:
-    """Remove all of a run except its lock. The run file goes last: what an interrupted removal leaves is still a run.
+    """Remove everything in a run folder except its lock. The run file goes last, so that an interrupted removal leaves
+    something that still counts as a run.
 
     Only the folder that was opened, with the run file in it, is emptied: whoever can write to the parent folder may put
     another one in its place.

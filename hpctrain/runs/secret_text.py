@@ -1,4 +1,4 @@
-"""Recognizing secrets in the text of a file that is kept: a token by its name or by its form. Pure."""
+"""Recognizes secrets in the text of a file: a token by its name or by its form. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tokens that a run needs. The run file names them and never holds them: their values stay in the environment, or in a
-file that only its owner can read, and so out of the run folder, the job script and everything made of these."""
+"""Reads the secrets (tokens) that a run needs. The run file only names them: their values stay in the environment, or
+in a file that only its owner can read, and never get into the run folder or the job script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
     """Check that the run file holds no secret, and that every secret it names has a value.
 
     Raises:
-        InputError: says where; the secret itself is not repeated.
+        InputError: a secret is in the run file, or has no value; the message does not repeat the secret.
     """
     for where, text in _texts(run.to_json()):
         name = where.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Whether a run folder is its owner's alone: code in it is run, and submitit's files in it are unpickled."""
+"""Checks that only its owner can write to a run folder: hpctrain runs code in it and unpickles submitit's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.base.owned_files import OwnedFolder
 
 
 def check_trusted(path: Path) -> None:
-    """Check the folder, and everything in it that is run, before anything in it is used.
+    """Check the run folder, and everything in it that is executed, before anything in it is used.
 
     Raises:
         InputError: something belongs to somebody else, others can write to it, or others can read the key.

@@ -1,1 +1,2 @@
-"""hpctrain's interface to Slurm: parsers of its text (pure), its commands (argv lists, no shell), limits, a watcher."""
+"""hpctrain's interface to Slurm: its commands (argv lists, no shell), pure parsers of their output, limits, and a
+watcher of jobs."""

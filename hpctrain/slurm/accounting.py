@@ -1,4 +1,4 @@
-"""Ended jobs from Slurm's accounting (`sacct`), which keeps them longer than the controller does."""
+"""Reads ended jobs from Slurm's accounting (`sacct`), which remembers them longer than the controller does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sacct_argv(ids: Sequence[str]) -> list[str]:
 
 
 def parse_sacct(text: str) -> dict[str, JobInfo]:
-    """Return the ended jobs in sacct's answer, by id; of a requeued job, its last time in the queue.
+    """Return the ended jobs in sacct's answer, by id; for a requeued job, the entry of its last time in the queue.
 
     Jobs that accounting shows as running or waiting are left out: the controller does not know them, so their end was
     never recorded.

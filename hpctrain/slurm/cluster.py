@@ -22,7 +22,7 @@ _SUFFIX_FLAGS = {
     "^": "REBOOT_REQUESTED",
     "-": "PLANNED",
 }
-"""Mark behind a state, as older versions and sinfo print it -> the flag that it stands for."""
+"""Mark behind a node's state, as older versions of Slurm and sinfo print it -> the flag that the mark stands for."""
 _TAKEN = frozenset({"PLANNED", "RESERVED", "COMPLETING", "BLOCKED"})
 """Flags of an idle node that other jobs will get."""
 _OUT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "DRAIN", "NOT_RESPONDING", "INVALID_REG", "MAINTENANCE"})
@@ -30,7 +30,7 @@ _OUT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "DRAIN", "NOT_RESPONDING", 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One node."""
+    """One node, as Slurm describes it."""
 
     name: str
     addr: str
@@ -42,18 +42,18 @@ class NodeInfo:
 
     @property
     def accepts_jobs(self) -> bool:
-        """Whether it runs jobs, or will when it is free; true for powered-down nodes."""
+        """Whether the node runs jobs, or will when it is free; true for powered-down nodes."""
         return not self.states & _OUT
 
     @property
     def is_free(self) -> bool:
-        """Whether a job can get it now."""
+        """Whether a job can get the node now."""
         return "IDLE" in self.states and not self.states & (_OUT | _TAKEN)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. Times in seconds; None means no limit unless stated otherwise."""
+    """One partition, as Slurm describes it. Times are in seconds; None means no limit unless stated otherwise."""
 
     name: str
     default: bool
@@ -62,20 +62,20 @@ class Partition:
     nodes: tuple[str, ...]
     nodes_total: int
     max_nodes: int | None
-    """The largest number of nodes of one job."""
+    """Most nodes that one job may have."""
     time_limit_s: int | None
     default_time_s: int | None
-    """Limit of a job that names none; None: the partition's time limit."""
+    """Time limit of a job that names none; None: the partition's time limit."""
     preempt_mode: str
     """What happens to its jobs when other jobs need the nodes: OFF, REQUEUE, CANCEL or SUSPEND."""
     grace_s: int
     """Grace time: seconds between the notice of a preemption and the job's end."""
     priority_tier: int
     allow_accounts: tuple[str, ...] | None
-    """None: every account."""
+    """Accounts whose jobs the partition accepts; None: every account."""
     deny_accounts: tuple[str, ...]
     allow_qos: tuple[str, ...] | None
-    """None: every QOS."""
+    """QOS whose jobs the partition accepts; None: every QOS."""
     deny_qos: tuple[str, ...]
     needs_reservation: bool = False
     """Whether it accepts only jobs with a reservation."""
@@ -89,7 +89,7 @@ class ClusterConfig(TypedDict):
     cluster: str
     version: str
     slurmd_timeout_s: int
-    """Silence after which Slurm sets a node down."""
+    """Seconds of silence after which Slurm sets a node down."""
     cred_expire_s: int
     """How long a requeued job waits (AuthInfo cred_expire, 120 where it is not set)."""
     kill_wait_s: int

@@ -1,4 +1,4 @@
-"""Slurm's commands: argv lists, a clean environment, a timeout on each call, answers as records."""
+"""Runs Slurm's commands: argv lists, a clean environment, a timeout on each call, answers as records."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse
 from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
-"""With default settings a client gives up on an unreachable controller after 18 s; a busy one may need longer."""
+"""Time limit of a call. With default settings a client gives up on an unreachable controller after 18 s; a busy
+controller may need longer."""
 
 ACCOUNTING_TIMEOUT_S = 15.0
-"""Shorter than for the controller: accounting is only a second source."""
+"""Time limit of a call to accounting: shorter than for the controller, because accounting is only a second source."""
 
 NO_COMMANDS = "no Slurm on the path (sbatch was not found)"
 _CONFIGURE = "set SLURM_CONF to the cluster's slurm.conf, or load the site's Slurm module"
@@ -54,7 +55,7 @@ _PREFIX = re.compile(r"^(sbatch|scontrol|scancel|squeue): (error|fatal): ")
 
 
 class ControllerUnreachableError(CommandError):
-    """The Slurm controller does not answer. Its last answer may still be true; ask again later."""
+    """The Slurm controller does not answer; a later call may succeed."""
 
 
 class NotConfiguredError(CommandError):
@@ -112,7 +113,8 @@ class Slurm:
         return None if done.code == 0 else f"sbatch --version: {_words(done)}"
 
     def job(self, job_id: str) -> JobInfo | None:
-        """Return the job's current state; None when Slurm does not know it, or no longer (MinJobAge after its end)."""
+        """Return the job's current state; None when Slurm does not know the job. Slurm forgets a job MinJobAge seconds
+        after its end."""
         done = self._run(["scontrol", "show", "job", "-o", _checked(job_id)])
         if done.code != 0 and _UNKNOWN_JOB in done.stderr:
             return None
@@ -131,7 +133,7 @@ class Slurm:
         return {job.job_id: job for job in parse_squeue(_answer(done))}
 
     def ended_jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
-        """Return ended jobs from accounting, by id, also those that the controller has forgotten.
+        """Return ended jobs from accounting, by id, including jobs that the controller has forgotten.
 
         Many clusters have no accounting, or none that this machine can reach: the result is then empty.
         """
@@ -161,18 +163,19 @@ class Slurm:
         return option in _answer(self._run(["srun", "--help"]))
 
     def config(self) -> ClusterConfig:
-        """Return the settings that matter for a run; Slurm is asked once, as they rarely change."""
+        """Return the cluster's settings that matter for a run. Slurm is asked only the first time, because they rarely
+        change."""
         if self._config is None:
             self._config = parse_config(_answer(self._run(["scontrol", "show", "config"])))
         return self._config
 
     def state(self) -> ClusterState:
-        """Return settings, nodes and partitions; Slurm is asked once for each."""
+        """Return the cluster's settings, nodes and partitions; it takes one Slurm command for each of the three."""
         nodes = self.nodes()
         return ClusterState(self.config(), nodes, self.partitions(nodes))
 
     def cancel(self, job_id: str) -> None:
-        """End the job; nothing happens to one that has ended or is unknown."""
+        """Cancel the job; nothing happens if it has ended or is unknown."""
         _answer(self._run(["scancel", _checked(job_id)]))
 
     def signal(self, job_id: str, name: str) -> bool:
@@ -188,7 +191,7 @@ class Slurm:
         return True
 
     def requeue(self, job_id: str) -> None:
-        """Requeue a running or ended job; it waits for cred_expire (AuthInfo) before it can start."""
+        """Requeue a running or ended job; it cannot start before cred_expire (AuthInfo, 120 s by default) is over."""
         _answer(self._run(["scontrol", "requeue", _checked(job_id)]))
 
     def release(self, job_id: str) -> None:

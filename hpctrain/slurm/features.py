@@ -1,4 +1,4 @@
-"""Node features and the constraints that ask for them, as far as they can be evaluated without Slurm."""
+"""Evaluates constraints on node features, as far as that is possible without asking Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Parsers for the fields of one line: `Key=value` of `scontrol -o`, whose values may hold blanks, and columns."""
+"""Parsers for one line of Slurm's output: `Key=value` fields of `scontrol -o`, whose values may contain blanks, and
+columns of squeue and sacct."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def text_or_none(value: str) -> str | None:
 
 
 def number(value: str) -> int | None:
-    """Return a whole number, of a range the upper end: '1-4' -> 4; None for UNLIMITED, N/A and the like."""
+    """Return the whole number in a value; for a range, its upper end: '1-4' -> 4; None for UNLIMITED, N/A and the
+    like."""
     return parse_unsigned(value.rpartition("-")[2])
 
 

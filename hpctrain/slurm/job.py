@@ -1,4 +1,5 @@
-"""Jobs as Slurm describes them: states, and parsers of `scontrol show job -o` and of our own squeue format."""
+"""Jobs as Slurm describes them: their states, and parsers of `scontrol show job -o` and of squeue's output in
+SQUEUE_FORMAT."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ class JobInfo:
     reason: str
     """Why it waits or ended, as Slurm's code with '_' for blanks; "" for none."""
     nodes: tuple[str, ...]
-    """Nodes that it has now, () while it waits."""
+    """Nodes that the job has now; () while it waits."""
     restarts: int
     """How often it was requeued."""
     start_s: float | None
@@ -197,7 +198,7 @@ def _when(moment: float, now: float | None) -> str:
 
 
 def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
-    """Return the job with these values of squeue's columns; a column that is missing has no value."""
+    """Return the job that these values of squeue's columns describe; a missing column counts as no value."""
     values = defaultdict(str, columns)
     state = parse_state(values["State"])
     code, by_signal = _exit(values["exit_code"]) if state.is_ended else (None, None)
@@ -222,7 +223,8 @@ def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """Return exit code and signal: '3:0' -> (3, 0). For the same, squeue 22.05 prints the status of wait(2): 768."""
+    """Return exit code and signal: '3:0' -> (3, 0). squeue 22.05 prints the status of wait(2) instead: '768' -> (3,
+    0)."""
     first, colon, second = text.partition(":")
     code = parse_unsigned(first)
     if code is None:

@@ -1,4 +1,4 @@
-"""A job's request against the limits of a partition: every problem at once, before anything is queued."""
+"""Checks a job's request against the limits of a partition, and reports every problem before anything is queued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLOSED = {"DRAIN": "takes no jobs at present", "INACTIVE": "starts no jobs at p
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The resources that a job asks for. None: not given, Slurm's default applies."""
+    """The resources that a job asks for. A field is None where Slurm's default applies."""
 
     partition: str | None
     """One name, or several separated by commas: the job starts in whichever can start it first."""
@@ -86,7 +86,8 @@ def check_partition(request: JobRequest, partition: Partition, nodes: Sequence[N
 
 
 def members(partition: Partition, nodes: Sequence[NodeInfo], constraint: str | None = None) -> list[NodeInfo]:
-    """Return the partition's nodes that satisfy the constraint; one that only Slurm can evaluate excludes no node."""
+    """Return the partition's nodes that satisfy the constraint; a constraint that only Slurm can evaluate excludes no
+    node."""
     names = set(partition.nodes)
     partition_nodes = [node for node in nodes if node.name in names]
     if constraint is None:

@@ -1,4 +1,4 @@
-"""Parser of sbatch's options as a person writes them, one an item, into name and value."""
+"""Parses sbatch's options, as written in `cluster.sbatch` with one option in each item, into name and value."""
 
 from __future__ import annotations
 

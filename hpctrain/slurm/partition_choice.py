@@ -1,4 +1,4 @@
-"""The choice of a partition for a job that names none: each is checked, and those that fit are ranked. Pure."""
+"""Chooses a partition for a job that names none: every partition is checked, and those that fit are ranked. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PartitionFit:
 
     partition: Partition
     has_gpus: bool
-    """Whether enough of its nodes have GPUs."""
+    """Whether enough of the partition's nodes have GPUs."""
     starts_now: bool
     """Whether enough suitable nodes are free."""
     free: int
@@ -26,7 +26,7 @@ class PartitionFit:
 
     @property
     def words(self) -> str:
-        """The properties of the fit as text, for a person."""
+        """Return the properties of the fit as text, for a person."""
         limit = format_time_limit(self.partition.time_limit_s)
         free = "enough nodes are free now" if self.starts_now else f"{self.free} suitable nodes are free now"
         gpus = "with GPUs" if self.has_gpus else "without GPUs"
@@ -41,7 +41,7 @@ class PartitionChoice:
     ranked: list[PartitionFit]
     """The partitions that accept the job, the best first."""
     refused: list[str]
-    """Why the others do not accept it, a line for each reason."""
+    """Why the other partitions do not accept the job, a line for each reason."""
 
 
 def choose_partition(

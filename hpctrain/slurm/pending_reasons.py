@@ -1,4 +1,5 @@
-"""Why a job waits, in plain words. The codes are those of `squeue` (%r), listed in its man page."""
+"""Translates Slurm's reason for a waiting job into plain words. The reasons are those of `squeue` (%r), listed in its
+man page."""
 
 from __future__ import annotations
 

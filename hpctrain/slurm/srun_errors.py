@@ -1,4 +1,4 @@
-"""Parser of srun's errors on stderr when it ends a step by itself, or cannot start it. Pure."""
+"""Parses the errors that srun writes to stderr when it ends a step by itself or cannot start it. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _ERROR = re.compile(r"^srun: error: (?:\w+: )?(?P<words>.+)$", re.MULTILINE)
 _ABORTED = re.compile(r"(?:aborting, .*\b|cannot communicate with )node (?P<index>\d+)", re.IGNORECASE)
 """'Aborting, io error and missing step on node 3', on a busy machine 'Cannot communicate with node 3.  Aborting job.'
-(seen in 22.05 and 24.11): the slurmd of a lost node was started again, and does not know the step or does not answer in
+(seen in 22.05 and 24.11): the slurmd of a lost node was restarted, and does not know the step or does not answer in
 time. srun then ends the step on all nodes."""
 _NOT_STARTED = re.compile(
     r"task launch for .* failed|application launch failed|unable to create step|task \d+ launch failed", re.IGNORECASE

@@ -1,4 +1,5 @@
-"""Times as Slurm writes them: limits ("1-12:30:15") and moments (seconds since 1970, or local ISO 8601)."""
+"""Parses and formats times as Slurm writes them: limits ("1-12:30:15") and moments (seconds since 1970, or local ISO
+8601)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A watcher for any number of jobs: one call for all, less often while nothing changes, and again after failures."""
+"""Watches any number of jobs with one Slurm command for all; it asks less often while nothing changes, and goes on
+after failures."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class JobWatcher:
     """
 
     def __init__(self, slurm: Slurm, job_ids: Sequence[str] = (), delay_min_s: float = DELAY_MIN_S) -> None:
-        """
+        """Watch these jobs; nothing is asked before the first `poll`.
+
         Args:
             delay_min_s: the shortest time between two calls, in seconds.
         """
@@ -47,7 +49,7 @@ class JobWatcher:
             self.delay_s, self.next_s = self._delay_min_s, min(self.next_s, self._asked_s + self._delay_min_s)
 
     def is_forgotten(self, job_id: str) -> bool:
-        """Whether Slurm was asked for the job and does not, or no longer, know it."""
+        """Whether Slurm was asked about the job and does not know it (any more)."""
         return job_id in self._forgotten
 
     @property
@@ -59,7 +61,7 @@ class JobWatcher:
         )
 
     def poll(self, now: float) -> bool:
-        """Return whether anything has changed; Slurm is asked only from `next_s` on.
+        """Ask Slurm if `next_s` is reached, and return whether anything has changed.
 
         Args:
             now: seconds of any clock that never goes back.
@@ -85,7 +87,7 @@ class JobWatcher:
         return [job_id for job_id in self._job_ids if job_id not in self._forgotten]
 
     def _update(self, answer: dict[str, JobInfo]) -> bool:
-        """Take over what Slurm answered; return whether a job is new, changed or forgotten."""
+        """Update `known` from Slurm's answer; return whether a job is new, changed or forgotten."""
         asked = self._asked()
         present = {job_id: answer[job_id] for job_id in asked if job_id in answer}
         before, self.known = self.known, {**self.known, **present}

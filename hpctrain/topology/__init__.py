@@ -1,1 +1,1 @@
-"""Topology files for people: printed, compared, converted from and to other tools' formats."""
+"""Prints and compares topology files, and converts them from and to other tools' formats."""

@@ -1,4 +1,4 @@
-"""Differences between two topologies: nodes, health, drivers, devices and links. Pure."""
+"""Finds differences between two topologies: nodes, health, drivers, devices and links. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Figure = tuple[str, str, float | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference: both values, or the value of the only file that has one (the other is None)."""
+    """One difference between two topology files: the values in both files; None for a file that has no value."""
 
     group: Group
     what: str
@@ -38,11 +38,11 @@ class Difference:
     better: bool | None = None
     """Whether the later value is better; None where that cannot be said: a driver, a figure that one file lacks."""
     nodes: tuple[str, ...] = ()
-    """The node that it concerns, or both ends of a link."""
+    """The node that differs, or the two nodes of a link."""
 
     @property
     def ratio(self) -> float | None:
-        """The later value divided by the earlier one, where both are figures."""
+        """The later value divided by the earlier one; None where a value is not a figure."""
         before, after = self.before, self.after
         if isinstance(before, str) or isinstance(after, str) or not before or after is None:
             return None
@@ -50,7 +50,8 @@ class Difference:
 
 
 def differences(before: Topology, after: Topology, tolerance: float) -> list[Difference]:
-    """Return what only one file has, or what differs; figures by more than `tolerance` (0.1 is 10 %) of the earlier.
+    """Return what only one of the two files has, and what differs. A figure differs if it changed by more than
+    `tolerance` (0.1 is 10 %) of its value in `before`.
 
     A node that only one file has is one difference: its devices and links are not listed.
     """
@@ -101,7 +102,7 @@ def _pairs(topology: Topology) -> set[tuple[str, str]]:
 
 
 def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
-    """Yield each value that is compared.
+    """Yield (key, value) for each value of a topology that is compared.
 
     Args:
         once: directed pairs that only one of the files lists, because large files leave others to their class. Their
@@ -125,7 +126,7 @@ def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> 
 
 
 def _known(group: Group, nodes: tuple[str, ...], name: str, figures: Iterable[_Figure]) -> Iterator[tuple[_Key, Value]]:
-    """Yield the figures that are not absent."""
+    """Yield (key, value) for the figures that are not absent."""
     for what, unit, value in figures:
         if value is not None:
             yield (group, nodes, f"{name} {what}", unit), value

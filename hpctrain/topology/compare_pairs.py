@@ -1,4 +1,4 @@
-"""Differences between the pair matrices of two large topologies. Pure.
+"""Finds differences between the pair matrices of two large topologies. Pure.
 
 A million pairs as keys of a dictionary take a gigabyte, so arrays are compared and only differences become objects.
 """
@@ -21,7 +21,8 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class PairChange:
-    """One figure of a directed pair that differs; None where that file lacks it."""
+    """One figure of a directed pair of nodes that differs between two files; a value is None where the file lacks
+    it."""
 
     source: str
     target: str

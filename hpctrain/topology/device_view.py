@@ -1,4 +1,5 @@
-"""Table of a topology's devices: one by one, or for many nodes the spread of each kind. Pure."""
+"""Makes a table of a topology's devices: one row per device, or for many nodes the spread of each kind of device.
+Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from hpctrain.base.units import format_bytes, format_count, format_seconds
 from hpctrain.records.topology.topology import Device, Topology
 
 NODES_LISTED_MAX = 16
-"""Up to this many nodes, devices are listed one by one."""
+"""Most nodes with which devices are listed one by one."""
 ABSENT = "·"
 COLOURS = {"go": "green", "ok": "green", "warn": "yellow", "degraded": "yellow", "unknown": "yellow"}
 """Colour of each verdict; all others are red."""

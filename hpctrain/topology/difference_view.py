@@ -1,4 +1,5 @@
-"""Differences between two topologies for the terminal: a table for each group, and one line of summary. Pure."""
+"""Formats differences between two topologies for the terminal: a table for each group, and one line of summary.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hpctrain.topology.compare import GROUPS, Difference, Value
 from hpctrain.topology.view import ABSENT
 
 ROWS_PER_GROUP_MAX = 20
-"""Rows that a group lists; the rest is counted. People read the largest changes, programs use --json."""
+"""Most rows that a group lists; further ones are counted. People read the largest changes, programs use --json."""
 _TITLES = {"nodes": "Nodes", "health": "Health", "drivers": "Drivers", "devices": "Devices", "links": "Links"}
 
 

@@ -1,4 +1,4 @@
-"""Topologies from other tools' files: priors in which nothing was measured. Pure."""
+"""Makes topologies from other tools' files; nothing in them is measured. Pure."""
 
 from __future__ import annotations
 

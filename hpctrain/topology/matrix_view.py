@@ -1,4 +1,4 @@
-"""Latency and bandwidth between nodes as a coloured matrix; for many nodes, between their clusters. Pure."""
+"""Shows latency and bandwidth between nodes as coloured matrices; for many nodes, between their clusters. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.device_view import ABSENT
 
 MATRIX_NODES_MAX = 16
-"""Above this many nodes, rows and columns are clusters."""
+"""Most nodes with which rows and columns are nodes; with more, they are clusters."""
 _COLUMNS_UP_TO = 12
 """Matrix columns that fit a terminal of 80 characters; a wider matrix continues in another table."""
 QUANTITIES = ("latency", "bandwidth")

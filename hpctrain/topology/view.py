@@ -1,4 +1,4 @@
-"""A topology for the terminal: verdict, unhealthy nodes, devices, links, matrices. Pure; the caller prints.
+"""Formats a topology for the terminal: verdict, unhealthy nodes, devices, links, matrices. Pure; the caller prints.
 
 Everything fits 80 columns for node names of up to a dozen letters; longer names are folded.
 """
@@ -59,7 +59,8 @@ def _verdict(topology: Topology) -> Text:
 
 
 def _unhealthy_nodes(topology: Topology) -> list[Text]:
-    """Return the nodes that are not ok, each with those reasons that the verdict does not list."""
+    """Return a text for each node whose verdict is not ok, with those reasons that the verdict on the allocation does
+    not list."""
     listed = {_reason_line(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:

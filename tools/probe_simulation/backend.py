@@ -59,7 +59,7 @@ class SimulatedRanks:
         ]
 
     def _round(self, met: Sequence[tuple[int, int]], times: dict[int, dict[int, list[tuple[int, float]]]]) -> float:
-        """Seconds of one round, barrier included; adds its figures to `times`."""
+        """Return the seconds of one round, barrier included; adds its figures to `times`."""
         ends = [(self._index[self._ranks[a][0]], self._index[self._ranks[b][0]]) for a, b in met]
         figures = self._fabric.measure(ends)
         one_way = figures.latency_s[:, :, 1].mean(axis=1) + GLOO_S
@@ -73,9 +73,9 @@ class SimulatedRanks:
 
 
 def size_sweep_times(one_way_s: Floats, rate: Floats) -> tuple[Floats, list[Floats]]:
-    """Seconds that `worker.measure.backend_messages` takes for its size sweep, and the one-way time of each size, for
-    pairs with that latency and rate. A slow link sends fewer of the large sizes here, while a real one may skip
-    them."""
+    """Return the seconds that `worker.measure.backend_messages` takes for its size sweep, and the one-way time of each
+    size, for pairs with these latencies and rates. A slow link sends fewer of the large sizes here, while a real one
+    may skip them."""
     spent = np.zeros(len(rate))
     one_way_times = []
     for size in SIZES:

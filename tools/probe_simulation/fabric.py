@@ -75,25 +75,27 @@ class SimulatedFabric:
         self._capacity = self._capacities()
 
     def measure(self, pairs: Sequence[tuple[int, int]]) -> Measured:
-        """Figures of pairs that measure at the same time: first all send there, then all send back."""
+        """Return the figures of pairs that measure at the same time: first all send there, then all send back."""
         ends = np.array(pairs, dtype=np.int_)
         a, b = ends[:, 0], ends[:, 1]
         return Measured(self._noisy(self._rates(a, b)), self._noisy(self._rates(b, a)), self._latencies(a, b))
 
     def base_latency(self, a: Ints, b: Ints) -> Floats:
-        """One-way latency before noise."""
+        """Return the one-way latency of pairs in seconds, before noise."""
         hops = (self.leaf[a] != self.leaf[b]).astype(float) + (self.pod[a] != self.pod[b])
         return self.spec.latency_s * (1 + self.spec.hop_gap * hops) * np.maximum(self._slow[a], self._slow[b])
 
     def _capacities(self) -> Floats:
-        """Bytes/s of every resource: ports out, ports in, leaves up, leaves down, pods up, pods down."""
+        """Return the capacity in bytes/s of every resource: ports out, ports in, leaves up, leaves down, pods up, pods
+        down."""
         spec, rate = self.spec, self.spec.bytes_per_s
         per_leaf = np.bincount(self.leaf) * rate / spec.oversubscription[0]
         per_pod = np.bincount(self.pod) * rate / np.prod(spec.oversubscription)
         return np.concatenate([rate * self._sends, rate * self._receives, per_leaf, per_leaf, per_pod, per_pod])
 
     def _rates(self, source: Ints, target: Ints) -> Floats:
-        """Max-min fair rates of flows that run at the same time (progressive filling, bottlenecks in parallel)."""
+        """Return the max-min fair rates of flows that run at the same time (progressive filling, bottlenecks in
+        parallel)."""
         n, leaves, pods = self.spec.nodes, int(self.leaf.max()) + 1, int(self.pod.max()) + 1
         none = -1
         leaves_left = self.leaf[source] != self.leaf[target]
@@ -112,7 +114,7 @@ class SimulatedFabric:
         return _max_min(path, self._capacity, self._limits(source, target))
 
     def _limits(self, source: Ints, target: Ints) -> Floats:
-        """Rate limits by slow links."""
+        """Return the rate limit in bytes/s of each flow, where its link is slow."""
         limits = np.full(len(source), np.inf)
         for (a, b), share in self._faults.links.items():
             hit = ((source == a) & (target == b)) | ((source == b) & (target == a))
@@ -126,7 +128,7 @@ class SimulatedFabric:
         return rates * noise
 
     def _latencies(self, a: Ints, b: Ints) -> Floats:
-        """Order statistics of the simulated round trips."""
+        """Return minimum, median and 95th percentile of simulated latencies, in seconds."""
         base = self.base_latency(a, b)
         trips = np.abs(1 + self.spec.noise * self._rng.standard_normal((len(a), 2, self._pings)))
         hit = self._rng.random(len(a)) < self.spec.bursts
@@ -140,7 +142,7 @@ class SimulatedFabric:
 
 
 def _max_min(path: Ints, capacity: Floats, limits: Floats) -> Floats:
-    """Max-min fair rates of flows over resources.
+    """Return the max-min fair rates of flows over resources.
 
     Args:
         path: [flow, hop] resource, -1 for none.

@@ -1,4 +1,4 @@
-"""The probe at sizes that no test machine has: the real coordinator, rounds and verdict on a simulated fabric.
+"""Runs the probe at sizes that no test machine has: the real coordinator, rounds and verdict on a simulated fabric.
 
 Only the network, the clock and the coordinator's cost per message are simulated.
 """
@@ -32,7 +32,7 @@ SLOW_20, SLOW_10 = 0.8, 0.9
 
 @dataclass(frozen=True)
 class RuntimeRow:
-    """One whole probe of the links."""
+    """Times of one whole probe of the links."""
 
     nodes: int
     mode: Mode
@@ -41,7 +41,8 @@ class RuntimeRow:
     wall_s: float
     """Time of measuring the links, on the simulated clock."""
     overhead_s: float
-    """Seconds of a round without transfers and size sweep: coordinator's messages, connections, round trips."""
+    """Seconds of a round without transfers and size sweep, spent on the coordinator's messages, connections and round
+    trips."""
     backend_s: float
     """Time of the messages over the training backend."""
     told: bool = False
@@ -50,7 +51,7 @@ class RuntimeRow:
 
 @dataclass(frozen=True)
 class HealthRow:
-    """Health probes with different seeds of a fabric with two bad nodes, one 20 % and one 10 % slower."""
+    """Accuracy of health probes, over different seeds, on a fabric with two bad nodes: one 20 % and one 10 % slower."""
 
     rounds: int
     noise: float
@@ -133,12 +134,12 @@ def simulated_probe(
 
 
 def node_names(count: int) -> list[str]:
-    """Names of that many nodes: n0000, n0001, …"""
+    """Return the names of `count` nodes: n0000, n0001, …"""
     return [f"n{index:04d}" for index in range(count)]
 
 
 def runtime_row(nodes: int, mode: Mode, gbit_per_s: float, told: bool = False) -> RuntimeRow:
-    """Time of one probe of a healthy fabric with 2:1 oversubscription, and the overhead of its rounds."""
+    """Return the time of one probe of a healthy fabric with 2:1 oversubscription, and the overhead of its rounds."""
     spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
     clock, began = SimulatedClock(), dict[str, float]()
     done = simulated_probe(
@@ -164,7 +165,8 @@ def _note(began: dict[str, float], phase: str, now: float) -> None:
 def health_row(
     plan: SimulationPlan, rounds: int, noise: float, bursts: float, tell: Callable[[str], None] = lambda _: None
 ) -> HealthRow:
-    """How often health is reported correctly; each run has another seed, other bad nodes and another schedule."""
+    """Return how often the verdict on nodes is right; each run has another seed, other bad nodes and another
+    schedule."""
     tell(f"health: {rounds} rounds, noise {noise:.0%}, bursts {bursts:.0%}, {plan.runs} runs")
     names = node_names(plan.nodes)
     wrong = slow_20 = slow_10 = 0
@@ -200,7 +202,7 @@ def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings
 
 
 def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float = 0.2, noise: float = 0.05) -> SwitchRow:
-    """Accuracy of the inferred leaves and their oversubscription, over runs with different seeds."""
+    """Return the accuracy of the inferred leaves and their oversubscription, over runs with different seeds."""
     measured = []
     for seed in range(runs):
         spec = FabricSpec(nodes, per_leaf=16, hop_gap=hop_gap, noise=noise, oversubscription=(ratio, 1.0))

@@ -75,7 +75,7 @@ class _Measurement:
 
 
 class SimulatedTransport:
-    """See `probe.protocol.transport.Transport`."""
+    """A transport whose nodes run on a simulated clock and measure a simulated fabric."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SimulatedTransport:
             self._at(when, self._names[node], None)
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
-        """See Transport."""
+        """Return the join message of the next node out of `expected`; None when none joined before `deadline`."""
         if not self._joining:
             self._clock.time = deadline
             return None
@@ -120,7 +120,7 @@ class SimulatedTransport:
         return read_join({"kind": "join", "node": self._names[index], **place, **declared})
 
     def send(self, node: str, message: Message) -> None:
-        """See Transport."""
+        """Send one message to a node. A lost connection shows in `receive`."""
         self._clock.time += SEND_S
         index = self._index[node]
         arrival = self._clock.time + self._fabric.spec.latency_s
@@ -134,7 +134,7 @@ class SimulatedTransport:
             self._calls.append((message["round"], index, self._index[message["peer"]], arrival))
 
     def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
-        """See Transport."""
+        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
         self._measure()
         limit = self._clock.time + seconds
         if not self._events or self._events[0][0] > limit:
@@ -147,7 +147,7 @@ class SimulatedTransport:
             yield name, ConnectionLost() if message is None else read_answer(message)
 
     def close(self) -> None:
-        """See Transport."""
+        """Close every connection."""
 
     def _at(self, when: float, name: str, message: Message | None) -> None:
         heapq.heappush(self._events, (when, next(self._order), name, message))
@@ -175,7 +175,7 @@ class SimulatedTransport:
             self._answer(number, _Measurement(b, a, begin, end, at_b, to_b, sweep_b))
 
     def _ladder_s(self, trip: Floats, rate: Floats) -> tuple[Floats, Ints]:
-        """Seconds of the size sweep of one end, and the number of sizes that it reaches, as `size_sweep` in
+        """Return the seconds of the size sweep of one end, and the number of sizes that it reaches, as `size_sweep` in
         `probe.protocol.pair_measurement` would make it."""
         settings = self._settings
         spent, rungs = np.zeros(len(trip)), np.zeros(len(trip), dtype=np.int_)
@@ -192,7 +192,7 @@ class SimulatedTransport:
         return [(size, float(latency[1]) + size / rate) for size in self._settings.ladder_bytes[:count]]
 
     def _transfer_s(self, rate: Floats) -> Floats:
-        """Seconds that one direction sends, as `stream_send` in `probe.protocol.pair_measurement` does."""
+        """Return the seconds that one direction sends, as `stream_send` in `probe.protocol.pair_measurement` does."""
         settings = self._settings
         enough = np.maximum(settings.bulk_bytes / rate, settings.bulk_s)
         least = 8 * BLOCK_BYTES / rate

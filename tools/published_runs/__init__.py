@@ -1,1 +1,1 @@
-"""The cost model compared with published runs, and its constants fitted to them."""
+"""Compares the cost model with published runs, and fits its constants to them."""

@@ -50,7 +50,8 @@ ALPHA_S = 1e-5
 
 
 def gpu_of(text: str) -> str | None:
-    """The data sheet's name in a run's GPU column, '16xT4-16 (4x g4dn.12xlarge)' -> 'T4'; None without a sheet."""
+    """Return the data sheet's name in a run's GPU column, '16xT4-16 (4x g4dn.12xlarge)' -> 'T4'; None without a data
+    sheet."""
     for name in sorted(SHEETS, key=len, reverse=True):
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![0-9])", re.sub(r"^\d+x", "", text)):
             return name
@@ -58,7 +59,8 @@ def gpu_of(text: str) -> str | None:
 
 
 def gpus_of(text: str) -> list[str] | None:
-    """One name per GPU for a mixed column, '12xV100+4xT4' -> 12 times V100, 4 times T4; None where one is unknown."""
+    """Return one name per GPU for a mixed column, '12xV100+4xT4' -> 12 times V100, 4 times T4; None where one is
+    unknown."""
     found: list[str] = []
     for part in text.split("(")[0].split("+"):
         match = re.match(r"\s*(\d+)x(.+)", part)
@@ -70,7 +72,8 @@ def gpus_of(text: str) -> list[str] | None:
 
 
 def stated_bytes_per_s(text: str) -> float | None:
-    """The last 'N Gb/s' in a column as bytes per second; 'NxName MGb/s' counts N links. None if there is none."""
+    """Return the last 'N Gb/s' in a column as bytes per second; 'NxName MGb/s' counts N links. None if there is
+    none."""
     found = re.findall(r"(?:(\d+)x[^0-9]*)?([\d.]+)\s*Gb/s", text)
     if not found:
         return None

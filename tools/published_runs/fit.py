@@ -1,4 +1,4 @@
-"""Fit the planner's constants to measured runs, and measure their error on held-out runs."""
+"""Fits the planner's constants to measured runs, and measures their error on held-out runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BACKWARD_OPS = 1.6
 
 
 def constants_by(values: Mapping[str, float]) -> CostConstants:
-    """The constants of Megatron's blocks, with these values."""
+    """Return the constants of Megatron's blocks, with these values."""
     forward, logits, weights = values["activation_passes"], values["logits_passes"], values["weight_passes"]
     return replace(
         CUDA_CONSTANTS,
@@ -139,7 +139,7 @@ def held_out(scenes: Sequence[PublishedScenario], progress: Callable[[str], None
 
 
 def packaged(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
-    """Step times by run, predicted with `PACKAGED`."""
+    """Return the step times by run, predicted with `PACKAGED`."""
     constants = constants_by(PACKAGED)
     return {scene.run.id: scene.step_s(constants) for scene in scenes}
 

@@ -32,7 +32,8 @@ class GptSpec(DecoderSpec):
         return super().end_parameters(tp, first=first, last=last) + positions
 
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs as in Korthikanti et al. 2022, appendix A: all attention scores count, including masked ones."""
+        """Return the forward FLOPs as in Korthikanti et al. 2022, appendix A: all attention scores count, including
+        masked ones."""
         stop = self.layers if stop is None else stop
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
         flops = (stop - start) * rows * seq_len * 2.0 * matrices
@@ -51,15 +52,16 @@ class GptSpec(DecoderSpec):
         return int(rows * seq_len * self.dim * (4 * bytes_per_value + 2 * self.dropout))
 
     def matmul_output_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes kept in addition to the residual stream with selective recomputation of attention."""
+        """Return the bytes kept in addition to the residual stream with selective recomputation of attention."""
         kept = self.activation_bytes(rows, seq_len, tp, bytes_per_value)
         return kept - self.selective_bytes(rows, seq_len, tp, bytes_per_value)
 
     def selective_flops(self, rows: int, seq_len: int) -> float:
-        """FLOPs of the scores and their product with the values, which Megatron's selective recomputation repeats."""
+        """Return the FLOPs of the scores and their product with the values, which Megatron's selective recomputation
+        repeats."""
         return 4.0 * rows * seq_len * seq_len * self.dim
 
     def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the softmax output and, with dropout, of its mask and the result after it."""
+        """Return the bytes of the softmax output and, with dropout, of its mask and the result after it."""
         each = 2 * bytes_per_value + 1 if self.dropout else bytes_per_value
         return self.heads * seq_len * seq_len * rows * each // tp

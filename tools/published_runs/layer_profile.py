@@ -32,7 +32,7 @@ class LayerProfile:
     """(device type, tp, micro-batch) -> its times."""
 
     def at(self, device_type: str, tp: int, micro_batch: int) -> LayerTimes | None:
-        """The times for exactly this device type, tp and micro-batch size; None if they were not measured."""
+        """Return the times for exactly this device type, tp and micro-batch size; None if they were not measured."""
         return self.times.get((device_type, tp, micro_batch))
 
 
@@ -48,7 +48,8 @@ class ProfiledCostModel(CostModel):
         self._micro_batch = micro_batch
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
-        """The measured times; what was not measured separately stays the roofline's estimate."""
+        """Return the measured times of a micro-batch; for a part that was not measured separately, the roofline's
+        estimate."""
         estimate = super().module_times(unit, micro_batch)
         times = self._profile.at(unit.devices[0].type, len(unit.devices), micro_batch)
         if times is None:
@@ -56,7 +57,7 @@ class ProfiledCostModel(CostModel):
         return ModuleTimes(times.block, (0.0, 0.0), times.embedding, times.head, estimate.block_split)
 
     def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
-        """The measured time; the ends were measured together with the blocks, each about as long."""
+        """Return the measured time; the ends were measured together with the blocks, each about as long."""
         times = self._profile.at(unit.devices[0].type, len(unit.devices), self._micro_batch)
         if times is None:
             return super().optimizer_s(unit, share, shards)

@@ -1,4 +1,4 @@
-"""The planner's predictions compared with published runs.
+"""Compares the planner's predictions with published runs.
 
 Errors and rankings are out of sample: a run that the packaged constants were fitted on is predicted with constants
 that were fitted without its whole problem. Results with the packaged constants are printed separately.
@@ -28,10 +28,10 @@ DATA_VARIABLE = "HPCTRAIN_DATA"
 
 
 def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The table to score: `given`, else the one in the folder that HPCTRAIN_DATA names.
+    """Return the table to score: `given`, else the table in the folder that HPCTRAIN_DATA names.
 
     Raises:
-        InputError: neither exists.
+        InputError: neither table exists.
     """
     if given is not None:
         return given
@@ -79,7 +79,7 @@ def _profile_folder(path: Path) -> Path:
 
 
 def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
-    """Errors by problem and their mean, in percent; every problem has the same weight."""
+    """Return the errors by problem and their mean, in percent; every problem has the same weight."""
     return {
         "mean": _mean([each.mean for each in errors.values()]),
         "by_problem": {problem: each.mean for problem, each in errors.items()},
@@ -87,7 +87,7 @@ def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
 
 
 def _memory_errors(scenes: Sequence[PublishedScenario]) -> dict[str, Errors]:
-    """Errors of the predicted memory, for runs with a measured peak."""
+    """Return the errors of the predicted memory, for runs with a measured peak."""
     found = {}
     for problem, same in by_problem(scenes).items():
         pairs = [(scene.memory_bytes(), scene.run.peak_bytes) for scene in same if scene.run.peak_bytes is not None]

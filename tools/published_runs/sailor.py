@@ -19,7 +19,7 @@ ZONE = "us-central1-a"
 
 @dataclass(frozen=True)
 class SailorFigures:
-    """The figures in the folder; empty where there is none."""
+    """The figures in the folder; empty where there is no folder."""
 
     profiles: dict[str, LayerProfile]
     """Layer profiles by model."""
@@ -27,7 +27,7 @@ class SailorFigures:
     """(GPU, GPU, active GPUs of a node) -> bytes per second between two such nodes."""
 
     def between(self, a: str, b: str, gpus: int) -> float | None:
-        """Bytes per second from a node of GPU `a` to one of `b`; None where it was not measured."""
+        """Return the bytes per second from a node of GPU `a` to one of `b`; None where it was not measured."""
         return self.bandwidths.get((a, b, gpus)) or self.bandwidths.get((b, a, gpus))
 
 
@@ -63,7 +63,8 @@ def _profile(folder: Path) -> LayerProfile:
 
 
 def _smoothed(key: tuple[str, int, int], times: dict[tuple[str, int, int], LayerTimes]) -> LayerTimes:
-    """The times of a micro-batch, limited by those of each larger one: a longer time was disturbed."""
+    """Return the layer times of a micro-batch size, at most those of each larger size: a longer measured time was
+    disturbed."""
     larger = [other for (gpu, tp, size), other in times.items() if (gpu, tp) == key[:2] and size >= key[2]]
 
     def least(pairs: Sequence[ForwardBackward]) -> ForwardBackward:

@@ -55,7 +55,7 @@ PRE_UNITS = 3
 
 @dataclass(frozen=True, eq=False)
 class PublishedScenario:
-    """A run without the constants: everything that does not change while they are fitted."""
+    """A published run as the cost model sees it, without the constants that are fitted."""
 
     run: MeasuredRun
     work: Workload
@@ -64,7 +64,7 @@ class PublishedScenario:
     profile: LayerProfile | None
 
     def step_s(self, constants: CostConstants) -> float:
-        """Predicted seconds of a step."""
+        """Return the predicted seconds of a step."""
         by_kind = {"cuda": constants}
         cost = CostModel(self.work, self.links, by_kind)
         if self.profile is not None:
@@ -72,12 +72,12 @@ class PublishedScenario:
         return predict(cost, self.layout).total
 
     def memory_bytes(self) -> float:
-        """Predicted peak memory of the fullest device."""
+        """Return the predicted peak memory of the fullest device."""
         return max(self.layout.memory(MemoryModel(self.work)).values())
 
 
 def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str:
-    """The run's scenario, or the reason why it cannot be described."""
+    """Return the run's scenario, or the reason why it cannot be described."""
     placement = _cells(run)
     if isinstance(placement, str):
         return placement
@@ -104,7 +104,7 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str
 
 
 def _cells(run: MeasuredRun) -> Placement | str:
-    """The placement `placement[replica][rank]`, with ranks in Megatron's order: tp within dp within pp."""
+    """Return the placement `placement[replica][rank]`, with ranks in Megatron's order: tp within dp within pp."""
     if run.stages is not None:
         return _stated_cells(run)
     kinds = gpus_of(run.gpu) if "+" in run.gpu else [gpu_of(run.gpu)] * run.num_gpus
@@ -125,7 +125,7 @@ def _cells(run: MeasuredRun) -> Placement | str:
 
 
 def _stated_cells(run: MeasuredRun) -> Placement | str:
-    """The placement of a stated plan. Each tensor-parallel group is a node of its own, as in those runs."""
+    """Return the placement of a stated plan. Each tensor-parallel group is on a node of its own, as in these runs."""
     assert run.stages is not None
     if len({len(stage) for stage in run.stages}) != 1 or len({tp for stage in run.stages for _, tp in stage}) != 1:
         return "its stages differ in replicas or in tensor parallelism, which a plan cannot say"
@@ -153,7 +153,8 @@ def _device_spec(name: str, kind: str, half: bool) -> DeviceSpec:
 
 
 def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
-    """Blocks by stage, as the row states them or equal."""
+    """Return the number of blocks of each stage, as the table's row states it, else equal; or the reason why they
+    cannot be described."""
     stages = run.pp * run.chunks
     if run.units is not None:
         counts = list(run.units)
@@ -171,7 +172,8 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
 
 
 def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | None) -> Topology:
-    """Nodes with the data sheets' figures; links as the row, the sheets or the profiles state them."""
+    """Return a topology with the figures of data sheets for devices; those of links come from the table's row, the data
+    sheets or Sailor's measurements."""
     kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
     # Data sheets are per direction and GPU; a PCIe rate in the row is closer to the truth.
     stated = stated_bytes_per_s(run.intra_node)
@@ -206,7 +208,7 @@ def _measured_links(kinds: dict[str, str], gpus: int, sailor: SailorFigures) -> 
 
 
 def scenes_of(runs: Sequence[MeasuredRun], sailor: SailorFigures) -> tuple[list[PublishedScenario], dict[str, str]]:
-    """Scenarios of the runs that can be described, and by id the reason why the others cannot."""
+    """Return the scenarios of the runs that can be described, and run id -> the reason why another run cannot."""
     scenes, left = [], {}
     for run in runs:
         found = "the table says that it is suspect" if run.suspect else scene_of(run, sailor)

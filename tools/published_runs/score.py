@@ -41,7 +41,7 @@ def by_problem(scenes: Sequence[PublishedScenario]) -> dict[str, list[PublishedS
 
 
 def time_errors(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Errors]:
-    """Errors of step times by problem; failed runs have no time and are left out."""
+    """Return the errors of step times by problem; failed runs have no time and are left out."""
     found = {}
     for problem, same in by_problem(scenes).items():
         pairs = [(predicted[scene.run.id], scene.run.step_s) for scene in same if scene.run.step_s is not None]
@@ -51,7 +51,7 @@ def time_errors(scenes: Sequence[PublishedScenario], predicted: Mapping[str, flo
 
 
 def rankings(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Ranking]:
-    """Rankings by problem, over searches with at least `LEAST_PLANS` plans that ran."""
+    """Return the rankings by problem, over searches with at least `LEAST_PLANS` plans that ran."""
     found = {}
     for problem, same in by_problem(scenes).items():
         searches: dict[tuple[object, ...], list[MeasuredRun]] = {}
@@ -70,7 +70,7 @@ def rankings(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]
 
 
 def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) -> tuple[float, float]:
-    """Spearman's correlation and the regret, for one search."""
+    """Return (Spearman's correlation, regret in percent) for one search."""
     measured = [run.step_s or 0.0 for run in runs]
     told = [seconds(run) for run in runs]
     chosen = [
@@ -83,7 +83,8 @@ def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) 
 
 
 def bubble_only(scene: PublishedScenario) -> float:
-    """Relative step time by the trivial baseline: model FLOPs at one rate, and the bubble of 1F1B, 1 + (pp − 1)/m."""
+    """Return the relative step time by the trivial baseline: model FLOPs at one rate, and the bubble of 1F1B, 1 + (pp −
+    1)/m."""
     run, work = scene.run, scene.work
     flops = work.spec.forward_flops(run.rows, run.seq_len)
     count = run.rows / run.dp / run.micro_batch

@@ -1,4 +1,4 @@
-"""How the comparison with published runs is shown to a person."""
+"""Prints the comparison with published runs as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """Errors and rankings by problem."""
+    """Print the errors and rankings by problem."""
     console.print(_times(record))
     if record["memory_errors"]:
         console.print(_memory(record))

@@ -1,4 +1,4 @@
-"""Measured runs of other frameworks, from a table with one run per row."""
+"""Reads measured runs of other frameworks from a table with one run per row."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class MeasuredRun:
 
 
 def gpu_name(text: str) -> str:
-    """The GPU's name without its count: '16xGH-96' -> 'GH-96'."""
+    """Return the GPU's name without its count: '16xGH-96' -> 'GH-96'."""
     return re.sub(r"^\d+x", "", text)
 
 

@@ -50,7 +50,7 @@ class AuthListener:
         peers: int,
         hello_s: float,
     ) -> None:
-        """Listen on this address alone, on a port that the system chooses.
+        """Listen on address `addr` only, on a port that the system chooses.
 
         Args:
             watch: wakes its owner when a caller connects or a pending one sends something.
@@ -77,12 +77,12 @@ class AuthListener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address and port that it listens on."""
+        """The address and port of the listening socket."""
         addr, port = self._listener.getsockname()[:2]
         return addr, port
 
     def accept(self, now: float) -> None:
-        """Accept the callers, and send each its challenge."""
+        """Accept the waiting callers, and send a challenge to each."""
         self._open_spare_descriptor()
         for _ in range(self._max_pending):
             try:
@@ -95,10 +95,10 @@ class AuthListener:
                 self._add_pending(now, sock, str(caller[0]))
 
     def admit(self, now: float, wanted: Callable[[Message], bool]) -> tuple[LineChannel, Session] | None:
-        """Return the next caller that has authenticated and whose claims are wanted; None while there is none.
+        """Return the next authenticated caller whose claims `wanted` accepts; None while there is none.
 
-        Its channel is sealed, takes lines of the usual length, and stays watched. Callers that fail or are late are
-        closed.
+        The caller's channel is sealed, takes lines of up to LINE_LIMIT bytes, and stays watched. Callers that fail or
+        are late are closed.
         """
         for peer in list(self._pending):
             hello = peer.channel.wait_message(0)

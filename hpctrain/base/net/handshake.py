@@ -1,9 +1,10 @@
 """A mutual proof of two processes that they know a run's key, which itself never crosses the network.
 
-It has three lines: the server sends a challenge, the client answers it and sends its own, and the server answers
-that. A proof is HMAC-SHA256 (RFC 2104) under the key, over the role, both nonces and the claims of each side. The role
-prevents reflection of a proof, the nonces prevent replay. A caller without the key sees only a nonce.
-After it every line carries a MAC under keys made of both nonces (`LineChannel.seal`). Pure: messages in and out.
+The handshake has three lines: the server sends a challenge, the client answers it and sends its own challenge, and the
+server answers that one. A proof is HMAC-SHA256 (RFC 2104) under the key, over the role, both nonces and the claims of
+each side. The role prevents reflection of a proof, the nonces prevent replay. A caller without the key sees only a
+nonce. After the handshake, every line carries a MAC under keys made of both nonces (`LineChannel.seal`). Pure: the
+classes take and return messages, and open no socket.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Session:
 
 
 class HandshakeServer:
-    """The side that accepted the connection."""
+    """The part of the handshake on the side that accepted the connection."""
 
     def __init__(self, key: bytes, claims: Message) -> None:
-        """
+        """Prepare one handshake.
+
         Args:
             key: the secret that both sides know.
             claims: what the caller receives once it has authenticated.
@@ -61,7 +63,7 @@ class HandshakeServer:
 
 
 class HandshakeClient:
-    """The side that connected."""
+    """The part of the handshake on the side that connected."""
 
     def __init__(self, key: bytes, claims: Message) -> None:
         self._key = key

@@ -8,19 +8,20 @@ NodePair = tuple[str, str]
 """Two nodes that do not reach each other, in either order."""
 
 EXACT_MAX_NODES = 20
-"""Nodes in silent pairs up to which the search is exact; each further node makes it 1.5 times as long. Above this
-number a greedy search leaves out the node with the most silent partners, again and again."""
+"""Number of nodes in unreachable pairs up to which the search is exact; each further node makes it 1.5 times as long.
+Above this number, a greedy search repeatedly leaves out the node that is in the most pairs."""
 
 
 def vertex_cover(nodes: Sequence[str], pairs: Iterable[NodePair], first: Collection[str] = ()) -> list[str]:
     """Return the nodes to leave out, in node order, so that all others reach each other: as few as possible.
 
-    Of a pair, the node with more silent partners is left out, else the one that is in `first`, else the later one.
+    Of two nodes that do not reach each other, the one in more such pairs is left out; with equally many, the one in
+    `first`; else the later one.
 
     Args:
         nodes: all nodes, in order.
         pairs: those that do not reach each other; pairs with a node that is not in `nodes` are ignored.
-        first: nodes to prefer among equally small results, as those that are left out already.
+        first: nodes to prefer among equally small results, such as nodes that are already left out.
     """
     partners: dict[str, set[str]] = {}
     known = set(nodes)

@@ -1,4 +1,4 @@
-"""A set of sockets to wait on: data to read, or a connection made, ends the wait early."""
+"""A set of sockets to wait on. The wait ends early when one has data to read or has connected."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Watchable(Protocol):
-    """Anything with a file descriptor, as a socket or a channel."""
+    """Anything with a file descriptor, such as a socket or a LineChannel."""
 
     def fileno(self) -> int:
         """Return the descriptor; -1 once it is closed."""
 
 
 class Watch:
-    """A set of files to wait on. A file may be closed before it is added or while it is watched, and removed later."""
+    """A set of files to wait on. Adding a closed file does nothing, and a file may be closed while it is watched."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -30,14 +30,14 @@ class Watch:
         self._selector.register(file, events)
 
     def remove(self, file: Watchable) -> None:
-        """Undo `add`; nothing happens for a file that is not watched."""
+        """Stop watching a file; nothing happens if it is not watched."""
         for key in list(self._selector.get_map().values()):
             # By identity: a closed file has no descriptor to find it by.
             if key.fileobj is file:
                 self._selector.unregister(file)
 
     def wait(self, seconds: float) -> None:
-        """Return when something happens, or after that many seconds."""
+        """Return when something happens on a watched file, at the latest after `seconds`."""
         self._selector.select(seconds)
 
     def close(self) -> None:

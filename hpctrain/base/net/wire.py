@@ -1,4 +1,4 @@
-"""JSON lines over a socket: the one message form between processes, readable with `nc` and in a debugger."""
+"""JSON lines over a socket: the form of all messages between hpctrain's processes, readable with `nc`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class MalformedMessage(Exception):  # noqa: N818 - the state of a connection, ha
 class LineChannel:
     """A socket that carries one JSON object a line. Neither a slow reader nor a flood blocks its owner.
 
-    `receive` returns what has arrived; `closed` becomes true when the other side is gone or broke the rules.
+    `receive` returns what has arrived; `closed` becomes true when the other side is gone or sent a line that breaks the
+    format.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class LineChannel:
         line_limit: int = LINE_LIMIT,
         strict: bool = False,
     ) -> None:
-        """
+        """Take over a connected socket.
+
         Args:
             send_timeout_s: how long `send` waits for a reader that does not read; 0: not at all, None: for ever.
             line_limit: bytes of the longest line; a longer one closes the channel.
@@ -120,7 +122,7 @@ class LineChannel:
         self.close()
 
     def _write(self, data: memoryview) -> int:
-        """Return how many bytes the socket took, without waiting."""
+        """Write to the socket without waiting; return how many bytes it took."""
         self._leave_waiting_to_us()
         try:
             return self.sock.send(data, socket.MSG_DONTWAIT)
@@ -128,7 +130,7 @@ class LineChannel:
             return 0
 
     def _fill(self) -> bool:
-        """Read what has arrived, without waiting; return False when there is nothing now."""
+        """Read the bytes that have arrived, without waiting; return False when there are none."""
         if self.closed:
             return False
         try:
@@ -154,7 +156,7 @@ class LineChannel:
             self.sock.setblocking(True)
 
     def _ready(self, event: int, deadline: float | None) -> bool:
-        """Wait until the socket can be read or written or the other side is gone; return False at the deadline."""
+        """Wait until the socket is ready for `event` or the other side is gone; return False at the deadline."""
         poll = select.poll()
         try:
             poll.register(self.sock, event)

@@ -1,4 +1,4 @@
-"""Whether data of a known size fits on a file system, checked before any of it is written.
+"""Checks whether data of a known size fits on a file system, before any of it is written.
 
 A checkpoint that fills the disk takes the space of all other writers, the run's metrics included, and is then deleted.
 statvfs does not show quotas, and the commands that do (quota, lfs quota, mmlsquota) differ from site to site. So the
@@ -38,8 +38,8 @@ def nearest_existing(path: Path) -> Path:
 
 
 def check_disk_space(folder: Path, size_bytes: int, what: str, files: int = 1) -> None:
-    """Raise an error if data of a size does not fit. Free space does not include quotas, so the space is also
-    allocated for an instant, where the file system can do that without writing (fallocate).
+    """Raise an error if `size_bytes` of data do not fit into `folder`. Reported free space ignores quotas, so the space
+    is also allocated for an instant (fallocate), where the file system can do that without writing.
 
     Args:
         folder: an existing folder that this user may write to.

@@ -1,5 +1,5 @@
-"""Files of the kernel (/proc, /sys) with one value each. None: there is no such file, it may not be read, or it is
-empty."""
+"""Reads files of the kernel (/proc, /sys) with one value each. A result of None means that the file does not exist, may
+not be read, or is empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def kernel_text(file: Path) -> str | None:
-    """Return the content of the file, stripped."""
+    """Return the content of the file without white space at both ends; None if it cannot be read or is empty."""
     try:
         return file.read_text().strip() or None
     except (OSError, UnicodeDecodeError):
@@ -16,7 +16,7 @@ def kernel_text(file: Path) -> str | None:
 
 
 def kernel_number(file: Path) -> int | None:
-    """Return the whole number in the file; None also for a word, such as "max"."""
+    """Return the whole number in the file; None if it cannot be read, is empty, or holds a word such as "max"."""
     try:
         return int(kernel_text(file) or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Settings of this process in the kernel: prctl(2), without effect on other systems than Linux, and open files."""
+"""Settings of this process in the kernel: prctl(2), which does nothing outside Linux, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import signal
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 NAME_BYTES = 15
-"""Longest name of a process, as ps and pgrep show it."""
+"""Longest name of a process that ps and pgrep show, in bytes."""
 MAX_OPEN_FILES = 1 << 20
-"""The limit that is set at most: some programs close every descriptor up to the limit at their start, which would take
-seconds."""
+"""Highest limit of open files that `raise_open_file_limit` sets. Some programs close every descriptor up to the limit
+at their start; with a higher limit that takes seconds."""
 
 
 def set_process_name(name: str) -> bool:
-    """Name this process, with at most NAME_BYTES bytes; its command line stays. Return whether that worked."""
+    """Name this process, with at most NAME_BYTES bytes; its command line does not change. Return whether the kernel
+    accepted the name."""
     return _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:NAME_BYTES]))
 
 
@@ -30,7 +31,8 @@ def die_with_parent(parent: int) -> bool:
 
 
 def set_child_subreaper(wanted: bool = True) -> bool:
-    """Make orphaned descendants children of this process, which can then wait for them. Return whether that worked."""
+    """Make orphaned descendants children of this process, which can then wait for them. Return whether the kernel
+    accepted that."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
 
 

@@ -1,1 +1,1 @@
-"""Input files of text, compressed, in archives or in tables, read as documents in work units."""
+"""Reads input files as documents: plain or compressed text, JSON lines, and tables."""

@@ -1,4 +1,4 @@
-"""Read .gz and .zst files as a stream of bytes, whatever their size; a truncated file is an error, never an end."""
+"""Reads .gz and .zst files of any size as a stream of bytes; a truncated file is an error, not an end of file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ COMPRESSED_SUFFIXES = (".gz", ".zst")
 
 _CHUNK_BYTES = 64 * 1024
 _FEED_BYTES = 2 * 1024
-"""Bytes per call of the Zstandard library: four bytes can become a block of 128 KiB, so this becomes at most 64 MiB."""
+"""Bytes given to one call of the Zstandard library. Four bytes can become a block of 128 KiB, so one call returns at
+most 64 MiB."""
 ALWAYS_ALLOWED_BYTES = 64 * 1024 * 1024
 """Bytes that any compressed file may expand to, whatever its size."""
 MAX_EXPANSION = 200
-"""Bytes per compressed byte allowed beyond that. Text has 3 to 15; a bomb 1,000 (gzip) or 30,000 (zstd)."""
+"""Largest ratio of decompressed to compressed bytes, beyond ALWAYS_ALLOWED_BYTES. Text has 3 to 15; a decompression
+bomb has 1,000 (gzip) or 30,000 (zstd)."""
 
 
 def uncompressed_name(path: Path) -> str:
-    """The name without .gz or .zst, in lower case."""
+    """Return the name without .gz or .zst, in lower case."""
     name = path.name.lower()
     for packing in COMPRESSED_SUFFIXES:
         name = name.removesuffix(packing)
@@ -41,7 +43,7 @@ def is_compressed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_decompressed(path: Path) -> Iterator[BinaryIO]:
-    """Open a file; the stream gives its decompressed bytes.
+    """Open a file and yield a stream of its decompressed bytes.
 
     Raises:
         OSError: the file cannot be read, is a FIFO or device, is damaged, or expands to far more than text does.
@@ -72,7 +74,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 class _ExpansionGuard(io.RawIOBase):
-    """A stream of decompressed bytes that fails when they are far more than the compressed bytes read so far."""
+    """A stream of decompressed bytes that fails when there are far more of them than compressed bytes read so far."""
 
     def __init__(self, unpack: Callable[[memoryview], int], packed: BinaryIO) -> None:
         """Guard a stream.

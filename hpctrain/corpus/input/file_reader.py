@@ -1,4 +1,4 @@
-"""Read a part of a file, of whatever format, as passages."""
+"""Reads a part of an input file of any format as passages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReadOptions:
 
 
 def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> Iterator[Passage]:
-    """The passages of a part of a file; an empty document has none.
+    """Yield the passages of a part of a file; an empty document has none.
 
     Raises:
         InputError: a record cannot be used and may not be skipped.

@@ -1,4 +1,5 @@
-"""Find input files and their formats, by their names and by what `datasets` and its hub store in a folder."""
+"""Finds input files and their formats, by file names and by the layout of folders that Hugging Face `datasets`
+saved."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
 
 TEXT_SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")
-"""Suffixes of text files taken from a folder, compressed or not; a file that is named is taken whatever its suffix."""
+"""Suffixes of the text files that are taken from a folder, compressed or not; a file that you name yourself is taken
+whatever its suffix."""
 
 _RECORDS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-"""Formats of record files taken from a folder. `.json` counts only compressed, as in C4: plain ones hold settings."""
+"""Suffix -> format, for the files of records that are taken from a folder. A `.json` file is taken only if it is
+compressed, as in C4: plain ones usually hold settings."""
 _NAMED: dict[str, Format] = {**_RECORDS, ".json": "jsonl", ".arrow": "arrow"}
 
 _SAVE_AGAIN = "save the dataset again"
@@ -37,7 +40,7 @@ class InputFiles:
 
     files: tuple[InputFile, ...]
     other_splits: tuple[Path, ...] = ()
-    """Files left out because their names say validation or test, where others say train."""
+    """Files left out because their names say validation or test, while names of others say train."""
     beside_records: tuple[Path, ...] = ()
     """Text files left out because their folder also holds files of records."""
 
@@ -45,13 +48,13 @@ class InputFiles:
 def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFiles:
     """Find the named files, and the files in the named folders.
 
-    A folder that `datasets` saved gives its Arrow files. One that holds .parquet or .jsonl files gives these, and of
-    several splits the training one. Any other gives its text files. Hidden files and folders are left out; symbolic
-    links to folders are not followed.
+    A folder that `datasets` saved gives its Arrow files. A folder with .parquet or .jsonl files gives these, and of
+    several splits only the training split. Any other folder gives its text files. Hidden files and folders are left
+    out; symbolic links to folders are not followed.
 
     Raises:
-        InputError: one of them does not exist or is a pipe, a saved dataset has no training split, or reading it needs
-        a library that is not installed.
+        InputError: a named file or folder does not exist or is a pipe, a saved dataset has no training split, or
+        reading it needs a library that is not installed.
     """
     parts: list[InputFiles] = []
     for path in named:
@@ -73,12 +76,12 @@ def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFi
 
 
 def format_of(path: Path) -> Format:
-    """The format of a file by its name; text where the name does not tell."""
+    """Return the format of a file by its name; text where the name does not tell."""
     return _NAMED.get(Path(uncompressed_name(path)).suffix, "text")
 
 
 def expand(patterns: Sequence[str], base: Path) -> list[Path]:
-    """The paths that match the patterns, relative to the folder `base`.
+    """Return the paths that match the patterns, relative to the folder `base`.
 
     Raises:
         InputError: a pattern with * ? or [] matches nothing. A plain path is not checked.
@@ -124,7 +127,7 @@ def _record_format(path: Path, choice: FormatChoice) -> Format | None:
 
 
 def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """The files without those whose names say validation or test, where others say train."""
+    """Return the files, without those whose names say validation or test if names of others say train."""
     names = {path: str(path.relative_to(folder)).lower() for path in files}
     if not any(_TRAIN.search(name) for name in names.values()):
         return list(files)
@@ -132,7 +135,7 @@ def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def _saved_dataset(folder: Path) -> list[InputFile]:
-    """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
+    """Return the Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
     splits = _json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
         names = [plain_name_in(folder / "dataset_dict.json", "splits", name, _SAVE_AGAIN) for name in splits]
@@ -154,7 +157,7 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
 
 
 def _json_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file of `datasets`; empty if the file is missing or holds something else."""
+    """Return the JSON object in a file of `datasets`; empty if the file is missing or holds something else."""
     try:
         value = read_json(path)
     except FileError:
@@ -183,7 +186,7 @@ def require_library(module: str, purpose: str) -> None:
     """Check before any work that an optional library is installed.
 
     Raises:
-        InputError: it is missing; the message says how to install it.
+        InputError: the library is missing; the message says how to install it.
     """
     if importlib.util.find_spec(module) is None:
         raise InputError(f"{purpose}: needs {module}, which is not installed; run `pip install 'hpctrain[data]'`")

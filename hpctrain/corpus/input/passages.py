@@ -1,4 +1,4 @@
-"""Passages: a whole document, or a piece of a long one, cut at a line end.
+"""Passages: a passage is a whole document, or a piece of a long document, cut at a line end.
 
 A passage is the unit of the split into training and validation, so that one long document can be split too. It is also
 the largest piece of a text file in memory.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 PASSAGE_BYTES = (2 * 1024, 256 * 1024)
-"""Smallest and largest size at which documents are cut."""
+"""Smallest and largest size in bytes at which documents are cut."""
 
 BUCKETS = 2**16
 """Number of hash buckets (the first two bytes of a passage's hash), by which validation passages are chosen."""
@@ -27,7 +27,7 @@ class NotTextError(Exception):
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of text, as read."""
+    """A whole document or a piece of a long one, as read from the input."""
 
     text: str
     size_bytes: int
@@ -36,12 +36,13 @@ class Passage:
 
 
 def passage_bytes(total_bytes: int, valid_fraction: float) -> int:
-    """Size at which to cut documents: a quarter of the validation part, so that its size can be met within that."""
+    """Return the size in bytes at which to cut documents: a quarter of the validation part, whose size then comes out
+    right within a quarter."""
     return int(min(max(total_bytes * valid_fraction / 4, PASSAGE_BYTES[0]), PASSAGE_BYTES[1]))
 
 
 def cut_record(text: str, size_bytes: int) -> Iterator[Passage]:
-    """A document in memory as passages; an empty one gives none.
+    """Yield the passages of a document in memory; an empty document has none.
 
     Raises:
         UnicodeEncodeError: the text holds half a surrogate pair, which UTF-8 cannot encode.
@@ -60,8 +61,8 @@ def cut_record(text: str, size_bytes: int) -> Iterator[Passage]:
 
 
 def cut(piece: bytes) -> int:
-    """Where to cut a full piece: after its last line end, else its last blank, else before a character that may be
-    incomplete."""
+    """Return the position at which to cut a full piece: after its last line end, else after its last blank, else before
+    a character that may be incomplete."""
     for mark in (b"\n", b" "):
         end = piece.rfind(mark) + 1
         if end:
@@ -74,7 +75,7 @@ def cut(piece: bytes) -> int:
 
 
 def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) -> Iterator[list[Item]]:
-    """The items in lists whose sizes add up to `size` or just above; the last one may be smaller."""
+    """Yield the items in lists whose sizes add up to `size` or just above; the last one may be smaller."""
     batch: list[Item] = []
     total = 0
     for item in items:
@@ -88,15 +89,16 @@ def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) ->
 
 
 def digest_of(text: str) -> bytes:
-    """SHA-256 of the text: bytes 0 and 1 choose the split, 2 to 9 the sample that a tokenizer is trained on."""
+    """Return the SHA-256 of a passage's text. Its bytes 0 and 1 choose the split, bytes 2 to 9 the sample that a
+    tokenizer is trained on."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def bucket_of(digest: bytes) -> int:
-    """The bucket of a passage, in [0, `BUCKETS`)."""
+    """Return the bucket of a passage, in [0, `BUCKETS`)."""
     return int.from_bytes(digest[:2], "big")
 
 
 def rank_of(digest: bytes) -> int:
-    """The sampling rank of a passage, below 2**63; passages with the smallest ranks form the sample."""
+    """Return the sampling rank of a passage, below 2**63; passages with the smallest ranks form the sample."""
     return int.from_bytes(digest[2:10], "big") >> 1

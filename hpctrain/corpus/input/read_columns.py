@@ -1,4 +1,4 @@
-"""Tables on disk: Parquet, and the Arrow files that `datasets` saves. Each row is a document."""
+"""Reads tables on disk: Parquet, and the Arrow files that Hugging Face `datasets` saves. Each row is a document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH_ROWS = 128
 
 
 def column_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The documents in the text column of a part of a Parquet or Arrow file, read one batch at a time.
+    """Yield the documents in the text column of a part of a Parquet or Arrow file, read one batch at a time.
 
     Raises:
         InputError: the file has another format, has no such column, or a row without text may not be skipped.
@@ -36,7 +36,7 @@ def column_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[
 
 
 def _parquet_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tuple[int, Any]]:
-    """The first row and the column of each batch of the row groups."""
+    """Yield (number of its first row, text column) for each batch of a part's row groups in a Parquet file."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(raw, pre_buffer=False) as file:
@@ -50,7 +50,8 @@ def _parquet_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tu
 
 
 def _arrow_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tuple[int, Any]]:
-    """The first row and the column of each batch, in stream format (`datasets`) or file format (Feather)."""
+    """Yield (number of its first row, text column) for each batch of an Arrow file, in stream format (`datasets`) or
+    file format (Feather)."""
     import pyarrow as pa
 
     row = 0
@@ -68,7 +69,8 @@ def _arrow_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tupl
 
 
 def row_groups(path: Path) -> list[int]:
-    """Bytes of each row group of a Parquet file; empty if it cannot be read, which its reader reports."""
+    """Return the bytes of each row group of a Parquet file; empty if the file cannot be read, which is reported when
+    its rows are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

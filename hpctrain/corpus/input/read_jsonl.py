@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, with a document in one of its fields."""
+"""Reads JSON lines: one object per line, with a document in one of its fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _UnusableError(Exception):
 
 
 def jsonl_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """The document in the field of each line.
+    """Yield the document in the field `field` of each line.
 
     Raises:
         InputError: a line is not an object with that text, or the archive is damaged, and nothing may be skipped.
@@ -51,7 +51,7 @@ def jsonl_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[s
 
 
 def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
-    """Each line; a line that is too long is truncated, so it is not valid JSON."""
+    """Yield each line of the file in a byte range; a line that is too long is truncated, so it is not valid JSON."""
     position = begin
     while to is None or position < to:
         line = rest = file.readline(LINE_BYTES)
@@ -65,7 +65,7 @@ def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
 
 
 def _text(line: bytes, field: str) -> str:
-    """The document in a line; empty for an empty line.
+    """Return the document in a line; empty for an empty line.
 
     Raises:
         _UnusableError: the line has no document.
@@ -90,7 +90,7 @@ def _text(line: bytes, field: str) -> str:
 
 
 def _lines_before(path: Path, begin: int) -> int:
-    """Number of line ends in the first `begin` bytes of a file."""
+    """Return the number of line ends in the first `begin` bytes of a file."""
     count = 0
     if begin:
         with path.open("rb") as file:

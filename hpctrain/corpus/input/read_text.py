@@ -1,5 +1,5 @@
-"""Plain text: each file is a document. Parts of a file begin and end at line ends, so that several processes may read
-it."""
+"""Reads plain text: each file is a document. Parts of a file begin and end at line ends, so that several processes may
+read one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def text_passages(piece: FileRange, size_bytes: int) -> Iterator[Passage]:
-    """The text in passages of at most `size_bytes`, cut at line ends where there are any.
+    """Yield the text in passages of at most `size_bytes`, cut at line ends where there are any.
 
     Raises:
         NotTextError: the file is binary or not UTF-8.
@@ -46,7 +46,8 @@ _CHUNK_BYTES = 256 * 1024
 
 
 def part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | None]:
-    """Byte range (from, to) of the lines that begin in [start, stop); `to` None: the end. Seeks to `from`."""
+    """Return the byte range (from, to) of the lines that begin in [start, stop), and seek to `from`; a `to` of None is
+    the end of the file."""
     to = None if stop is None else _line_start(file, stop)
     begin = _line_start(file, start) if start else 0
     if start or stop is not None:
@@ -55,7 +56,7 @@ def part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | No
 
 
 def reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], bytes]:
-    """Return a function that reads up to n bytes of that range; b'' at its end."""
+    """Return a function that reads up to n bytes of the range [begin, to); it returns b'' at the end of the range."""
     if to is None:
         return file.read
     remaining_bytes = max(0, to - begin)
@@ -70,7 +71,7 @@ def reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], byt
 
 
 def _line_start(file: BinaryIO, position: int) -> int:
-    """Offset of the first line that begins at `position` or after it."""
+    """Return the offset of the first line that begins at `position` or after it."""
     file.seek(position - 1)
     while piece := file.readline(_CHUNK_BYTES):
         if piece.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Text that every machine with Python has: a corpus for a first run, without a download."""
+"""Finds text that every machine with Python has: a corpus for a first run, without a download."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpctrain.base.units import format_si
 from hpctrain.corpus.input.compressed_input import open_plain
 
 SAMPLE_TEXT_BYTES = 32 * 1000 * 1000
-"""Bytes of text for a first run: a few epochs of some thousand steps of the smallest model."""
+"""Bytes of text for a first run: some thousand steps of the smallest model read it a few times."""
 
 FILE_BYTES = (200, 1_000_000)
-"""Smallest and largest file taken: smaller ones are mostly empty modules, larger ones mostly tables."""
+"""Smallest and largest file taken, in bytes: smaller ones are mostly empty modules, larger ones mostly tables."""
 
 
 @dataclass(frozen=True)
 class TextLocation:
-    """A folder that may hold text, and a name of that text for people."""
+    """A folder that may hold text, and a description of that text for people."""
 
     title: str
     folder: Path
@@ -41,7 +41,7 @@ class SampleText:
 
 
 def default_text_locations() -> tuple[TextLocation, ...]:
-    """Folders with text on a Linux machine with Python; some may be missing on a minimal system."""
+    """Return the folders with text on a Linux machine with Python; some may be missing on a minimal system."""
     code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
     installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
     return (
@@ -59,9 +59,10 @@ def default_text_locations() -> tuple[TextLocation, ...]:
 
 
 def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[TextLocation] | None = None) -> SampleText:
-    """Return about `limit_bytes` of text. Each location gives up to an equal share; later ones make up for the rest.
+    """Return files with about `limit_bytes` of text. Each location gives up to an equal share; later locations make up
+    for what earlier ones lack.
 
-    The same machine gives the same files. Missing locations give nothing; the result may be empty.
+    The same machine gives the same files. A missing location gives nothing; the result may be empty.
     """
     places = default_text_locations() if places is None else places
     streams = [_text_in(place) for place in places]
@@ -89,7 +90,7 @@ def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], sha
 
 
 def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
-    """Files of a location with their uncompressed sizes, in the order of their paths."""
+    """Yield the files of a location with their uncompressed sizes, in the order of their paths."""
     for here, folders, names in os.walk(place.folder):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")) and f != "site-packages")
         for name in sorted(names):
@@ -102,7 +103,7 @@ def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
 
 
 def _text_size(path: Path) -> int:
-    """Bytes of the text in a file; 0 if it cannot be read."""
+    """Return the bytes of the text in a file; 0 if it cannot be read."""
     try:
         if path.suffix != ".gz":
             return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0

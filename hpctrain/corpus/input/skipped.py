@@ -19,11 +19,11 @@ from hpctrain.base.errors import InputError
 SKIPPED_NAME = "skipped.jsonl"
 """Name of the list within a corpus folder."""
 LISTED_IN_UNIT = 1000
-"""Most entries that a work unit lists."""
+"""Most skipped files and records that a work unit lists; more are only counted."""
 LISTED_BYTES = 4 * 1024 * 1024
 """Most bytes of a list on disk and in memory; further entries are only counted."""
 UNITS = ("line", "row", "document")
-"""What the number of an entry counts."""
+"""What the number of an entry can count."""
 _REASON_LIMIT = 300
 """Most characters of a reason."""
 
@@ -43,19 +43,19 @@ class SkippedInput:
         return f"{self.place()}: {self.reason}"
 
     def place(self) -> str:
-        """'file:line', 'file: row 3', or the file."""
+        """Return the place as text: 'file:line', 'file: row 3', or the file."""
         if self.unit == "line":
             return f"{self.file}:{self.number}"
         return f"{self.file}: {self.unit} {self.number}" if self.unit else self.file
 
     def line(self) -> str:
-        """The entry's line in the list."""
+        """Return the entry's line in skipped.jsonl."""
         where = {self.unit: self.number} if self.unit else {}
         return json.dumps({"file": self.file, **where, "reason": self.reason[:_REASON_LIMIT]}, ensure_ascii=False)
 
 
 class SkippedList:
-    """Counts all that is skipped, and lists as much as fits into `LISTED_BYTES`."""
+    """Counts all skipped files and records, and lists as many as fit into `LISTED_BYTES`."""
 
     def __init__(self, entries: Iterable[SkippedInput] = ()) -> None:
         self.total = 0
@@ -64,7 +64,7 @@ class SkippedList:
         self.add(entries)
 
     def add(self, entries: Iterable[SkippedInput], more: int = 0) -> None:
-        """Add entries, and count `more` that are not listed."""
+        """Add entries to the list, and add `more` to the count of those that are not listed."""
         self.total += more
         for entry in entries:
             self.total += 1
@@ -81,7 +81,8 @@ class SkippedList:
 
 
 def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]] | None:
-    """(number skipped, number listed, the first entries); None for a folder without a list."""
+    """Return (number skipped, number listed, the first `most` entries) of a corpus folder; None if it has no
+    skipped.jsonl."""
     path = folder / SKIPPED_NAME
     if not path.is_file():
         return None
@@ -97,11 +98,12 @@ def _entry(value: dict[str, Any]) -> SkippedInput:
 
 
 RECORD_BYTES = 64 * 1024 * 1024
-"""Largest record. A longer one is a mistake (a file without line ends), and would take all the memory."""
+"""Largest record in bytes. A longer one is a mistake (a file without line ends) and could fill the memory."""
 
 
 class BadRecords:
-    """Counts and lists what is skipped; raises at the first bad record where nothing may be skipped."""
+    """Counts and lists bad records and damaged files; raises InputError at the first one where nothing may be
+    skipped."""
 
     def __init__(self, skip: bool) -> None:
         self._skip = skip
@@ -117,7 +119,7 @@ class BadRecords:
         return [*self.damaged, *self._listed][:LISTED_IN_UNIT]
 
     def add_bad(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
-        """Count a bad record of a file: its line, row or document of that number.
+        """Count a bad record of a file: the line, row or document (`unit`) number `number`.
 
         Raises:
             InputError: nothing may be skipped.
@@ -127,7 +129,7 @@ class BadRecords:
             self._listed.append(entry)
 
     def add_damage(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
-        """Count a file that is damaged from that line or row on.
+        """Count a file that is damaged from line or row `number` on.
 
         Raises:
             InputError: nothing may be skipped.

@@ -1,4 +1,4 @@
-"""Work units: parts of the input of about equal size, which depend on nothing but the input."""
+"""Divides the input into work units of about equal size; the division depends only on the input."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from hpctrain.corpus.input.compressed_input import is_compressed
 Format = Literal["text", "jsonl", "parquet", "arrow"]
 
 UNIT_BYTES = (16 * 1024 * 1024, 1024 * 1024 * 1024)
-"""Smallest and largest size of a unit: small units lose little in a kill, large ones make fewer shards."""
+"""Smallest and largest size of a unit in bytes. With small units, a killed command loses little work; with large ones,
+there are fewer shards."""
 UNITS = 1024
-"""About the number of units of a large corpus: each makes a shard, and a process can map some ten thousand."""
+"""Approximate number of units of a large corpus. Each makes at least one shard, and a process can memory-map some ten
+thousand."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +30,24 @@ class InputFile:
 
 @dataclass(frozen=True)
 class FileRange:
-    """A file, or a part of one."""
+    """An input file, or a part of it."""
 
     path: Path
     format: Format
     size_bytes: int
-    """Size on disk."""
+    """Size of the file or part on disk."""
     start: int = 0
-    """First byte (the part's first line begins there or later) or row group."""
+    """First byte of the part (its first line begins there or later), or number of its first row group."""
     stop: int | None = None
-    """End of the part, where the next one begins; None for the file's end."""
+    """Byte or row group at which the next part begins; None for the end of the file."""
 
 
 WorkUnit = tuple[FileRange, ...]
-"""What one process prepares as one task."""
+"""The files and parts of files that one process prepares as one task."""
 
 
 def unit_bytes(total_bytes: int) -> int:
-    """Size of a unit on disk, for that much input."""
+    """Return the size of a work unit in bytes on disk, for `total_bytes` of input."""
     low, high = UNIT_BYTES
     return min(max(total_bytes // UNITS, low), high)
 

@@ -1,1 +1,1 @@
-"""From input files to a corpus folder: cleaning, the tokenizer, parallel encoding, and the checks."""
+"""Makes a corpus folder from input files: cleaning, the tokenizer, parallel encoding, and checks."""

@@ -1,4 +1,4 @@
-"""Check whether a corpus folder matches its index."""
+"""Checks whether the files of a corpus folder match its index."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 def corpora_in(folder: Path) -> list[Path]:
-    """The corpus folders that `folder` stands for: itself, or those that a recipe made in it.
+    """Return the corpus folders that `folder` stands for: the folder itself, or those that a recipe made in it.
 
     Raises:
-        InputError: it is neither.
+        InputError: `folder` is neither a corpus folder nor the output of a recipe.
     """
     if (folder / RECIPE_NAME).is_file() and not (folder / INDEX_NAME).exists():
         return [folder / source.name for source in Recipe.read(folder / RECIPE_NAME).sources]
@@ -56,7 +56,7 @@ def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the existing files that the index of a corpus folder names.
+    """Return the bytes of the existing files that the index of a corpus folder names.
 
     Raises:
         InputError: it is not a corpus folder.
@@ -67,7 +67,7 @@ def size_of(folder: Path) -> int:
 
 
 def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
-    """SHA-256 of a file, as hex.
+    """Return the SHA-256 of a file, as hex.
 
     Raises:
         FileError: the file cannot be opened, or is not a regular file.
@@ -82,7 +82,7 @@ def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) 
 
 
 def _difference(path: Path, sha256: str, size_bytes: int | None, report: Callable[[int], None]) -> str:
-    """What is wrong with a file; '' if nothing is."""
+    """Return how a file differs from its size and hash in the index; '' if it does not."""
     try:
         size = path.stat().st_size
         if size_bytes is not None and size != size_bytes:

@@ -1,4 +1,4 @@
-"""Text cleaning (paper, section 3.6): Unicode NFKC, white space, one sentence per line by spaCy's rules."""
+"""Cleans text: Unicode NFKC, white space, one sentence per line by the rules of spaCy's sentencizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cleaner:
         self._language = _load(cleaning.sentences) if cleaning.sentences else None
 
     def texts(self, passages: Sequence[Passage]) -> list[str]:
-        """The cleaned text of each passage."""
+        """Return the cleaned text of each passage."""
         if self._cleaning == NO_CLEANING:
             return [passage.text for passage in passages]
         # spaCy keeps every word in its vocabulary for good, except those seen within a memory zone.
@@ -45,7 +45,7 @@ class Cleaner:
         return "".join(self._one_a_line(line) for line in text.splitlines(keepends=True))
 
     def _one_a_line(self, line: str) -> str:
-        """The line with line ends in place of the white space between sentences; nothing else changes."""
+        """Return the line with line ends in place of the white space between sentences; nothing else changes."""
         body = line.strip()
         if not body or self._language is None:
             return line
@@ -56,7 +56,7 @@ class Cleaner:
 
 
 def check_cleaning(cleaning: Cleaning) -> None:
-    """Check before any work whether all cleaning steps are possible here.
+    """Check before any work whether all cleaning steps are possible on this machine.
 
     Raises:
         InputError: spaCy is not installed, or does not know the language.
@@ -67,7 +67,7 @@ def check_cleaning(cleaning: Cleaning) -> None:
 
 
 def _one(run: str) -> str:
-    """The replacement of a run of white space."""
+    """Return the replacement of a run of white space."""
     if not run:
         return ""
     return "\n" if "\n" in run or "\r" in run else " "

@@ -1,4 +1,4 @@
-"""The second reading of a work unit: its text is cleaned and encoded to token shards in a folder."""
+"""The second of two readings of a work unit: its text is cleaned and encoded to token shards in a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCH_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class CleanTask:
-    """Task that cleans a part of the sample that a tokenizer is trained on."""
+    """Task that cleans a part of the text sample on which a tokenizer is trained."""
 
     texts: tuple[str, ...]
     clean: Cleaning
@@ -44,7 +44,7 @@ class CleanTask:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Task that writes the shards of a unit. If they exist already, it checks that they are whole."""
+    """Task that writes the token shards of a work unit. If they exist already, it checks that they are whole."""
 
     unit: WorkUnit
     reading: ReadOptions
@@ -55,7 +55,7 @@ class EncodeTask:
     tokenizer: str
     """'bytes', or the path of a tokenizer.json."""
     tokenizer_sha256: str | None
-    """Hash of the tokenizer file, because another file may lie at that path in the next call."""
+    """Hash of the tokenizer file, because the file at that path may have changed when the command runs again."""
     dtype: str
     shard_tokens: int
     folder: Path
@@ -104,8 +104,8 @@ class EncodeTask:
             return train.finish() + valid.finish()
 
     def _with_ends(self) -> Iterator[tuple[Passage, bool]]:
-        """Passages, each with whether it is for validation; `ends` is set also where the document's next passage is in
-        the other split."""
+        """Yield (passage, whether it is for validation). The passage's `ends` is true also where the document's next
+        passage is in the other split."""
         before: tuple[Passage, bool] | None = None
         for passage, aside in self._passages():
             if before is not None:
@@ -115,10 +115,10 @@ class EncodeTask:
             yield replace(before[0], ends=True), before[1]
 
     def _passages(self) -> Iterator[tuple[Passage, bool]]:
-        """The passages that the scan read, each with whether it is for validation.
+        """Yield (passage, whether it is for validation) for the passages that the scan read.
 
         Raises:
-            HpctrainError: the passages are no longer the same.
+            HpctrainError: the input has changed since the scan.
         """
         digest = hashlib.sha256()
         count = 0
@@ -141,7 +141,8 @@ class EncodeTask:
 
 
 def _finished(folder: Path, scan: UnitScan) -> list[Shard] | None:
-    """The shards of an earlier call, if all of them are whole and encode the same text; else None."""
+    """Return the shards that an interrupted command left in the folder, if all are whole and encode the same text; else
+    None."""
     try:
         part = CorpusPart.read(folder / PART_NAME)
         whole = all(file_sha256(folder / shard.file) == shard.sha256 for shard in part.shards)

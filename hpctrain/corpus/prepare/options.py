@@ -12,7 +12,7 @@ from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
 from hpctrain.records.corpus.recipe import Recipe, RecipeSource
 
 SAMPLE_BYTES = 4 * 1024 * 1024
-"""Default size of the text that a tokenizer is trained on: a second of work."""
+"""Default size in bytes of the text that a tokenizer is trained on; training takes about a second."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase ('reading', 'encoding'), the part done, and the whole (bytes on disk, or bytes of text)."""
@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """Options of a corpus."""
+    """Options with which a corpus is made."""
 
     tokenizer: str = "bytes"
     """'bytes', 'train:N', or the path of a tokenizer.json."""
@@ -56,17 +56,17 @@ class CorpusSource:
     """Input that becomes one corpus folder."""
 
     name: str
-    """Name of its folder within the output; '' for the output itself."""
+    """Name of the source's folder within the output folder; '' for the output folder itself."""
     inputs: tuple[Path, ...]
     options: PrepareOptions
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
-    """Report no progress."""
+    """Do nothing: the progress callback of a caller that shows no progress."""
 
 
 def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
-    """The sources of a recipe; its paths are relative to the folder `base`.
+    """Return the sources of a recipe; its paths are relative to the folder `base`.
 
     Raises:
         InputError: a pattern matches no file.
@@ -78,7 +78,7 @@ def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
 
 
 def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
-    """The options that all sources of a recipe share."""
+    """Return the options that all sources of a recipe share."""
     choice = recipe.tokenizer
     if choice != "bytes" and not choice.startswith("train:"):
         choice = str(base / choice)
@@ -86,7 +86,7 @@ def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None)
 
 
 def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
-    """The lines of a run file that draw from the recipe's corpora by their weights."""
+    """Return the lines of a run file that train on the recipe's corpora by their weights."""
     entries = [f"    - {{path: {folder / source.name}, weight: {source.weight:g}}}" for source in recipe.sources]
     return ["data:", "  train:", *entries]
 

@@ -1,9 +1,8 @@
 """The folder DIR.partial, in which a corpus is made. A killed command leaves it, and the same command resumes.
 
-DIR.partial/work.json      which command it belongs to
-DIR.partial/lock           held while the command runs
-DIR.partial/SOURCE/        finished work of each source: scans, and a folder for each unit's shards
-DIR.partial/corpus/        becomes DIR, by one rename
+DIR.partial/work.json      the command that made the folder DIR.partial/lock           held while the command runs
+DIR.partial/SOURCE/        finished work of each source: scans, and a folder for each unit's shards DIR.partial/corpus/
+becomes DIR, by one rename
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ _CORPUS = "corpus"
 
 
 def partial_of(folder: Path) -> Path:
-    """The folder in which the corpus `folder` is made."""
+    """Return the folder in which the corpus `folder` is made."""
     return folder.with_name(f"{folder.name}.partial")
 
 
 @contextlib.contextmanager
 def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterator[Path]:
     """Open DIR.partial for the corpus `folder`, with the earlier work of the same command. The folder stays after a
-    kill, an interrupt and a StorageError; any other InputError removes it, and so does `publish`.
+    kill, an interrupt and a StorageError; any other InputError removes the folder, and so does `publish`.
 
     Args:
         command: everything that determines the result, as JSON values.
 
     Raises:
-        InputError: it belongs to another command and `force` is not given, or that command is running now.
-        StorageError: it cannot be written; finished work remains.
+        InputError: the folder belongs to another command and `force` is not given, or a command is using it now.
+        StorageError: the folder cannot be written; finished work remains.
     """
     partial = partial_of(folder)
     with storage_errors(folder):
@@ -78,7 +77,8 @@ def new_corpus(partial: Path) -> Path:
 
 
 def files_fingerprint(files: Sequence[InputFile]) -> str:
-    """A hash of names, sizes and times: work on other files belongs to another command."""
+    """Return a hash of the files' names, sizes and times; finished work is used again only for files with an equal
+    hash."""
     digest = hashlib.sha256()
     for file in files:
         try:
@@ -91,7 +91,8 @@ def files_fingerprint(files: Sequence[InputFile]) -> str:
 
 
 def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool) -> None:
-    """Make the folder this command's: keep the work of the same command, remove other work if `force` is given."""
+    """Take over the folder for this command: keep the work of an equal command, and remove other work if `force` is
+    given."""
     differs = _difference(partial, command)
     if differs is None:
         return
@@ -109,7 +110,8 @@ def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool)
 
 
 def _difference(partial: Path, command: Mapping[str, Any]) -> str | None:
-    """Keys in which the folder's command differs; '' if the folder holds no work, None if it is the same command."""
+    """Return the keys in which the folder's command differs from `command`; '' if the folder holds no work, None if the
+    commands are equal."""
     if not (partial / WORK_NAME).exists():
         foreign = sorted(path.name for path in partial.iterdir() if path.name != "lock" and path.suffix != ".tmp")
         if foreign:
@@ -127,7 +129,7 @@ def _difference(partial: Path, command: Mapping[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def _locked(partial: Path, folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; a file system without locks is used without one."""
+    """Hold the folder's lock in the `with` block; on a file system without locks, go on without one."""
     descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

@@ -1,4 +1,4 @@
-"""Peak memory of the processes of this command."""
+"""Measures the peak memory of this process and of the processes that it started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PeakMemory(NamedTuple):
 
 
 def peak_memory() -> PeakMemory:
-    """Peak memory since each process began."""
+    """Return the peak memory of this process and of its ended child processes, each since it began."""
     worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES
     return PeakMemory(_own_bytes(), worker)
 

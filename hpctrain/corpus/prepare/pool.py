@@ -1,7 +1,7 @@
 """A pool of worker processes that gives results in the order of the tasks, with few of them in memory.
 
-`concurrent.futures` runs the tasks. What it lacks is added: workers end with a parent that is killed, and in the middle
-of a task when the work is stopped, and they report progress.
+`concurrent.futures` runs the tasks. This module adds what it lacks: workers end when their parent is killed, they can
+be stopped in the middle of a task, and they report progress.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hpctrain.base.errors import FileError, HpctrainError, InputError
 from hpctrain.base.module_argv import outside_current_folder
 
 AHEAD = 2
-"""Tasks per worker that may be started before the first one's result is taken."""
+"""Tasks per worker that may be submitted before the caller takes the oldest result."""
 _POLL_S = 0.1
 _advanced: Any = None
-"""In a worker process: how far the tasks of all workers are, a number in shared memory."""
+"""In a worker process: the progress of all workers' tasks together, a number in shared memory."""
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -52,7 +52,7 @@ class WorkerPool:
         self._stop()
 
     def run(self, tasks: Iterable[Task[R]], report: Callable[[int], None]) -> Generator[R, None, None]:
-        """The results, in the order of the tasks.
+        """Yield the results in the order of the tasks.
 
         Raises:
             HpctrainError: a task raised it, or a worker was killed; the other tasks are stopped.
@@ -104,7 +104,7 @@ class _Executor:
         return future
 
     def result(self, future: Future[R], report: Callable[[int], None]) -> R:
-        """The result, once it is there; until then, what all tasks report is passed on."""
+        """Wait for the result of a task and return it; meanwhile, pass the progress of all tasks to `report`."""
         done = False
         while not done:
             done = bool(wait([future], _POLL_S).done)
@@ -115,7 +115,7 @@ class _Executor:
         return future.result()
 
     def loss(self) -> HpctrainError:
-        """What is said of a process that ended by itself; the others were ended by SIGTERM."""
+        """Return the error about the worker process that ended by itself; the pool ended the others by SIGTERM."""
         self.stop()
         codes = {process.exitcode for process in self._processes} - {0, None}
         code = min(codes - {-signal.SIGTERM} or codes, default=0)
@@ -131,12 +131,12 @@ class _Executor:
 
 
 def usable_cpus() -> int:
-    """Number of processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin(folder: Path, advanced: Any) -> None:
-    """Prepare a worker process to run tasks in that folder, until the parent is gone."""
+    """Prepare a worker process: change to `folder`, and end when the parent has ended."""
     global _advanced
     _advanced = advanced
     os.chdir(folder)
@@ -158,7 +158,8 @@ def _advance(count: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """End with the parent: otherwise, workers of a killed parent would go on writing beside the next command."""
+    """Wait until the parent has ended, then end this process. Otherwise, workers of a killed command would go on
+    writing beside the next command."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -1,7 +1,7 @@
-"""Text to corpus folders in two readings: a scan, then the encoding, in bounded memory.
+"""Makes corpus folders from text in two readings, a scan and the encoding, in bounded memory.
 
-Both readings go over work units with several processes. The result of a unit depends on nothing else, so the corpus
-does not depend on the number of processes, nor on how often the command was killed in between.
+Both readings go over work units with several processes. The result of a unit depends on no other unit. So the corpus
+does not depend on the number of processes, nor on how often the command was killed and repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
 def prepare(
     inputs: Sequence[Path], folder: Path, options: PrepareOptions = DEFAULTS, progress: Progress = no_progress
 ) -> CorpusIndex:
-    """Make a corpus folder from files or folders; it appears only when it is whole.
+    """Make a corpus folder from files or folders. The folder appears only when it is complete.
 
     The same text and options give the same folder, byte for byte, in whatever order the inputs are named. After a kill
     or an error the same call resumes.
@@ -50,7 +50,7 @@ def prepare_sources(
     """Make a corpus folder for each source, with one tokenizer for all, trained on all of them.
 
     Args:
-        options: only those that sources do not have themselves: tokenizer, sample_bytes, workers, force.
+        options: of these, only tokenizer, sample_bytes, workers and force are used; each source has the others.
         recipe: the recipe that names the sources; a copy is written beside their folders.
 
     Raises:
@@ -96,7 +96,8 @@ def _check(sources: Sequence[CorpusSource], options: PrepareOptions) -> None:
 
 
 def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recipe | None) -> dict[str, Any]:
-    """Everything that determines the result, as JSON values: only an equal command resumes unfinished work."""
+    """Return everything that determines the result, as JSON values: only a command with equal values resumes unfinished
+    work."""
     libraries = ["tokenizers", *(["spacy"] if any(work.source.options.clean.sentences for work in works) else [])]
     return {
         "hpctrain": __version__,

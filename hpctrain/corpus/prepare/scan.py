@@ -1,4 +1,5 @@
-"""The first reading of a work unit: which of it is text, how much, in which buckets, and a sample for the tokenizer."""
+"""The first of two readings of a work unit: it finds the files that are text, counts bytes by hash bucket, and takes a
+sample for the tokenizer."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ TextSample = list[tuple[int, str]]
 
 
 def no_bytes() -> NDArray[np.int64]:
-    """Zero bytes in each bucket, [BUCKETS]."""
+    """Return an array of zeros, one for each hash bucket: [BUCKETS]."""
     return np.zeros(BUCKETS, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class UnitScan:
-    """Result of the scan of a unit; small, whatever the unit's size."""
+    """Result of the scan of a work unit; its size does not grow with the unit."""
 
     pieces: tuple[int, ...] = ()
     """Indices of the unit's file ranges that are used."""
@@ -53,7 +54,7 @@ class UnitScan:
     bad: int = 0
     """Number of skipped records."""
     damaged_files: int = 0
-    """Files whose content after a damage is lost; a damaged compressed text file is not used at all."""
+    """Damaged files: their content after the damage is lost. A damaged compressed text file is not used at all."""
     skipped: tuple[SkippedInput, ...] = ()
     """The first skipped files and records."""
 
@@ -67,7 +68,7 @@ class ScanTask:
     scan_file: Path
     sample_bytes: int
     limit_bytes: int | None = None
-    """Most bytes of text to take; 0 takes one passage."""
+    """Most bytes of text to take; with 0, one passage is taken."""
 
     def run(self, report: Callable[[int], None]) -> UnitScan:
         """Scan the unit; `report` receives the bytes on disk that were scanned.
@@ -101,7 +102,7 @@ class ScanTask:
 
 
 def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np.int64], TextSample] | None:
-    """The stored scan, bytes in each bucket, and the sample; None if there is no valid file."""
+    """Return the stored scan, the bytes in each bucket, and the sample; None if there is no valid file."""
     try:
         with np.load(path) as file:
             head = json.loads(bytes(file["head"]))
@@ -118,8 +119,8 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
 
 
 def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> range:
-    """The buckets whose passages are for validation: as many whole buckets as fit into `fraction` of the bytes, from
-    the first on; if none fits, the one with the least text.
+    """Return the buckets whose passages are for validation: as many whole buckets as fit into `fraction` of the bytes,
+    from the first on. If none fits, it is the one with the least text.
 
     The order of the files does not matter, and equal passages are in the same split. With a fraction above 0 there is
     at least one bucket, unless all the text is in one bucket. The bucket with the least text holds at most half of it.
@@ -139,7 +140,7 @@ def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> r
 
 
 def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
-    """The texts with the smallest ranks up to `size_bytes`, in the order of their ranks."""
+    """Return the texts with the smallest ranks up to `size_bytes`, in the order of their ranks."""
     chosen = _Sample(size_bytes)
     for sample in samples:
         for rank, text in sample:
@@ -169,7 +170,7 @@ class _Sample:
 
 @dataclass
 class _Tally:
-    """Sums over passages, and the text files that are not used at all."""
+    """Counts over the passages of a work unit, and the text files that are not used at all."""
 
     limit_bytes: int | None
     sample_bytes: int
@@ -190,7 +191,7 @@ class _Tally:
         self.sample = _Sample(self.sample_bytes)
 
     def add(self, passage: Passage) -> bool:
-        """Add a passage; return whether it fits within the limit."""
+        """Add a passage to the counts; return whether it fits within the limit of bytes."""
         size, limit = passage.size_bytes, self.limit_bytes
         if limit is not None and self.text_bytes + size > limit and (limit or self.passages):
             self.full = True
@@ -234,7 +235,8 @@ def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
 
 
 def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> None:
-    """Scan a text file twice, because a file that turns out not to be text must not be used in part."""
+    """Scan a text file: first check that all of it is text, then count, because a file that turns out not to be text
+    must not be used in part."""
     size = 0
     try:
         for passage in read_file_range(piece, reading, bad):

@@ -1,4 +1,4 @@
-"""Write token shards of bounded size, and make one corpus folder of the shards of all units."""
+"""Writes token shards of bounded size, and combines the shards of all work units in one corpus folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard, Source
 from hpctrain.records.corpus.recipe import RECIPE_NAME
 
 SHARD_TOKENS = 2**26
-"""Most tokens in a shard: 128 MiB at two bytes a token, a size that every file system moves well."""
+"""Most tokens in a shard: 128 MiB at two bytes a token, a file size that suits every file system."""
 
 
 class ShardWriter:
-    """Appends tokens of one split; starts a new shard when one is full."""
+    """Writes the tokens of one split to shards; starts a new shard when one is full."""
 
     def __init__(self, folder: Path, split: Literal["train", "valid"], dtype: str, shard_tokens: int) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class ShardWriter:
                 self._finish_shard()
 
     def finish(self) -> list[Shard]:
-        """Close the last shard; on return all shards are on disk."""
+        """Close the last shard and return all shards; they are then on disk."""
         self._finish_shard()
         return self._done
 
@@ -110,9 +110,10 @@ def link(source: Path, target: Path) -> None:
 
 
 def swap(temporary: Path, folder: Path) -> None:
-    """Replace a folder by another one.
+    """Replace `folder` by `temporary`.
 
-    Two renames, because a folder that is not empty cannot be replaced in one; on an error the old one is restored.
+    It takes two renames, because one rename cannot replace a folder that is not empty; on an error the old folder is
+    restored.
     """
     if not folder.exists():
         temporary.rename(folder)
@@ -131,11 +132,11 @@ def swap(temporary: Path, folder: Path) -> None:
 _CHUNK_TOKENS = 2**20
 
 Part = tuple[Path, list[Shard]]
-"""The folder of a unit, and its shards."""
+"""The folder of a work unit, and the shards in it."""
 
 
 def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """The dtype in which tokens are stored."""
+    """Return the dtype in which tokens are stored."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 

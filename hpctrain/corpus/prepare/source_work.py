@@ -1,4 +1,4 @@
-"""The work on each source, unit by unit: first all are scanned, then all are encoded, in one pool of processes."""
+"""Scans, then encodes all work units of all sources, in one pool of processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from hpctrain.corpus.prepare.tokenizer import Tokenizer
 from hpctrain.records.corpus.index import Sources, TokenizerInfo
 
 UNIT_SAMPLE_BYTES = 64 * 1024
-"""Least text that a unit offers for the sample; otherwise it offers twice its share of the input."""
+"""Least bytes of text that a work unit offers for the tokenizer's sample. A large unit offers twice its share of the
+input."""
 
 _CLEAN_BYTES = 256 * 1024
 """Bytes of the sample that one task cleans."""
@@ -45,12 +46,12 @@ class SourceWork:
     """One source: its files, its work units, and the results of its scans."""
 
     name: str
-    """Name of its folder within the work folder."""
+    """Name of the source's folder within the work folder."""
     source: CorpusSource
     input_files: InputFiles
     units: list[WorkUnit]
     total_bytes: int
-    """Size of its files on disk."""
+    """Size of the source's files on disk."""
     scans: list[UnitScan] = field(default_factory=list)
     """Scans of the first units; of all units, unless a limit was reached."""
     scan_tasks: list[ScanTask] = field(default_factory=list)
@@ -75,7 +76,7 @@ class SourceWork:
 
     @property
     def reading(self) -> ReadOptions:
-        """Options of reading its files."""
+        """Options for reading the source's files."""
         options = self.source.options
         size = passage_bytes(self.total_bytes, options.valid_fraction)
         return ReadOptions(size, options.text_field, options.skip_bad)
@@ -87,11 +88,11 @@ class SourceWork:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text that are used."""
+        """Bytes of the source's text that are used."""
         return sum(scan.text_bytes for scan in self.scans)
 
     def counts(self) -> Sources:
-        """Counts of what the source consists of, for the index."""
+        """Return the counts of the source's files, documents and skipped input, for the index."""
         return Sources(
             files=sum(
                 not self.units[number][piece].start for number, scan in enumerate(self.scans) for piece in scan.pieces
@@ -108,13 +109,13 @@ class SourceWork:
         )
 
     def take(self, scan: UnitScan, task: ScanTask) -> None:
-        """Add the scan of the next unit."""
+        """Add the scan of the next work unit to the source."""
         self.skipped.add(scan.skipped, scan.not_text + scan.unreadable + scan.bad - len(scan.skipped))
         self.scans.append(dataclasses.replace(scan, skipped=()))
         self.scan_tasks.append(task)
 
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
-        """Buckets and sample of each scanned unit."""
+        """Yield (bytes in each bucket, sample) for each scanned unit."""
         for task in self.scan_tasks:
             scan = read_scan(task.scan_file, task.limit_bytes)
             if scan is None:
@@ -122,7 +123,7 @@ class SourceWork:
             yield scan[1], scan[2]
 
     def valid_buckets(self) -> range:
-        """Buckets of the validation passages."""
+        """Return the buckets of the validation passages."""
         buckets = no_bytes()
         for unit_buckets, _ in self.read_scans():
             buckets += unit_buckets
@@ -153,7 +154,7 @@ def scan_all(
 
 
 def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int) -> Iterator[str]:
-    """Text to train a tokenizer on, from all sources by their shares, cleaned as for encoding."""
+    """Yield texts to train a tokenizer on, from each source by its share of the input, cleaned as for encoding."""
     whole = sum(work.text_bytes for work in works)
     for work in works:
         share = max(1, sample_bytes * work.text_bytes // whole)
@@ -223,7 +224,7 @@ def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
 
 
 def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
-    """Bytes of text that a unit offers for the sample."""
+    """Return the bytes of text that a unit offers for the tokenizer's sample."""
     if not sample_bytes:
         return 0
     limit = work.source.options.limit_bytes

@@ -1,4 +1,5 @@
-"""From text to tokens: one per byte, or byte-level BPE by the `tokenizers` library (trained here, or from a file)."""
+"""Converts text to tokens: one per byte, or byte-level BPE of the `tokenizers` library, trained on the corpus or read
+from a file."""
 
 from __future__ import annotations
 
@@ -36,14 +37,15 @@ class Tokenizer(Protocol):
     end_of_text: int
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each text, without begin or end; the name of the end-of-text token counts as plain text."""
+        """Return the tokens of each text, without begin or end; the name of the end-of-text token counts as plain
+        text."""
 
     def save(self, folder: Path) -> TokenizerInfo:
-        """Write what is needed to use the tokenizer again into the folder, and describe it."""
+        """Write the tokenizer's file, if it has one, into the folder, and return its entry for the index."""
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8; 256 ends a document."""
+    """A tokenizer with one token per byte of UTF-8; token 256 ends a document."""
 
     vocab_size = 257
     end_of_text = 256
@@ -75,7 +77,8 @@ class FileTokenizer:
         return [np.concatenate([next(ids) for _ in text_pieces]) for text_pieces in pieces]
 
     def _pieces(self, text: str) -> list[str]:
-        """The text, cut within each name of the end-of-document token: the name in a text is not that token."""
+        """Return the text in pieces, cut within each name of the end-of-document token, so that the name in a text does
+        not become that token."""
         parts = text.split(self._end)
         if len(parts) == 1:
             return parts
@@ -90,7 +93,7 @@ class FileTokenizer:
 
 
 def trained_size(choice: str) -> int | None:
-    """The vocabulary size in 'train:N'; None for another choice.
+    """Return the vocabulary size in 'train:N'; None for another choice.
 
     Raises:
         InputError: N is not a number, or out of range.
@@ -165,7 +168,8 @@ def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
 
 @contextlib.contextmanager
 def library_errors(words: str) -> Iterator[None]:
-    """Turn errors of the library into one line that begins with `words`.
+    """Turn errors of the `tokenizers` library in the `with` block into an InputError of one line that begins with
+    `words`.
 
     A panic of its Rust code is a BaseException, which `except Exception` would miss.
     """

@@ -1,1 +1,1 @@
-"""A finished corpus as training reads it: token shards, mixtures, samples and the node cache."""
+"""Reads a finished corpus for training: token shards, mixtures, samples and the node cache."""

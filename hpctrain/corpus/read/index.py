@@ -1,4 +1,4 @@
-"""Read the index of corpus folders, and check what several folders must have in common."""
+"""Reads the indexes of corpus folders, and checks that folders which are used together have equal tokenizers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> li
     """Read the indexes of folders that are used together.
 
     Raises:
-        InputError: none is given, one is missing, or their tokenizers differ.
+        InputError: no folder is given, a folder is missing, or their tokenizers differ.
     """
     if not folders:
         raise InputError(f"{field}: found no folder; name at least one, made with `hpctrain data prepare IN... -o DIR`")
@@ -51,7 +51,7 @@ def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> li
 
 
 def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path) -> None:
-    """Check that the folders hold tokens of that tokenizer.json.
+    """Check that the tokens in the folders were made with the tokenizer.json at `tokenizer`.
 
     Raises:
         InputError: the file cannot be read, or the folders were made with another tokenizer.
@@ -69,17 +69,17 @@ def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path) -> Non
 
 
 def same_tokens(one: CorpusIndex, other: CorpusIndex) -> bool:
-    """Whether tokens mean the same in both; kind 'trained' and kind 'given' with the same file are equal."""
+    """Whether two corpora have the same tokenizer; kind 'trained' and kind 'given' with equal files are the same."""
     keys = [(i.vocab_size, i.tokenizer.end_of_text, i.tokenizer.sha256) for i in (one, other)]
     return keys[0] == keys[1]
 
 
 def describe_tokenizer(index: CorpusIndex) -> str:
-    """The tokenizer in words: 'bytes, vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
+    """Return the tokenizer in words: 'bytes, vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
     digest = f" {index.tokenizer.sha256[:8]}" if index.tokenizer.sha256 else ""
     return f"{index.tokenizer.kind}{digest}, vocabulary {index.vocab_size}"
 
 
 def tokenizer_option(folder: str | Path, index: CorpusIndex) -> str:
-    """The option that makes `hpctrain data prepare` use the tokenizer of that folder."""
+    """Return the option that makes `hpctrain data prepare` use the tokenizer of that folder."""
     return f"--tokenizer {Path(folder) / index.tokenizer.file if index.tokenizer.file else 'bytes'}"

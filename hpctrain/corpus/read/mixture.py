@@ -1,9 +1,9 @@
-"""Several corpora in given shares: which of them sample number i comes from, as a function of i alone.
+"""Mixes several corpora in given shares: the corpus that sample number i comes from is a function of i alone.
 
-The order of sources has a period in which each occurs exactly its count of times. Within it, of the sources that may
-come next, the one whose next sample is due first is chosen (R. Tijdeman, "The chairman assignment problem", Discrete
-Mathematics 32, 1980). So every prefix of the run has each source's share, within less than one sample. Each source has
-its own epochs.
+The order of sources has a period, in which each source occurs exactly its count of times. Within a period, of the
+sources that may come next, the one whose next sample is due first is chosen (R. Tijdeman, "The chairman assignment
+problem", Discrete Mathematics 32, 1980). So every prefix of the run has each source's share, within less than one
+sample. Each source has its own epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hpctrain.corpus.read.tokens import Corpus
 
 PERIOD = 1 << 14
-"""Most samples in a period: shares that need more are rounded to multiples of 1 / PERIOD."""
+"""Most samples in a period of the order of sources: shares that need more are rounded to multiples of 1 / PERIOD."""
 
 Indices = NDArray[np.int64]
 
@@ -33,12 +33,13 @@ class SourceOrder:
     source: Indices
     """Source at each position, [period]."""
     before: Indices
-    """Samples of each source before each position and after the last one, [period + 1, sources]."""
+    """Number of samples of each source before each position, and in the whole period: [period + 1, sources]."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Corpora with their order; the counterpart of `Corpus` for a run with weights."""
+    """Several corpora and the order in which samples are drawn from them; for a run with weights it takes the place of
+    `Corpus`."""
 
     names: tuple[str, ...]
     """Names of the folders in metrics."""
@@ -47,11 +48,12 @@ class Mixture:
 
     @classmethod
     def of(cls, names: Sequence[str], corpora: Sequence[Corpus], weights: Sequence[float]) -> Mixture:
-        """Mix corpora in proportion to weights, which need not add up to one."""
+        """Return the mixture of the corpora in proportion to `weights`, which need not add up to 1."""
         return cls(tuple(names), tuple(corpora), order_of(counts_of(weights)))
 
     def rows(self, seed: int, start: int, count: int) -> Indices:
-        """The windows of samples [start, start + count) of the endless stream, as `Corpus.rows`."""
+        """Return the windows of samples [start, start + count) of the endless stream, int64 [count, seq_len + 1], as
+        `Corpus.rows` does."""
         sources, numbers = locate_samples(self.order, np.arange(start, start + count, dtype=np.int64))
         rows = np.empty((count, self.corpora[0].seq_len + 1), dtype=np.int64)
         for number, corpus in enumerate(self.corpora):
@@ -62,7 +64,7 @@ class Mixture:
         return rows
 
     def taken(self, samples: int) -> dict[str, int]:
-        """Number of samples of each folder among the first `samples` of the run."""
+        """Return the number of samples of each folder among the first `samples` of the run."""
         period = len(self.order.source)
         counts = self.order.before[-1] * (samples // period) + self.order.before[samples % period]
         return dict(zip(self.names, counts.tolist(), strict=True))
@@ -75,7 +77,7 @@ def open_training(
 
     Args:
         length: tokens in a window.
-        places: where each folder is read; default: the folder itself.
+        places: folder from which each corpus is read, such as a copy on this node; default: the folder itself.
 
     Raises:
         InputError, FileError: as `Corpus.open`; with weights, every folder must have at least one window.
@@ -88,13 +90,13 @@ def open_training(
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """The folders' names, or their paths if two have the same name."""
+    """Return the folders' names, or their paths if two have the same name."""
     names = [Path(folder).name for folder in folders]
     return names if len(set(names)) == len(names) else list(folders)
 
 
 def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indices]:
-    """The source of each sample of the run, and the sample's number within that source's own stream; both [n]."""
+    """Return the source of each sample of the run, and the sample's number within that source's stream; both [n]."""
     period = len(order.source)
     turn, at = samples // period, samples % period
     source = order.source[at]
@@ -102,8 +104,8 @@ def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indic
 
 
 def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Samples of each source in a period: exactly proportional if at most PERIOD samples allow it, else rounded so that
-    every source has at least one."""
+    """Return the number of samples of each source in a period: exactly proportional to the weights if PERIOD samples
+    suffice for that, else rounded, and at least 1."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(part.denominator for part in exact))
     whole = [int(part * scale) for part in exact]
@@ -120,7 +122,7 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 @functools.cache
 def order_of(counts: tuple[int, ...]) -> SourceOrder:
-    """The order of sources in a period with that many samples of each."""
+    """Return the order of sources in a period with that many samples of each."""
     period, share = sum(counts), np.array(counts, dtype=np.int64)
     done = np.zeros(len(counts), dtype=np.int64)
     before = np.zeros((period + 1, len(counts)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Copies of corpora on a node's own disk, complete and verified; shared by all runs of this user on the node.
+"""Copies corpora to a node's local disk; all runs of this user on the node share the copies.
 
 A copy is named by the hash of its index, so it never holds other data. It appears by a rename when every shard has the
 hash in the index. A process that uses a copy holds a lock on it; unused copies are removed when space is needed.
@@ -33,12 +33,12 @@ VARIABLE = "HPCTRAIN_STAGED"
 CHUNK_BYTES = 1 << 22
 POLL_S = 0.1
 STALLED_POLLS = 50
-"""Most polls of a copy that is neither complete nor unlocked."""
+"""Most times that a copy which is neither complete nor unlocked is polled."""
 
 
 @dataclass(frozen=True)
 class CachedCorpus:
-    """A copy that is in use while its descriptor is open."""
+    """A copy of a corpus on this node's disk; it is locked while its descriptor is open."""
 
     path: Path
     copied_bytes: int
@@ -52,7 +52,7 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
 
     Args:
         base: a folder on the node's own disk; other users may be able to write to it, as to /tmp.
-        give_up: polled while waiting and copying; a reason ends the copying.
+        give_up: called again and again while waiting and copying; when it returns a reason, copying ends.
 
     Raises:
         HpctrainError: the disk is too small, a shard differs from the index, or another user owns the folder. No
@@ -80,12 +80,12 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
 
 
 def size_bytes(index: CorpusIndex) -> int:
-    """Bytes of all shards."""
+    """Return the bytes of all shards."""
     return sum(_shard_bytes(shard, index) for shard in index.shards)
 
 
 def is_whole(path: Path, index: CorpusIndex) -> bool:
-    """Whether every shard exists with its size; a cleaner of old files may have removed some."""
+    """Whether every shard of the copy exists with its size; a site's cleaner of old files may have removed some."""
     try:
         sizes = [(path / shard.file).stat().st_size for shard in index.shards]
         return (path / INDEX_NAME).is_file() and sizes == [_shard_bytes(shard, index) for shard in index.shards]
@@ -94,7 +94,7 @@ def is_whole(path: Path, index: CorpusIndex) -> bool:
 
 
 def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The folders to read: complete copies where they exist, else the folders themselves."""
+    """Return the folder from which each corpus is read: its complete copy on this node, else the folder itself."""
     copies: dict[str, str] = json.loads(environ.get(VARIABLE, "{}"))
     paths = []
     for folder in folders:
@@ -104,7 +104,8 @@ def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[s
 
 
 def _own_folder(base: Path) -> Path:
-    """This user's folder in `base`; fails if another user made it, which is possible where all may write."""
+    """Return this user's cache folder in `base`, made if needed; raise an error if another user made it, which is
+    possible where all may write."""
     path, remedy = base / f"hpctrain-{os.getuid()}", "name another folder with data.stage_folder"
     with storage_errors(path):
         with contextlib.suppress(FileExistsError):

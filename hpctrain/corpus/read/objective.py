@@ -1,8 +1,8 @@
-"""From windows of tokens to model inputs and targets: a pure function of (seed, sample number, tokens).
+"""Turns windows of tokens into model inputs and targets: a pure function of (seed, sample number, tokens).
 
 Every random choice is a hash of the seed, the sample's number in the run, and the position. So a sample does not depend
-on the rank that makes it, nor on the batch. A sample that comes again in a later epoch has another number, and so other
-choices.
+on the rank that makes it, nor on the batch. A window that comes again in a later epoch has another sample number, and
+so other random choices.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ Tokens = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
 
 _CHOICE, _KIND, _TOKEN, _NOISE, _UNCORRUPTED = range(1, 6)
-"""Numbers of independent random streams."""
+"""Numbers of the independent random streams."""
 
 
 class Examples(NamedTuple):
-    """Samples as a model takes them; lengths as in `Lengths`."""
+    """Training samples as model inputs and targets; `records.model.span_corruption.Lengths` has the lengths."""
 
     inputs: Tokens
-    """[n, inputs]."""
+    """Input tokens, [n, inputs]."""
     targets: Tokens
-    """[n, outputs], `NO_TARGET` where the loss leaves out the position."""
+    """Target tokens, [n, outputs]; `NO_TARGET` where the loss leaves out the position."""
     decoder_tokens: Tokens | None = None
-    """[n, outputs], input of the decoder, for encoder-decoder models."""
+    """Input tokens of the decoder, [n, outputs]; only for encoder-decoder models."""
 
 
 def examples(
     objective: AnyObjective, special: SpecialTokens, seq_len: int, seed: int, samples: Tokens, rows: Tokens
 ) -> Examples:
-    """The training examples of the given samples.
+    """Return the training examples of the given samples.
 
     Args:
         seq_len: data.seq_len.
         seed: the run's seed; a fixed one gives the same examples in each validation.
-        samples: their numbers in the run, [n].
-        rows: their windows, [n, raw + 1] (the last column is the token after the window).
+        samples: the samples' numbers in the run, [n].
+        rows: the samples' windows of tokens, [n, raw + 1] (the last column is the token after the window).
     """
     match objective:
         case NextToken():
@@ -100,7 +100,8 @@ def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Token
 
 
 def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
-    """Lengths of `parts` segments, each at least 1, that sum to `total`; every partition is equally likely: [n, parts].
+    """Return the lengths of `parts` segments, each at least 1, that sum to `total`; every partition is equally likely:
+    [n, parts].
 
     Args:
         hashes: one for each boundary between two items, [n, total - 1].
@@ -114,7 +115,7 @@ def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
 
 
 def _hashes(seed: int, stream: int, samples: Tokens, count: int) -> UInt64:
-    """Random numbers of a stream for each sample and position, [n, count]."""
+    """Return the random numbers of a stream for each sample and position, [n, count]."""
     base = splitmix64(splitmix64(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
     keys = splitmix64(base + np.uint64(stream))
     positions = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)

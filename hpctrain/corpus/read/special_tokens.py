@@ -1,7 +1,7 @@
-"""Tokens that stand for no text: the mask, the sentinels and the decoder's start token.
+"""Finds the special tokens, which stand for no text: the mask, the sentinels and the decoder's start token.
 
-The tokenizer's own tokens are used where it has them. Others come after all tokens of the data, so they extend the
-model's vocabulary.
+A special token that the tokenizer has is used. Others get ids after all tokens of the data, so they extend the model's
+vocabulary.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SpecialTokens:
 
 
 def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_len: int) -> SpecialTokens:
-    """The special tokens that an objective needs on the data of these folders.
+    """Return the special tokens that an objective needs on the data of these folders.
 
     Raises:
         InputError: a folder is missing, or their tokenizers differ.
@@ -62,7 +62,8 @@ def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_l
 
 
 def _for_spans(index: CorpusIndex, known: Mapping[str, int], spans: int) -> SpecialTokens:
-    """The start token and sentinels; those that the tokenizer lacks get descending ids at the end, as in T5."""
+    """Return the start token and the sentinels; sentinels that the tokenizer lacks get descending ids at the end of the
+    vocabulary, as in T5."""
     start = _first(known, PADS)
     sentinels = [known.get(f"<extra_id_{number}>") for number in range(spans)]
     first_new = index.vocab_size + (start is None)
@@ -82,7 +83,7 @@ def _first(known: Mapping[str, int], names: Sequence[str]) -> int | None:
 
 
 def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
-    """Ids of the added tokens in the folder's tokenizer.json by name; empty for bytes."""
+    """Return the ids of the added tokens in the folder's tokenizer.json by name; empty for bytes."""
     if index.tokenizer.file is None:
         return {}
     path = folder / index.tokenizer.file

@@ -1,4 +1,4 @@
-"""Token shards as one endless, shuffled stream of training sequences, memory-mapped."""
+"""Reads memory-mapped token shards as one endless, shuffled stream of training sequences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Corpus:
     shards: tuple[NDArray[np.unsignedinteger], ...]
     """Memory-mapped tokens of each shard that holds at least one window."""
     first_window: NDArray[np.int64]
-    """Number of each shard's first window, followed by the number of all windows: [shards + 1]."""
+    """Index of each shard's first window, followed by the total number of windows: [shards + 1]."""
 
     @classmethod
     def open(cls, folders: Sequence[str | Path], split: Split, seq_len: int, field: str = "data.train") -> Corpus:
@@ -66,11 +66,12 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in its shards."""
+        """Number of tokens in the corpus's shards."""
         return sum(len(shard) for shard in self.shards)
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
-        """The windows of samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len + 1].
+        """Return the windows of samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len +
+        1].
 
         The first seq_len columns are the input, the last seq_len the targets. A sample depends only on the seed and its
         number, so a process may read any part of a batch.
@@ -78,12 +79,12 @@ class Corpus:
         return self.pick(seed, np.arange(start, start + count, dtype=np.int64))
 
     def pick(self, seed: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The windows of the samples with those numbers, int64 [n, seq_len + 1]; see `rows`."""
+        """Return the windows of the samples with the numbers `samples`, int64 [n, seq_len + 1]."""
         _, windows = sample(seed, samples, self.windows)
         return self.read_windows(windows)
 
     def read_windows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens of the given windows, int64 [n, seq_len + 1]."""
+        """Return the tokens of the given windows, int64 [n, seq_len + 1]."""
         rows = np.empty((len(windows), self.seq_len + 1), dtype=np.int64)
         owners = np.searchsorted(self.first_window, windows, side="right") - 1
         for row, window, owner in zip(rows, windows, owners, strict=True):
@@ -107,7 +108,7 @@ def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], se
 
 
 def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: int) -> dict[str, Corpus]:
-    """Open a corpus for each name: both splits of its folder.
+    """Return name -> corpus, with both splits of each named folder.
 
     Raises:
         InputError: as `Corpus.open`, or a folder has another tokenizer than those in `train`.

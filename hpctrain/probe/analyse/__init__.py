@@ -1,1 +1,1 @@
-"""Makes a topology from measurements: link classes, clock offsets and the verdict."""
+"""Makes a topology from a probe's measurements: link classes, clock offsets and the verdict."""

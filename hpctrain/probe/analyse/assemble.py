@@ -1,4 +1,4 @@
-"""Makes a topology from a probe's outcome. Pure."""
+"""Makes a topology from the raw measurements of a probe. Pure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def _links(outcome: ProbeOutcome, bulk_bytes: int) -> list[Link]:
 def _figures(
     quiet: PairResult, busy: PairResult | None, line: AlphaBetaLine, backend: tuple[str, BackendFigures] | None
 ) -> LinkFigures:
-    """Return the figures from a to b: latency as the sender measured it, bandwidth as the receiver timed it.
+    """Return the figures of the direction from node a to node b: latency as the sender measured it, bandwidth as the
+    receiver timed it.
 
     Beta comes from the loaded bandwidth where there is one, because in a training step all nodes send at once.
     """

@@ -1,4 +1,4 @@
-"""Link classes. Pairs that leave switches of the same level behave alike and stand for unmeasured pairs. Pure."""
+"""Makes link classes: pairs that cross the same switch level behave alike, and stand for unmeasured pairs. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import Fabric, NodeCluster
 
 HELD_OUT_EVERY = 20
-"""One pair in so many is held out: it tests the classes and is not part of them."""
+"""One of this many pairs is held out: it tests the classes and is not part of them."""
 HELD_OUT_BYTES = 2**20
-"""Size of the message whose predicted and measured times are compared."""
+"""Size in bytes of the message whose predicted and measured times are compared."""
 
 Floats = npt.NDArray[np.floating]
 Backend = Mapping[tuple[str, str], tuple[str, BackendFigures]]
@@ -73,7 +73,7 @@ def _costs(matrix: PairMatrix, links: Sequence[Link]) -> tuple[Floats, Floats]:
 def _by_level(
     backend: Backend, index: Mapping[str, int], levels: npt.NDArray[np.int_]
 ) -> dict[int, list[tuple[str, BackendFigures]]]:
-    """Return the figures of messages over the training backend, by the level of their pair."""
+    """Return switch level -> figures of messages over the training backend between pairs of that level."""
     by_level: dict[int, list[tuple[str, BackendFigures]]] = {}
     for (source, target), figures in backend.items():
         by_level.setdefault(int(levels[index[source], index[target]]), []).append(figures)
@@ -81,7 +81,7 @@ def _by_level(
 
 
 def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, BackendFigures]:
-    """Return the median figures of each backend."""
+    """Return backend name -> median of its measured figures."""
     by_name: dict[str, list[BackendFigures]] = {}
     for name, figures in measured:
         by_name.setdefault(name, []).append(figures)
@@ -95,7 +95,7 @@ def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, 
 
 
 def _class_names(tree: SwitchTree, loopback: bool) -> dict[int, str]:
-    """Return the class name of each level. Level 0 holds the pairs that share no known switch."""
+    """Return switch level -> name of its link class. Level 0 holds the pairs that share no known switch."""
     if loopback or not tree.levels:
         return {0: "loopback" if loopback else "network"}
     lower = {height: f"same_level{height}" for height in range(2, len(tree.levels) + 1)}
@@ -135,7 +135,8 @@ def _clusters(tree: SwitchTree, nodes: Sequence[str], ratios: dict[int, float]) 
 
 
 def _held_out(matrix: PairMatrix, settings: ProbeSettings) -> npt.NDArray[np.bool_]:
-    """Return [a, b]: whether a pair is held out. Only in the mode sampled, where pairs stand for others."""
+    """Return an array [a, b]: whether a pair is held out. Pairs are held out only in the mode sampled, where measured
+    pairs stand for others."""
     n = len(matrix.nodes)
     if settings.mode != "sampled":
         return np.zeros((n, n), dtype=bool)

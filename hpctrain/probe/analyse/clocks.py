@@ -1,4 +1,4 @@
-"""Clock offsets between the nodes, from the offsets that pairs measured. Pure."""
+"""Computes each node's clock offset from the offsets that pairs of nodes measured. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Offset = tuple[float, float]
 
 
 def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str, Offset]:
-    """Return each node's clock minus that of the first node, measured directly or else over other nodes.
+    """Return each node's clock minus the first node's clock, in seconds, measured directly or else over other nodes.
 
     The first node's offset is exactly 0. A node that no chain of measured pairs connects with it is absent.
     """

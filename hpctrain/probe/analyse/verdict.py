@@ -1,4 +1,5 @@
-"""The verdict on nodes and allocation. Nodes are compared with their peers, never with nominal figures. Pure."""
+"""Makes the verdict on each node and on the allocation. Nodes are compared with their peers, never with nominal
+figures. Pure."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ def overall(
 ) -> Verdict:
     """Return the verdict on the allocation.
 
-    Excluded nodes are a warning while more than half of the nodes remain. The verdict is refuse with half or fewer,
-    when no device could be measured, or when a fault has severity refuse.
+    Excluded nodes are a warning while more than half of the nodes remain. The verdict is refuse when half or fewer
+    remain, when no device could be measured, or when a fault has severity refuse.
     """
     exclude = [name for name in outcome.nodes if healths[name].verdict == "bad"]
     by_severity = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))
@@ -76,7 +77,7 @@ def overall(
 
 
 def _named(fault: ProbeFinding) -> Reason:
-    """Return the reason, with the name of its node in the text."""
+    """Return a fault as a reason, with the name of the faulty node in its text."""
     if fault.node is None:
         return fault.reason
     return fault.reason.model_copy(update={"text": f"{fault.node}: {fault.reason.text}"})

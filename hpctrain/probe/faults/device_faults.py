@@ -1,4 +1,4 @@
-"""Faults of devices: links, throttling, memory errors, and speed compared with their peers. Pure."""
+"""Finds faults of devices: links, throttling, memory errors, and speed compared with devices of the same type. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.records.topology.topology import Device, DeviceType, Node
 
 SLOW_CUDA = 0.97
-"""Share of the peers' median below which a device is slow. GPUs of one type differ by 1 or 2 %; CPUs by more, also
-because of other processes."""
+"""Share of the peers' median below which a device is slow. GPUs of one type differ by 1 or 2 %, CPUs by more."""
 SLOW_CPU = 0.80
 OUTLIER_DEVIATIONS = 4.0
 _HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
@@ -27,7 +26,7 @@ def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: flo
     """Return all faults of the devices of these nodes.
 
     Args:
-        most: share of the peers' median above which no device is slow, whatever its type.
+        most: share of the peers' median above which no device counts as slow, whatever its type.
     """
     places = [(node, device) for node in nodes for device in node.devices]
     checked = [fault for check in CHECKS for fault in check(places)]
@@ -50,8 +49,8 @@ def pcie_downshift(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def p2p_disabled(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield P2P_DISABLED faults: a device cannot read a neighbour's memory, though the same devices of other nodes
-    can, or NVLink joins the two. Where no node can, it is no fault."""
+    """Yield P2P_DISABLED faults: a device cannot read the memory of another device of its node, although the same two
+    devices of other nodes can, or NVLink connects the two. Where no node can, it is no fault."""
     able = {(device.type, device.id, peer) for _, device in places for peer, word in device.p2p.items() if word == "ok"}
     for node, device in places:
         refused = [peer for peer, word in device.p2p.items() if word == "no"]
@@ -88,7 +87,7 @@ def throttled(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 def quota_reached(places: NodeDevices) -> Iterator[ProbeFinding]:
     """Yield THROTTLED faults: a CPU quota that stops this node's processor while most others run freely. Where a quota
-    stops half of them or more, it is what the job was given."""
+    stops half of the nodes or more, it is the job's normal limit and no fault."""
     stopped = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
     evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
     fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
@@ -110,7 +109,8 @@ def broken_memory(places: NodeDevices) -> Iterator[ProbeFinding]:
 def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float = 1.0) -> Iterator[ProbeFinding]:
     """Yield SLOW_NODE faults: a figure of a device well below the median of the devices of its type.
 
-    CPUs of nodes on the same machine are not compared: they share its cores and memory, and chance decides.
+    CPUs of virtual nodes on one machine are not compared: they share its cores and memory, so their figures differ by
+    chance.
     """
     machines = Counter(
         node.host_facts.boot_id for node in {node.id: node for node, _ in places}.values() if node.host_facts
@@ -150,7 +150,7 @@ def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
 
 
 def _peer_words(places: NodeDevices, device: Device) -> str:
-    """Return how the other devices of its type are linked, as the end of a sentence; empty when there are none."""
+    """Return how the other devices of the same type are linked, as the end of a sentence; empty when there are none."""
     others = Counter(
         (other.pcie.generation, other.pcie.width)
         for _, other in places

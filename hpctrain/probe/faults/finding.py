@@ -1,4 +1,4 @@
-"""A fault that a probe found, of a node or of the allocation, with its severity."""
+"""The model of a fault that a probe found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Severity = Literal["note", "warn", "exclude", "refuse"]
 
 @dataclass(frozen=True)
 class ProbeFinding:
-    """A fault of a node or of the allocation. A check that could not run returns none."""
+    """A fault of a node or of the whole allocation, with its severity. A check that cannot run reports no fault."""
 
     node: str | None
     """Name of the node; None for a fault of the whole allocation."""
@@ -23,7 +23,7 @@ class ProbeFinding:
 
 
 def make_finding(node: str | None, severity: Severity, code: str, text: str, evidence: str, fix: str) -> ProbeFinding:
-    """Make a finding from its parts.
+    """Return a finding made from its parts.
 
     Args:
         text: one sentence with the numbers.

@@ -1,6 +1,7 @@
-"""Faults in what the nodes' systems report: interface, host name, MTU, clock, driver. Pure.
+"""Finds faults in the facts that the nodes' operating systems report: interface, host name, MTU, clock, driver. Pure.
 
-Each check takes all nodes, because most faults show only in comparison. A node without the figure is skipped.
+Each check takes all nodes, because most faults show only in comparison. A node that does not report a fact is skipped
+in its check.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.records.topology.topology import Node
 
 CLOCK_SKEW_S = 0.5
-"""Offset beyond which time stamps in two nodes' logs no longer give the order of events."""
+"""Clock offset in seconds beyond which timestamps in two nodes' logs no longer give the order of events."""
 _CLOCK_FIX = "tell the administrators that NTP or PTP is not running; the order of log lines cannot be trusted"
 _RDMA = ("ib", "hsn")
 """Prefixes of interfaces that support RDMA."""
@@ -26,13 +27,13 @@ _LOCAL_ONLY = ("docker", "veth", "virbr", "br-", "cni", "flannel", "podman", "lx
 
 
 def host_faults(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return all faults of the systems of these nodes."""
+    """Return all faults in the facts that these nodes report."""
     return [fault for check in CHECKS for fault in check(nodes)]
 
 
 def wrong_interface(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
     """Yield WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than most
-    nodes though it has the usual one."""
+    nodes although it has that interface too."""
     used = Counter(node.iface for node in nodes if node.iface)
     usual, count = used.most_common(1)[0] if used else ("", 0)
     for node in nodes:
@@ -109,7 +110,8 @@ def mixed_drivers(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 def tcp_fallback(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
     """Yield TCP_FALLBACK faults: a node has no InfiniBand or Slingshot interface that is up, while most others have
-    one, so NCCL uses TCP with it. The probe measures over TCP and cannot see more of this fault."""
+    one, so NCCL uses TCP with this node. The probe itself measures over TCP, so its bandwidths do not show this
+    fault."""
     fast = {
         node.id: any(name.startswith(_RDMA) and addresses for name, addresses in node.host_facts.interfaces.items())
         for node in nodes
@@ -148,7 +150,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _groups(values: dict[str, int] | dict[str, str]) -> dict[str, list[str]]:
-    """Return the names by value, the most common value first."""
+    """Return value -> names of the nodes with that value, the most common value first."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(str(value), []).append(name)

@@ -1,4 +1,4 @@
-"""Faults of the network between nodes: slow nodes, slow links and oversubscribed switch levels. Pure."""
+"""Finds faults of the network between nodes: slow nodes, slow links and oversubscribed switch levels. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hpctrain.probe.pair_selection.retests import RetestResult, retested_links, 
 UNCONFIRMED_RATIO = 0.8
 """Share of the peers' bandwidth below which a node is slow even without a retest."""
 ASYMMETRIC_RATIO = 0.8
-"""Ratio of the two directions below which the fault is one direction and not the node."""
+"""Ratio of a node's slower to its faster direction, below which the fault is that direction and not the node."""
 SHARED_RATIO = 0.7
 """Share of the peers' bandwidth below which a node that shares its machine with another is slow. Such nodes compete
 for cores, which costs some of them bandwidth and makes their latencies useless."""
 MIN_NODES_TO_COMPARE = 3
-"""Of two nodes, either may be the slow one."""
+"""Fewest nodes to find a slow one: of two nodes, either may be the slow one."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSetti
 
 
 def _of_one_machine(outcome: ProbeOutcome) -> set[str]:
-    """Return the nodes that share their machine with another one."""
+    """Return the virtual nodes that share their machine with another node."""
     machines = {name: place.facts.boot_id for name, place in outcome.joined.items() if place.facts}
     count = Counter(machine for machine in machines.values() if machine is not None)
     return {name for name, machine in machines.items() if machine is not None and count[machine] > 1}
@@ -94,10 +94,10 @@ def _suspect_figures(now: RelativePerformance, node: int, again: RetestResult | 
 
 
 def _judge(name: str, seen: _SuspectFigures, settings: ProbeSettings, shared: bool) -> ProbeFinding | None:
-    """Return the fault of a suspect; None when it is as fast as others.
+    """Return the fault of a suspected node; None when it is as fast as others.
 
     Args:
-        shared: whether it shares its machine with another node, which makes its latency useless.
+        shared: whether the node shares its machine with another node, which makes its latency useless.
     """
     slow_ratio = min(settings.slow_ratio, SHARED_RATIO) if shared else settings.slow_ratio
     if seen.again is None:

@@ -1,1 +1,1 @@
-"""Settings and rounds of a probe, and the figures of pairs and devices."""
+"""Settings and rounds of a probe, and the computation of figures of pairs and devices from samples."""

@@ -1,4 +1,5 @@
-"""Messages over the training backend (Gloo, NCCL): rounds, a rank's report, and the lines through its times."""
+"""Messages over the training backend (gloo, NCCL): the rounds of pairs, a rank's report, and the fit of t = alpha +
+beta·bytes to its times."""
 
 from __future__ import annotations
 
@@ -12,16 +13,17 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.topology.link import BackendFigures
 
 MAX_ROUNDS = 15
-"""Rounds of a large group: each node measures with so many others, enough for the medians of the link classes."""
+"""Most rounds: each node measures with at most this many others, which is enough for the medians of the link
+classes."""
 SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
-"""Sizes of the messages in bytes. The first one is also the size of the answer."""
+"""Sizes of the messages in bytes. Each message is answered by one of the first size."""
 LARGE_BYTES = 131072
 TIMES, TIMES_LARGE, TIMES_MIN = 12, 5, 3
 """Messages of each size; of each size above `LARGE_BYTES`; and of each size when the time is up."""
 WARM_UP, WARM_UP_LARGER = 5, 1
 """Messages that are not counted: of the first size, and of each other size."""
 LIMIT_S = 0.5
-"""Time limit of a size sweep: a slow link stops at the size that exceeds it."""
+"""Time limit of a size sweep in seconds: a slow link stops at the size that exceeds it."""
 
 _NETWORK = re.compile(r"NCCL INFO .*Using network (\S+)")
 
@@ -38,7 +40,7 @@ class BackendReport(Part):
 
 
 def backend_rounds(world: int, seed: int) -> list[list[Pair]]:
-    """Return the rounds of ranks: all pairs of a small group, the first `MAX_ROUNDS` rounds of a large one."""
+    """Return rounds of pairs of ranks: all pairs of a small group, the first `MAX_ROUNDS` rounds of a large one."""
     return rounds(world, seed)[:MAX_ROUNDS]
 
 
@@ -53,7 +55,7 @@ def warm_up_of(size: int) -> int:
 
 
 def choose_backend(kinds: Sequence[set[str]], loopback: bool) -> str:
-    """Return nccl when every node has CUDA devices of its own, else gloo.
+    """Return 'nccl' when every node has CUDA devices that no other node shares, else 'gloo'.
 
     Args:
         kinds: the kinds of devices on each node.

@@ -15,11 +15,12 @@ Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
 MIN_NODES_FOR_TREE = 8
-"""Fewest nodes for a tree. With fewer, chance hides a switch, and the file has every pair anyway."""
+"""Fewest nodes for which switches are inferred. With fewer, noise hides a switch, and the topology lists every pair
+anyway."""
 MIN_GAP = 0.10
-"""A switch level adds at least this share to the latency of the level below."""
+"""Least share that a switch level adds to the latency of the level below."""
 MIN_SEPARATION = 3.0
-"""A switch level adds at least this many standard deviations of the latencies within its clusters."""
+"""Least latency that a switch level adds, in standard deviations of the latencies within its clusters."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class SwitchTree:
 
     @cached_property
     def pair_levels(self) -> Ints:
-        """[a, b]: level of the lowest cluster that contains both nodes (1 is a leaf switch), 0 where none does."""
+        """Array [a, b]: level of the lowest cluster that contains both nodes (1 is a leaf switch), 0 where none
+        does."""
         n = len(self.levels[0]) if self.levels else 0
         lowest = np.zeros((n, n), dtype=np.int_)
         for height in range(len(self.levels), 0, -1):
@@ -40,7 +42,8 @@ class SwitchTree:
         return lowest
 
     def members(self, height: int, nodes: Iterable[int]) -> list[list[int]]:
-        """Return these nodes by their cluster of a level (1 is the lowest), without those whose cluster is unknown."""
+        """Return the given nodes grouped by their cluster of a level (1 is the lowest), without those whose cluster is
+        unknown."""
         labels, clusters = self.levels[height - 1], dict[int, list[int]]()
         for node in nodes:
             if labels[node] >= 0:
@@ -49,10 +52,10 @@ class SwitchTree:
 
 
 def distances_of(matrix: PairMatrix) -> Floats:
-    """Return [a, b]: latency of each pair in seconds, the same in both directions, NaN where not measured.
+    """Return an array [a, b]: latency of each pair in seconds, the same in both directions, NaN where not measured.
 
-    It is the mean of both directions, and of the minimum and the median: the minimum depends on one sample, the median
-    on other traffic.
+    The latency is the mean of both directions' minima and medians: the minimum depends on one sample, the median on
+    other traffic.
     """
     one_way = (matrix["latency_min_s"].astype(np.float64) + matrix["latency_p50_s"]) / 2
     mean: Floats = (one_way + one_way.T) / 2
@@ -85,7 +88,8 @@ def infer_tree(sided: Floats) -> SwitchTree:
 
 
 def _completed(distances: Floats) -> Floats:
-    """Fill unmeasured pairs with the mean of the two nodes' median distances, which is neither near nor far."""
+    """Return the distances with unmeasured pairs filled in: the mean of the two nodes' median distances, which is
+    neither near nor far."""
     np.fill_diagonal(distances, np.nan)
     usual = np.nanmedian(distances, axis=1)
     filled = np.where(np.isnan(distances), (usual[:, None] + usual[None, :]) / 2, distances)
@@ -94,7 +98,7 @@ def _completed(distances: Floats) -> Floats:
 
 
 def _without_node_effects(distances: Floats) -> Floats:
-    """Subtract the latency that each node adds to all its pairs, near and far.
+    """Return the distances without the latency that each node adds to all its pairs, near and far.
 
     A node on a small switch has fewer near pairs, but its nearest and farthest are as far as those of other nodes.
     """
@@ -110,7 +114,7 @@ def _without_node_effects(distances: Floats) -> Floats:
 
 
 def _cuts(distances: Floats) -> list[Ints]:
-    """Return the labels of each level, lowest first."""
+    """Return for each switch level, lowest first, the cluster number of each node."""
     # Imported here, because scipy takes a third of an agent's start and few agents need it.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform

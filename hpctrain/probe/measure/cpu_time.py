@@ -1,4 +1,4 @@
-"""Measures the time in which this thread needed a processor, whether it got one or not."""
+"""Measures the time in which this thread ran on a processor or waited for one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 CONTENDED = 0.9
-"""Share of the time above which the processor and not the network limits a transfer."""
+"""Share of a transfer's time in which its thread needs a processor; above it, the processor and not the network limits
+the transfer."""
 
 
 def cpu_demand_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:

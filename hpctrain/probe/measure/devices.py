@@ -47,7 +47,7 @@ def _rates(device: Device) -> Iterable[float | None]:
 
 
 class MeasuringProcess:
-    """The process that measures with torch, for the duration of a probe. Always call `close`."""
+    """The process that measures with torch, which runs for the duration of a probe. Always call `close`."""
 
     def __init__(self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings) -> None:
         """Start the process.
@@ -69,7 +69,7 @@ class MeasuringProcess:
             theirs.close()
 
     def devices(self, barrier: Callable[[], bool]) -> DeviceReport:
-        """Wait until the process is ready, pass the barrier, and return its figures.
+        """Wait until the measuring process is ready, call `barrier`, and return the process's figures.
 
         All nodes measure at the same time, so that each of several virtual nodes on the same cores reports its share.
 

@@ -1,4 +1,5 @@
-"""Figures of a link from its samples: percentiles of latency, bandwidth from arrivals, clock offset. Pure."""
+"""Computes the figures of a link from its samples: percentiles of latency, bandwidth from arrivals, clock offset.
+Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class PairFigures(Part):
     sending_cpu: float | None = None
     """Share of its sending time in which this end used a processor or waited for one."""
     receiving_cpu: float | None = None
-    """The same while it received."""
+    """Share of its receiving time in which this end used a processor or waited for one."""
     clock_offset_s: float | None = None
     """The peer's clock minus this end's."""
     clock_error_s: float | None = None
@@ -58,7 +59,7 @@ class PairFigures(Part):
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Return the sample below or at which `share` of all lie (nearest rank).
+    """Return the smallest sample such that `share` of all samples are at or below it (nearest rank).
 
     Raises:
         ValueError: no samples.

@@ -1,4 +1,5 @@
-"""The line t = alpha + beta·bytes through message times, and the size at which it breaks. Pure."""
+"""Fits the line t = alpha + beta·bytes to message times, or two lines with a break between small and large messages.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ Point = tuple[float, float]
 """(bytes, seconds)"""
 
 BREAK_GAIN = 4.0
-"""Factor by which two lines must lower the squared error of one line to be reported as a break."""
+"""Factor by which two lines must lower the squared error of one line for a break to be reported."""
 MIN_BREAK_ERROR = 0.1
 """Root mean square of the relative error below which one line is good enough."""
 SMALL_BYTES = 4096
 LARGE_SHARE = 16
-"""Messages of at least the largest size divided by this count as large."""
+"""A message counts as large if it has at least the largest size divided by this number."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """Return alpha and beta as of `fit_alpha_beta`, for each row of `seconds`."""
+    """Return (alpha, beta) for each row of `seconds`, fitted as `fit_alpha_beta` does."""
     if len(size) < 2 or (size == size[0]).all() or (seconds <= 0).any():
         raise ValueError("a line needs two sizes and positive times")
     # Only ratios of weights matter. The fastest message has weight 1, so that tiny times do not overflow.

@@ -1,4 +1,4 @@
-"""The raw result of a probe, from which the topology is made: plain data, so that the analysis is pure."""
+"""The raw measurements of a probe, from which the topology is made."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.pair_matrix import PairMatrix
 
 ALL_LINKS_MAX_NODES = 64
-"""Up to this many nodes all figures of all pairs are stored; above, a matrix of the main figures."""
+"""Most nodes with which all figures of all pairs are stored; with more nodes, there is a matrix of the main figures."""
 WHOLE_PAIRS_PER_NODE = 8
-"""Above `ALL_LINKS_MAX_NODES`: pairs for each node whose figures are all stored, from the first 16 rounds. These rounds
-connect all nodes with each other."""
+"""With more than `ALL_LINKS_MAX_NODES` nodes: pairs of each node for which all figures are stored. They come from the
+first 16 rounds, which connect all nodes with each other."""
 
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -29,7 +29,7 @@ Port = Annotated[int, Field(gt=0, lt=1 << 16)]
 
 
 class JoinedNode(Part):
-    """A node that joined: its address, its host and the facts of its system."""
+    """A node that joined the probe: its address, its host and the facts of its system."""
 
     addr: Text
     """Address of the node's own listener."""
@@ -44,7 +44,7 @@ class JoinedNode(Part):
 
 @dataclass(frozen=True)
 class PairResult:
-    """One measurement of one pair."""
+    """The result of one measurement of one pair of nodes."""
 
     a: str
     b: str
@@ -70,7 +70,8 @@ class PairResult:
 
 @dataclass(frozen=True)
 class ContentionRound:
-    """A round of pairs between clusters of one level: one pair for each two clusters, or all members at once."""
+    """The results of a round of pairs between clusters of one switch level: one pair for each two clusters, or all
+    members at once."""
 
     alone: bool
     results: tuple[PairResult, ...]
@@ -88,7 +89,7 @@ class ProbeOutcome:
     """All measured pairs, up to `ALL_LINKS_MAX_NODES` nodes; above, `matrix` has their figures."""
     contention: list[ContentionRound] = field(default_factory=list)
     retests: list[PairResult] = field(default_factory=list)
-    """Suspects with good partners, and good pairs to compare with, in quiet rounds."""
+    """Measurements of suspects with good partners, and of good pairs to compare with, in quiet rounds."""
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     """Pair of living nodes that could not measure -> the reason."""
     devices: dict[str, DeviceReport] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class ProbeOutcome:
     backend: dict[tuple[str, str], tuple[str, BackendFigures]] = field(default_factory=dict)
     """(sender, receiver) -> the training backend and the figures of messages over it."""
     backend_failed: dict[str, str] = field(default_factory=dict)
-    """Node or pair that failed in those messages -> the reason."""
+    """Node or pair that failed to measure messages over the training backend -> the reason."""
     prior: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The prior: node -> switches above it in an earlier file, the highest first."""
     rounds_done: int = 0
@@ -107,14 +108,14 @@ class ProbeOutcome:
 
     @property
     def alive(self) -> list[str]:
-        """Nodes that were not lost, in order."""
+        """Names of the nodes that were not lost, in node order."""
         return [name for name in self.nodes if name not in self.lost]
 
     def add(self, results: Sequence[PairResult], bulk_bytes: int) -> None:
         """Store the figures of pairs.
 
         Args:
-            bulk_bytes: volume of the transfers.
+            bulk_bytes: bytes of the transfer in each direction.
         """
         if len(self.nodes) <= ALL_LINKS_MAX_NODES:
             self.pairs += results
@@ -154,7 +155,8 @@ class ProbeOutcome:
 
 
 def _enter(matrix: PairMatrix, result: PairResult) -> None:
-    """Enter a pair: latency as the starter of the round trips measured it, bandwidth as the receiver did."""
+    """Write a pair's figures into the matrix: latency as measured by the end that started the round trips, bandwidth as
+    measured by the receiver."""
     for seen in result.from_both_ends():
         cell, latency = (matrix.index[seen.a], matrix.index[seen.b]), seen.at_a.latency
         matrix["isolated_bytes_per_s" if seen.alone else "bytes_per_s"][cell] = seen.at_b.bytes_per_s
@@ -164,7 +166,8 @@ def _enter(matrix: PairMatrix, result: PairResult) -> None:
 
 
 def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: int) -> None:
-    """Enter alpha and beta of pairs with a size sweep; those of other pairs follow from the main figures."""
+    """Write alpha and beta of pairs with a size sweep into the matrix; for other pairs they follow from latency and
+    bandwidth."""
     swept = [seen for result in results for seen in result.from_both_ends() if seen.at_a.ladder]
     for seen, line in zip(swept, pair_lines(swept, bulk_bytes), strict=True):
         cell = matrix.index[seen.a], matrix.index[seen.b]

@@ -1,4 +1,5 @@
-"""Chooses the next pairs when measuring all takes too long: pairs across groups that may still share a switch."""
+"""Chooses the next pairs to measure when measuring all takes too long: pairs of groups of nodes that may still share a
+switch."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from hpctrain.probe.measure.clusters import Floats, Ints, SwitchTree, infer_tree
 from hpctrain.probe.measure.rounds import Pair
 
 ROUNDS_SHARE_MAX = 0.5
-"""Largest share of the rounds of a full measurement; more rounds find no further switches."""
+"""Most rounds of a sampled measurement, as a share of the rounds of a full one; more rounds find no further
+switches."""
 COMPARISONS = 2
-"""Far pairs between two groups before they count as different switches: a single one may have been delayed."""
+"""Number of far pairs between two groups after which the groups count as different switches: a single pair may have
+been delayed."""
 
 BIN = 0.01
 """Width of the bins of the histogram of latencies: 1 %."""
@@ -26,7 +29,8 @@ class SwitchGroups:
     """Groups of nodes that share a switch, because a chain of near pairs connects them."""
 
     def __init__(self, distances: Floats, alive: Bools) -> None:
-        """
+        """Group the nodes by the measured distances.
+
         Args:
             distances: [a, b] in seconds, NaN where not measured.
         """
@@ -46,7 +50,7 @@ class SwitchGroups:
         """For each node the number of its group. A node without a near pair is alone in its group."""
 
     def unknown(self) -> Bools:
-        """Return [a, b]: whether the groups of the two nodes have not been compared often enough."""
+        """Return an array [a, b]: whether the groups of the two nodes have not been compared often enough."""
         count = int(self.labels.max()) + 1
         compared = np.zeros((count, count), dtype=np.int_)
         rows, columns = np.nonzero(np.triu(np.isfinite(self.latency), 1))
@@ -124,7 +128,7 @@ def sampled_tree(groups: SwitchGroups) -> SwitchTree:
 
 
 def _node_effects(latency: Floats) -> Floats:
-    """Return [a, b]: the latency in seconds that the two nodes add to all their pairs.
+    """Return an array [a, b]: the latency in seconds that the two nodes add to all their pairs.
 
     A node adds the difference of its upper quartile to the median of all upper quartiles. The upper quartile is a far
     pair for every node; with two switches, the median is not.

@@ -1,4 +1,4 @@
-"""The rounds of a probe: the circle method of round-robin tournaments, in a seeded random order."""
+"""Makes the rounds of a probe by the circle method of round-robin tournaments, in a seeded random order."""
 
 from __future__ import annotations
 

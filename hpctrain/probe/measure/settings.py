@@ -15,17 +15,17 @@ PARTIAL_FILE = "partial.json"
 """File in the folder of a probe outside a run: the topology measured so far."""
 
 FULL_UP_TO = 256
-"""Up to this many nodes `hpctrain probe` measures every pair by default."""
+"""Most nodes with which `hpctrain probe` measures every pair by default."""
 PREFLIGHT_FULL_UP_TO = 64
-"""Up to this many nodes the probe inside a training job measures every pair; above, it judges nodes only."""
+"""Most nodes with which the probe inside a training job measures every pair; with more, it judges nodes only."""
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Settings of one probe; the same on every node."""
+    """Settings of one probe, equal on every node."""
 
     seed: int = 0
-    """Orders the rounds; the same seed gives the same schedule."""
+    """Seed of the order of rounds; the same seed gives the same schedule."""
     device: str = "auto"
     """Devices to measure: auto, cpu or cuda; none measures only links."""
     share: int = 1
@@ -42,16 +42,17 @@ class ProbeSettings:
     slow_ratio: float = 0.95
     """A node or device below this share of the median of its peers is degraded."""
     exclude_ratio: float = 0.80
-    """A node whose bandwidth is below this share, also in its retest, is excluded. 0: no node is."""
+    """A node whose bandwidth is below this share of its peers' median, also in its retest, is excluded. 0: no node is
+    excluded."""
 
     pings: int = 50
-    """Round trips timed from each side, after the warm-up."""
+    """Number of round trips timed from each side, after the warm-up."""
     ping_warm_up: int = 8
     ping_limit_s: float = 0.5
     """Time limit of the pings. A slow link gets fewer round trips, but at least `ping_warm_up + 8`."""
 
     ladder_bytes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, MIB)
-    """Sizes of the size sweep, from which the line t = alpha + beta·bytes follows."""
+    """Message sizes of the size sweep in bytes; the line t = alpha + beta·bytes is fitted to their times."""
     ladder_times: int = 8
     """Messages of each size."""
     ladder_limit_s: float = 0.2
@@ -77,18 +78,19 @@ class ProbeSettings:
 
     @property
     def silence_s(self) -> float:
-        """Time that a node waits for the coordinator's next message before it gives up."""
+        """Seconds that a node waits for the coordinator's next message before it gives up."""
         deadlines = (self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s, self.backend_deadline_s)
         return max(deadlines) + 15.0
 
 
 def default_mode(nodes: int) -> Mode:
-    """Return the default mode of `hpctrain probe`: every pair where that is quick, else a sample."""
+    """Return the default mode of `hpctrain probe`: full up to FULL_UP_TO nodes, else sampled."""
     return "full" if nodes <= FULL_UP_TO else "sampled"
 
 
 def preflight_mode(nodes: int) -> Mode:
-    """Return the mode of the probe inside a training job: no more than a plan needs, because the devices wait."""
+    """Return the mode of the probe inside a training job. It measures no more than a plan needs, because the devices
+    are idle meanwhile."""
     return "full" if nodes <= PREFLIGHT_FULL_UP_TO else "health"
 
 

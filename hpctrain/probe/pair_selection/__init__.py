@@ -1,1 +1,1 @@
-"""Chooses the pairs that are measured, their order, and the pairs that are measured again."""
+"""Chooses the pairs of nodes that a probe measures, their order, and the pairs to measure again."""

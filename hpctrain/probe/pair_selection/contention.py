@@ -1,4 +1,5 @@
-"""Oversubscription of each switch level: rounds that load it, and the ratio that they show. Pure.
+"""Measures the oversubscription of each switch level: makes rounds that load it, and computes the ratio from their
+results. Pure.
 
 Random pairs load each uplink by chance and do not show it. Here the clusters of a level are matched in twos: first one
 pair of nodes measures alone across them, then all members of one cluster send to members of the other at once.
@@ -15,7 +16,7 @@ from hpctrain.probe.measure.outcome import ContentionRound, PairResult
 from hpctrain.probe.measure.rounds import Pair, Round, rounds
 
 ROUNDS_PER_LEVEL = 3
-"""Rounds with one pair, and rounds with all members; each round matches other clusters."""
+"""Number of rounds with one pair, and of rounds with all members, for each level; each round matches other clusters."""
 MIN_MEMBERS = 2
 """Fewest nodes of a cluster: a single node shares no uplink."""
 OVERSUBSCRIBED_FROM = 1.5
@@ -23,7 +24,8 @@ OVERSUBSCRIBED_FROM = 1.5
 
 
 def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
-    """Return for each level rounds with one pair for each two clusters, and rounds with all their members."""
+    """Return, for each switch level, rounds with one pair for each two clusters, and rounds with all members of both
+    clusters."""
     rng = random.Random(seed)
     planned: list[Round] = []
     for height in range(1, len(tree.levels) + 1):
@@ -43,7 +45,8 @@ def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list
 
 
 def oversubscription(tree: SwitchTree, index: dict[str, int], done: Sequence[ContentionRound]) -> dict[int, float]:
-    """Return the oversubscription of each level: bandwidth of a pair alone, by that with all members sending at once.
+    """Return switch level -> oversubscription: bandwidth of a pair alone, divided by a pair's bandwidth while all
+    members send at once.
 
     The ratio of a level includes the levels below it: a pair that crosses a spine also crosses two leaves. With fixed
     routes it includes the loss when several flows take the same uplink. A level that was not measured is absent.
@@ -90,6 +93,7 @@ def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.R
 
 
 def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pair]:
-    """Return pairs from one cluster to the other. All callers are on one side, to load one direction fully."""
+    """Return pairs of nodes from one cluster to the other. The first nodes of all pairs are in one cluster, so that one
+    direction is fully loaded."""
     pairs = list(zip(ones, others, strict=False))
     return pairs[:1] if alone else pairs

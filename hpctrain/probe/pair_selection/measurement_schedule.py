@@ -1,4 +1,4 @@
-"""The measurement schedule of a probe: the next rounds, given the measurements so far. Pure."""
+"""Makes the measurement schedule of a probe: the next rounds, given the measurements so far. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ MIN_NODES_TO_RETEST = 4
 
 
 def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """Yield the rounds, a step at a time. Each step is chosen when the results of the previous one are in `outcome`.
+    """Yield the rounds of a probe in several lists. Each list is chosen when the results of the previous one are in
+    `outcome`.
 
-    The first step has the rounds of the mode. The mode sampled adds rounds until it is known which nodes share a
-    switch. Every mode but health then loads each switch level. Retests of suspects come last. Virtual nodes of one
-    machine have no switches and differ by chance, so they get only the first step.
+    The first list has the rounds with which the mode begins. The mode sampled adds rounds until it is known which nodes
+    share a switch. Every mode but health then loads each switch level. Retests of suspects come last. Virtual nodes of
+    one machine have no switches and differ by chance, so they get only the first list.
     """
     yield plan_rounds(len(outcome.nodes), _first_step(outcome, settings))
     if settings.loopback:
@@ -82,8 +83,8 @@ def _retests(outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree) -
 
 
 def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings:
-    """Return the settings of the first step. With declared switches the mode sampled needs fewer random rounds: they
-    judge the nodes and need not find the switches."""
+    """Return the settings for the first rounds. With declared switches, the mode sampled needs fewer random rounds:
+    they judge the nodes and need not find the switches."""
     if settings.mode == "sampled" and _declared_tree(outcome).levels:
         return replace(settings, sampled_rounds=settings.health_rounds)
     return settings

@@ -1,7 +1,7 @@
 """Finds nodes and links that are slower than their peers. Each pair is compared with the pairs of its class. Pure.
 
-The bandwidth of a node is that with its better partners, so that traffic on a shared uplink or a slow partner does not
-count against it. A slow port is slow with every partner.
+A node's bandwidth is its bandwidth with its better partners, so that traffic on a shared uplink, or a slow partner,
+does not count against the node. A slow port is slow with every partner.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ Ints = npt.NDArray[np.int_]
 
 BANDWIDTH_QUANTILE = 0.9
 OUTLIER_DEVIATIONS = 4.0
-"""A node is suspect beyond so many deviations (1.4826 MAD) of all nodes: on a busy network they differ by chance."""
+"""A node is suspect beyond this many robust standard deviations (1.4826 MAD) of all nodes; on a busy network, nodes
+differ by chance."""
 LATENCY_WARN, LATENCY_EXCLUDE = 1.15, 1.5
 """Ratio of the median latency to that of the peers: above the first a node is suspect, above the second excluded."""
 LATENCY_FLOOR_S = 5e-6
-"""Smallest difference that counts: smaller ones come from the processors, not from the network."""
+"""Smallest difference of latencies in seconds that counts: smaller ones come from the processors, not from the
+network."""
 MIN_PAIRS_BELOW_SWITCH = 4
 LINK_SUSPECT = 0.6
 """A link below this share of the bandwidth expected from its ends and its class is measured again."""
@@ -94,7 +96,8 @@ def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance
 
 
 def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
-    """Drop pairs across switches for nodes with enough pairs below one switch, which share no uplink with others."""
+    """Return the figures without pairs across switches, for nodes that have enough pairs below one switch. Such pairs
+    share no uplink with others."""
     if not tree.levels:
         return relative
     below = (tree.pair_levels == 1) & np.isfinite(relative)
@@ -103,7 +106,7 @@ def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
 
 
 def _by_kind(values: Floats, tree: SwitchTree) -> Floats:
-    """Return each value by the median of the pairs that leave switches of the same level."""
+    """Return each pair's value divided by the median over the pairs that cross the same switch level."""
     if not tree.levels:
         return values / _median(values.ravel())
     made = np.full(values.shape, np.nan)
@@ -130,8 +133,8 @@ def _median(values: Floats) -> float:
 
 
 def _quantile_rows(values: Floats, share: float) -> Floats:
-    """Return the quantile of each row without NaN (nearest rank). One sort, because numpy's nanquantile is a Python
-    loop."""
+    """Return the quantile of each row, ignoring NaN (nearest rank). It sorts once, because numpy's nanquantile is a
+    Python loop."""
     ordered = np.sort(values, axis=1)  # NaN last
     counts = np.isfinite(values).sum(axis=1)
     place = np.floor(share * np.maximum(counts - 1, 0) + 0.5).astype(np.int_)

@@ -1,4 +1,4 @@
-"""The prior: the switches in an earlier topology file, and whether they still hold. Pure."""
+"""Reads the switches in an earlier topology file (the prior), and checks whether they still hold. Pure."""
 
 from __future__ import annotations
 

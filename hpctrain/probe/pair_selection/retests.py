@@ -1,4 +1,5 @@
-"""Retests of suspects: each with two good partners, in quiet rounds, with good pairs to compare with. Pure."""
+"""Retests suspected nodes and links: each with good partners, in quiet rounds, with good pairs to compare with.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from hpctrain.probe.measure.rounds import Pair, Round
 
 RETEST_PARTNERS = 2
 RETEST_REPEATS = 3
-"""Measurements with each partner. Their median counts, so that one burst of other traffic decides nothing."""
+"""Number of measurements with each partner. Their median counts, so that one burst of other traffic decides nothing."""
 PAIRS_AT_ONCE = 16
 """Most pairs of one round, suspects and good pairs together, so that the network is quiet."""
 MAX_SUSPECTS = 64
@@ -38,7 +39,8 @@ class RetestResult:
 
 
 def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree) -> list[Round]:
-    """Return rounds in which each suspect measures with two good nodes, of its own leaf where there are some."""
+    """Return rounds in which each suspect measures with two good nodes, of the suspect's own leaf switch where there
+    are some."""
     planned: list[Round] = []
     batch = max(1, min(PAIRS_AT_ONCE // 2, len(good) // 4 or 1))
     for start in range(0, len(suspects), batch):
@@ -114,7 +116,7 @@ def retested_links(
 
 
 def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, turn: int) -> list[Pair]:
-    """Return the suspects with their partners of this turn, and good pairs of the remaining nodes."""
+    """Return the suspects with their partners in round number `turn`, and good pairs of the remaining nodes."""
     free = list(good)
     met: list[Pair] = []
     for place, suspect in enumerate(some):

@@ -25,14 +25,15 @@ from hpctrain.probe.protocol.messages import (
 from hpctrain.probe.protocol.transport import ConnectionLost, Transport
 
 GRACE_S = 3.0
-"""Time beyond a node's own deadline, in which it can report its failed slot, on a busy machine too."""
+"""Seconds beyond a node's own deadline, in which it can report that its measurement failed, on a busy machine too."""
 
 BACKEND_GRACE_S = 10.0
-"""The same for the training backend: a node first ends its measuring process, which may hang in a collective."""
+"""Seconds beyond the deadline of the training backend's measurement: a node first ends its measuring process, which may
+hang in a collective."""
 
 Wanted = TypeVar("Wanted", bound=Answer)
 MAX_SECOND_TRIES = 16
-"""Most broken pairs that measure once more, each by itself. A link that is cut costs a deadline again."""
+"""Most broken pairs that are measured once more, one at a time. A pair whose link is cut costs another deadline."""
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, planned); the phases are join, links, devices and backend."""
 
@@ -44,7 +45,8 @@ class Coordinator:
         self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings,
         progress: Progress | None = None, prior: PriorSwitches | None = None,
     ) -> None:  # fmt: skip
-        """
+        """Prepare a probe of `nodes`.
+
         Args:
             progress: called after every step, when the outcome is consistent.
             prior: the switches in an earlier topology file.
@@ -67,7 +69,7 @@ class Coordinator:
         return self.outcome
 
     def close(self) -> None:
-        """Send every node the order `over` and close the connections."""
+        """Tell every node that the probe has ended, and close the connections."""
         for name in self.outcome.joined:
             self._transport.send(name, {"kind": "over"})
         self._transport.close()
@@ -217,7 +219,7 @@ class Coordinator:
         self, waiting: set[str], kind: type[Wanted] | tuple[type[Wanted], ...], limit_s: float, when: str,
         wanted: Callable[[Wanted], bool] = lambda answer: True,
     ) -> dict[str, Wanted]:  # fmt: skip
-        """Wait for one answer of that kind from each node and return them by node.
+        """Wait for one answer of type `kind` from each node in `waiting`, and return node -> answer.
 
         A node that closes its connection, sends a malformed message or exceeds the time limit is lost.
         """

@@ -29,7 +29,7 @@ COORDINATOR_FILE = "coordinator.json"
 
 @dataclass(frozen=True)
 class ProbeNode:
-    """This node in a probe, and what it takes part with."""
+    """One node of a probe: its name, address, folder and settings."""
 
     name: str
     addr: str
@@ -37,7 +37,7 @@ class ProbeNode:
     folder: Path
     """Folder of the probe, which all nodes share."""
     settings: ProbeSettings
-    """The same on every node."""
+    """Settings of the probe, equal on every node."""
     runner: Runner
     clock: Clock
 

@@ -1,7 +1,7 @@
 """The messages of a probe as models that validate on arrival: joins, orders to nodes, and answers from nodes.
 
-Every sender has proved to know the token. A malformed message closes its connection, with the reason, but ends neither
-the coordinator nor the probe.
+Every sender has proved that it knows the probe's token. A malformed message closes its connection, with the reason, but
+ends neither the coordinator nor the probe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Join(JoinedNode):
 
 
 class PairOrder(Part):
-    """Order to measure with a peer: connect to it at `addr` and `port`, or wait for its connection."""
+    """Order to measure with a peer node: connect to it at `addr` and `port`, or wait for its connection."""
 
     kind: Literal["pair"]
     round: Count
@@ -56,7 +56,7 @@ class PlainOrder(Part):
 
 
 class RendezvousOrder(Part):
-    """Order to open the port for the store of all ranks, on this address."""
+    """Order to open a port on this address for the store (torch's TCPStore) of all ranks."""
 
     kind: Literal["rendezvous"] = "rendezvous"
     addr: Text
@@ -91,7 +91,7 @@ class FailableAnswer(Part):
 
 
 class PairAnswer(FailableAnswer):
-    """The figures that one end of a pair measured, or the error."""
+    """Answer: the figures that one end of a pair measured, or the error."""
 
     content = "figures"
     kind: Literal["pair"]
@@ -100,20 +100,20 @@ class PairAnswer(FailableAnswer):
 
 
 class Ready(Part):
-    """The measuring process is loaded."""
+    """Answer: the node's measuring process is loaded."""
 
     kind: Literal["ready"] = "ready"
 
 
 class DevicesAnswer(FailableAnswer):
-    """The report of the node's devices, or the error."""
+    """Answer: the report of the node's devices, or the error."""
 
     kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
 
 
 class RendezvousAnswer(FailableAnswer):
-    """The port for the store of all ranks, or the error."""
+    """Answer: the port for the store of all ranks, or the error."""
 
     content = "port"
     kind: Literal["rendezvous"] = "rendezvous"
@@ -121,7 +121,7 @@ class RendezvousAnswer(FailableAnswer):
 
 
 class ExchangeAnswer(FailableAnswer):
-    """A rank's report of messages over the training backend, or the error."""
+    """Answer: a rank's report of messages over the training backend, or the error."""
 
     kind: Literal["exchange"] = "exchange"
     report: BackendReport | None = None
@@ -139,7 +139,7 @@ def read_join(message: Message) -> Join:
     """Parse the message of a node that joins.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_JOIN, message)
 
@@ -148,7 +148,7 @@ def read_order(message: Message) -> Order:
     """Parse an order of the coordinator.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_ORDER, message)
 
@@ -157,6 +157,6 @@ def read_answer(message: Message) -> Answer:
     """Parse an answer of a node.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit the model.
     """
     return parse_message(_ANSWER, message)

@@ -1,8 +1,8 @@
-"""The measurement of a pair over its connection: pings from each side, a size sweep from each side, and a transfer in
+"""Measures a pair of nodes over their connection: pings from each side, a size sweep from each side, and a transfer in
 each direction.
 
-Both ends follow the same script; the caller starts. They agree only on the end of each part, so the coordinator sends
-nothing during a timed part.
+Both ends follow the same script; the caller starts. The end of each part is agreed between the two, so the coordinator
+sends nothing during a timed part.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RoundTrip = tuple[float, float]
 class DeadlineSocket:
     """A connected socket with a deadline for everything sent and received.
 
-    Time-outs are the kernel's (SO_RCVTIMEO): those of Python add a poll() to every call, and so to the latency.
+    It uses the kernel's time-outs (SO_RCVTIMEO), because Python's add a poll() to every call, and so to the latency.
     """
 
     def __init__(self, sock: socket.socket, clock: Clock, deadline: float) -> None:
@@ -101,7 +101,7 @@ class DeadlineSocket:
 def measure_pair(
     stream: DeadlineSocket, caller: bool, settings: ProbeSettings, cpu_s: Callable[[], float] = cpu_demand_s
 ) -> PairFigures:
-    """Run the script on one end and return what this end measured.
+    """Measure as one end of a pair and return the figures of this end.
 
     Args:
         cpu_s: returns the seconds in which this thread has needed a processor, whether it got one or not.
@@ -152,7 +152,8 @@ def _share_of_cpu(
 
 
 def ping(stream: DeadlineSocket, settings: ProbeSettings) -> list[RoundTrip]:
-    """Time round trips of 8 bytes, without the warm-up; fewer than `settings.pings` on a slow link."""
+    """Time round trips of 8 bytes and return them without the warm-up; there are fewer than `settings.pings` on a slow
+    link."""
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     more, last = bytes([_MORE]) + bytes(PING_BYTES - 1), bytes([_LAST]) + bytes(PING_BYTES - 1)
@@ -232,7 +233,7 @@ def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 
 def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
-    """Send blocks until volume and time reach their minimum, or one of them its maximum."""
+    """Send blocks of data until both volume and time reach their minimum, or one of them reaches its maximum."""
     stream.arm()
     more = bytes(BLOCK_BYTES)
     last = bytes([_LAST]) + bytes(BLOCK_BYTES - 1)

@@ -1,4 +1,4 @@
-"""Authenticated connections between the nodes of a probe: a listener admits only peers that know its token.
+"""Authenticated connections between the nodes of a probe: a listener admits only peers that know the probe's token.
 
 The token itself is never sent over the network (`hpctrain.base.net.handshake`).
 """
@@ -23,10 +23,11 @@ class PeerError(Exception):
 
 
 class ProbeListener:
-    """A listening socket on this node's address. Strangers are closed without an answer and delay nobody."""
+    """A listening socket on this node's address. A caller that does not know the token is disconnected, and delays no
+    other caller."""
 
     def __init__(self, addr: str, token: str, clock: Clock, peers: int = 1) -> None:
-        """Listen on this address alone, on a port that the system chooses.
+        """Listen on address `addr` only, on a port that the system chooses.
 
         Args:
             peers: number of peers that may connect at a time.

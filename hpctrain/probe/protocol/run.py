@@ -1,4 +1,4 @@
-"""A probe inside the node processes: every node calls `probe_nodes`, and the first one gets the topology."""
+"""Runs a probe inside the node processes: every node calls `probe_nodes`, and the first node gets the topology."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from hpctrain.records.topology.topology import Topology
 
 PROBE_FOLDER = "probe"
 PARTIAL_EVERY_S = 2.0
-"""Least time between two partial topologies; it is also at least twenty times what the last one took to write."""
+"""Least seconds between two partial topologies; the time between them is also at least twenty times as long as writing
+the last one."""
 
 SavePartial = Callable[[Topology], None]
 
@@ -71,7 +72,7 @@ def probe_nodes(
 
 
 def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
-    """Run the coordinator, and on another thread this node's member. Return the outcome.
+    """Run the coordinator, and this node's member on another thread; return the measurements.
 
     The coordinator sleeps in the kernel while pairs measure, so it takes no processor time from the member.
     """
@@ -94,7 +95,7 @@ def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
 
 
 class _PartialWriter:
-    """Progress that from time to time also passes the topology measured so far to `keep`."""
+    """A progress callback that from time to time also passes the topology measured so far to `keep`."""
 
     def __init__(self, coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> None:
         self._coordinator = coordinator

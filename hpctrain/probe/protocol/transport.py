@@ -1,4 +1,4 @@
-"""Connections between the coordinator and the nodes: real ones, or simulated ones with the same methods."""
+"""Connections between the coordinator and the nodes of a probe, real or simulated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Send one message to a node. A lost connection shows in `receive`."""
 
     def receive(self, seconds: float) -> Iterable[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to that time for answers, and return those that arrived, by node."""
+        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
 
     def close(self) -> None:
         """Close every connection."""
@@ -44,7 +44,7 @@ class StarTransport:
         self._selector = selectors.DefaultSelector()
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
-        """See Transport."""
+        """Return the join message of the next node out of `expected`; None when none joined before `deadline`."""
 
         def is_missing(claims: Message) -> bool:
             try:
@@ -62,11 +62,11 @@ class StarTransport:
         return join
 
     def send(self, node: str, message: Message) -> None:
-        """See Transport."""
+        """Send one message to a node. A lost connection shows in `receive`."""
         self._channels[node].send(message)
 
     def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
-        """See Transport."""
+        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
         for key, _ in self._selector.select(seconds):
             name = str(key.data)
             channel = self._channels[name]
@@ -82,7 +82,7 @@ class StarTransport:
                 yield name, ConnectionLost(channel.fault) if channel.fault else ConnectionLost()
 
     def close(self) -> None:
-        """See Transport."""
+        """Close every connection."""
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()

@@ -1,1 +1,1 @@
-"""Reads what a node's system reports: CPUs, PCI, NVML, addresses and health."""
+"""Reads facts about a node from its operating system and driver: CPUs, PCI, NVML, addresses and health."""

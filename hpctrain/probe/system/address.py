@@ -1,4 +1,4 @@
-"""The address at which other nodes reach this machine, and its interface."""
+"""Finds the address at which other nodes reach this machine, and its network interface."""
 
 from __future__ import annotations
 

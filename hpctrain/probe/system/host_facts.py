@@ -1,4 +1,4 @@
-"""Facts of this machine: interfaces, MTU, the address of its host name, InfiniBand ports, the kernel."""
+"""Reads facts of this machine: interfaces, MTU, the address of its host name, InfiniBand ports, the kernel."""
 
 from __future__ import annotations
 

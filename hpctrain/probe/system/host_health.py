@@ -1,5 +1,5 @@
-"""Health of a CPU device: memory errors, energy, CPU quota, NUMA node. From sysfs and cgroups, without root; a figure
-that this machine hides is None."""
+"""Reads the health of a CPU device: memory errors, energy, CPU quota, NUMA node. It reads sysfs and cgroups, without
+root; a figure that this machine hides is None."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.base.system.kernel_files import cgroup_folders, kernel_number, ker
 SYSFS = Path("/sys")
 
 Periods = tuple[int, int]
-"""(periods of a CPU quota so far, periods in which the group had used it up)"""
+"""(periods of a CPU quota so far, periods in which the cgroup had used up its quota)"""
 
 
 def memory_errors(sysfs: Path = SYSFS) -> int | None:
@@ -44,7 +44,8 @@ def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cg
 
 
 def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) -> bool:
-    """Whether a quota stopped one of the groups in at least a quarter of the periods in between."""
+    """Whether a CPU quota stopped one of the cgroups in at least a quarter of the periods between `before` and
+    `after`."""
     for group, (periods, held) in after.items():
         then = before.get(group, (0, 0))
         if periods > then[0] and 4 * (held - then[1]) >= periods - then[0]:

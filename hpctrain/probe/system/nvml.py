@@ -1,4 +1,4 @@
-"""The queries of a probe to NVIDIA's management library (NVML).
+"""Queries NVIDIA's management library (NVML) for a probe.
 
 Nothing here changes a device. A query that the machine refuses, or a machine without NVML, gives None.
 """
@@ -30,7 +30,7 @@ THROTTLE_REASONS = {
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[None]:
-    """Answer queries within the block, if this machine has NVML."""
+    """Load NVML for the `with` block; without NVML on this machine, all queries return None."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -54,7 +54,7 @@ def find_gpu(uuid: str) -> Gpu | None:
 
 
 class Gpu:
-    """One GPU in NVML."""
+    """One GPU, queried through NVML."""
 
     def __init__(self, handle: object) -> None:
         self._handle = handle

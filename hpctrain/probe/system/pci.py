@@ -1,5 +1,5 @@
-"""Figures of a PCI device from sysfs: its link, its NUMA node, its path, the nearest network card. Nothing needs root;
-a missing figure is None."""
+"""Reads figures of a PCI device from sysfs: its link, its NUMA node, its path, the nearest network card. Nothing needs
+root; a missing figure is None."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
 
 
 def nearest_nic(address: str, sysfs: Path = SYSFS) -> str | None:
-    """Return the network card that shares the longest PCI path with the device: at the same distance an InfiniBand
-    device (mlx5_0) before an Ethernet interface. None without a card that shares a bridge or the NUMA node."""
+    """Return the network card that shares the longest PCI path with the device: with equally long paths, an InfiniBand
+    device (mlx5_0) is preferred to an Ethernet interface. None without a card that shares a bridge or the NUMA node."""
     path = _folder(address, sysfs).resolve()
     own_numa = numa_node(address, sysfs)
     best: tuple[int, int, str] | None = None

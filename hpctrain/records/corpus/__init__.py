@@ -1,1 +1,1 @@
-"""The files of a corpus folder, and the recipe for several of them."""
+"""Models of the files of a corpus folder, and of a recipe from which several corpus folders are made."""

@@ -1,4 +1,4 @@
-"""What is done to text before it becomes tokens."""
+"""The settings for cleaning text before it becomes tokens."""
 
 from __future__ import annotations
 

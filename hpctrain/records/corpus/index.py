@@ -1,5 +1,5 @@
-"""index.json of a corpus folder: its token shards, its tokenizer and what they were made from; and unit.json of a part
-of a corpus that is being made."""
+"""index.json of a corpus folder: its token shards, its tokenizer and the counts of its input. unit.json: the same list
+of shards for one work unit, while the corpus is being made."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ class TokenizerInfo(Part):
     file: PlainName | None = None
     """tokenizer.json within the folder; absent for bytes."""
     sha256: str | None = None
-    """Content hash of that file."""
+    """SHA-256 of tokenizer.json; absent for bytes."""
 
 
 class Shard(Part):
-    """One file of tokens, little-endian, nothing but tokens."""
+    """One file of little-endian tokens without a header."""
 
     file: PlainName
-    """Name within the folder."""
+    """Name of the file within the corpus folder."""
     split: Literal["train", "valid"]
-    """What it is used for; valid is never trained on."""
+    """Whether the shard is for training or validation; a run never trains on valid."""
     tokens: int = Field(ge=1, le=SHARD_TOKENS_MAX)
-    """Number of tokens."""
+    """Number of tokens in the file."""
     sha256: str
-    """Content hash of the file."""
+    """SHA-256 of the file."""
 
 
 class Sources(Part):
-    """What the corpus was made from."""
+    """Counts of the input that a corpus was made from."""
 
     files: int = Field(ge=0)
-    """Files in the corpus."""
+    """Input files that are in the corpus."""
     documents: int = Field(default=0, ge=0)
-    """Documents in them: records, or whole text files."""
+    """Documents in the corpus: records, or whole text files."""
     text_bytes: int = Field(ge=0)
-    """Size of their text, uncompressed."""
+    """Bytes of text in the corpus, uncompressed."""
     skipped_not_text: int = Field(default=0, ge=0)
     """Files left out because they are binary or not UTF-8."""
     skipped_unreadable: int = Field(default=0, ge=0)
@@ -67,7 +67,7 @@ class Sources(Part):
     other_splits: int = Field(default=0, ge=0)
     """Files left out because their names say validation or test, next to files whose names say train."""
     clean: Cleaning = NO_CLEANING
-    """What was done to the text."""
+    """Cleaning steps that the text went through."""
 
 
 class CorpusIndex(Document):
@@ -78,13 +78,13 @@ class CorpusIndex(Document):
     vocab_size: int = Field(ge=2, le=VOCAB_MAX)
     """Size of the vocabulary; all tokens are below it."""
     dtype: Literal["uint16", "uint32"]
-    """How a token is stored."""
+    """Type in which the shards store a token."""
     tokenizer: TokenizerInfo
-    """What made the tokens."""
+    """The tokenizer that made the tokens."""
     shards: list[Shard] = Field(min_length=1)
     """Token shards, in the order of reading."""
     sources: Sources
-    """What they were made from."""
+    """Counts of the input that the corpus was made from."""
 
     @field_validator("shards")
     @classmethod
@@ -101,15 +101,15 @@ class CorpusIndex(Document):
 
 
 PART_NAME = "unit.json"
-"""File name in the part's folder; the folder gets its final name only when it is complete."""
+"""Name of the file in the folder of a work unit; the folder gets its final name only when it is complete."""
 
 
 class CorpusPart(Document):
-    """One work unit, turned into tokens."""
+    """The shards of one work unit."""
 
     schema_kind: ClassVar[str] = "corpus_part"
 
     text_sha256: str
-    """Hash of the passages that it was made from."""
+    """SHA-256 over the passages that the shards were made from."""
     shards: list[Shard]
-    """Token shards in this folder; may be empty."""
+    """Token shards in the work unit's folder; may be empty."""

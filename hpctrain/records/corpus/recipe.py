@@ -13,7 +13,8 @@ from hpctrain.records.format.file_name import AnyPath
 from hpctrain.records.format.yaml_file import read_yaml_model
 
 RECIPE_NAME = "recipe.json"
-"""Copy of the recipe in the folder made from it; it marks the folder as written by `hpctrain data prepare`."""
+"""Name of the recipe's copy in the folder made from it; the copy marks the folder as written by `hpctrain data
+prepare`."""
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 
@@ -22,7 +23,7 @@ class RecipeSource(Part):
     """Text that becomes one corpus folder."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
-    """Name of its folder."""
+    """Name of the corpus folder made from this source."""
     path: OneOrSeveral[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
     """Files and folders, relative to the recipe's folder; * ? [] match parts of names, ** matches folders."""
     format: Format = "auto"
@@ -30,13 +31,13 @@ class RecipeSource(Part):
     text_field: str = Field(default="text", min_length=1)
     """Field or column that holds the text, in formats that have several."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """How often training draws from it, relative to the other sources; does not change the folder."""
+    """How often training draws from this source, relative to the other sources; does not change the corpus folder."""
     clean: Cleaning | None = None
-    """What is done to its text before it becomes tokens. Default: the recipe's."""
+    """Cleaning of this source's text. Default: the recipe's `clean`."""
     valid_fraction: float | None = Field(default=None, ge=0, lt=1)
-    """Share of its text for validation. Default: the recipe's."""
+    """Share of this source's text for validation. Default: the recipe's `valid_fraction`."""
     limit_bytes: int | None = Field(default=None, ge=1)
-    """Most bytes of text that are used."""
+    """Most bytes of this source's text that are used. Default: all."""
 
 
 class Recipe(Document):
@@ -45,17 +46,18 @@ class Recipe(Document):
     schema_kind: ClassVar[str] = "recipe"
 
     tokenizer: AnyPath = "bytes"
-    """bytes, train:N (over all sources together), or the path of a tokenizer.json, from the recipe's folder."""
+    """bytes; train:N, which trains one of N tokens on all sources together; or the path of a tokenizer.json, relative
+    to the recipe's folder."""
     sample_bytes: int | None = Field(default=None, ge=1)
     """Bytes of text that a tokenizer is trained on. Default: 4 MiB."""
     valid_fraction: float = Field(default=0.01, ge=0, lt=1)
     """Share of each source's text for validation."""
     clean: Cleaning = NO_CLEANING
-    """What is done to text before it becomes tokens."""
+    """Cleaning of the text before it becomes tokens; a source may override it."""
     skip_bad: bool = False
     """Leave out and count records that cannot be read, instead of stopping at the first."""
     sources: list[RecipeSource] = Field(min_length=1)
-    """In the order of their folders in `data.train`."""
+    """The sources; `data.train` of a run lists their folders in this order."""
 
     @field_validator("sources")
     @classmethod

@@ -1,7 +1,7 @@
-"""The largest numbers that a file may contain: well above any real run, and small enough that work on them ends.
+"""The largest numbers that a file may contain: well above any real run, and small enough for the planner to finish.
 
-A larger number is a typing error or an attack. Without these bounds it would show as an endless search, as exhausted
-memory, or as an overflow far away from the file.
+A larger number is a typing error or an attack. Without these bounds it would cause an endless search, exhausted memory,
+or an overflow far away from the file.
 """
 
 LAYERS_MAX = 4096

@@ -13,7 +13,7 @@ class DeviceId(str):
 
     node: str
     device: str
-    """The name within the node; empty where the text has none."""
+    """The device's name within its node; empty where the text has no ':'."""
 
     def __new__(cls, text: str) -> DeviceId:
         made = super().__new__(cls, text)
@@ -22,7 +22,7 @@ class DeviceId(str):
 
     @classmethod
     def of(cls, node: str, device: str) -> DeviceId:
-        """The name of a node's device."""
+        """Return the device id of a node's device."""
         return cls(f"{node}:{device}")
 
     @classmethod

@@ -30,7 +30,7 @@ Self = TypeVar("Self", bound="Document")
 
 Item = TypeVar("Item")
 OneOrSeveral = Annotated[list[Item], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-"""A list; a text alone is a list of one."""
+"""A list of items; in the file, a single text stands for a list of one."""
 
 
 class Part(BaseModel):
@@ -61,7 +61,7 @@ class Part(BaseModel):
 
 
 class Document(Part):
-    """A whole JSON file, with its kind and version in `schema`."""
+    """Base class of models that are a whole JSON file, with kind and version of the file in `schema`."""
 
     schema_kind: ClassVar[str]
 
@@ -110,7 +110,7 @@ class Document(Part):
 
     @classmethod
     def from_json(cls: type[Self], value: Any, source: str = "<json>") -> Self:
-        """Check plain JSON values; `source` names them in errors."""
+        """Return the model made from plain JSON values; `source` names them in errors."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:

@@ -10,7 +10,7 @@ from hpctrain.base.owned_files import read_owned
 from hpctrain.base.regular_file import open_regular, read_regular
 
 DOCUMENT_BYTES = 64 * 2**20
-"""Most bytes of a file that is read into memory whole; a topology of a thousand nodes has a tenth of that."""
+"""Largest file that is read into memory as a whole, in bytes; a topology of a thousand nodes has a tenth of that."""
 
 
 def read_input(

@@ -12,9 +12,9 @@ from hpctrain.base.owned_files import open_owned
 from hpctrain.base.regular_file import open_regular
 
 FILE_BYTES = 2 * 2**30
-"""Most bytes of a file of lines; enough for the steps of years."""
+"""Largest JSON-lines file that is read, in bytes; enough for years of training steps."""
 LINE_BYTES = 16 * 2**20
-"""Most bytes of a line; a row for ten thousand ranks has a tenth of that."""
+"""Longest line that is read, in bytes; a row of metrics for ten thousand ranks has a tenth of that."""
 
 
 def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:

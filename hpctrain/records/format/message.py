@@ -15,7 +15,7 @@ def parse_message(adapter: TypeAdapter[Whole], message: Message) -> Whole:
     """Return the model that a message stands for.
 
     Raises:
-        MalformedMessage: the message is something else.
+        MalformedMessage: the message does not fit any of the adapter's models.
     """
     try:
         return adapter.validate_python(message)

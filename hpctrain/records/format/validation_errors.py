@@ -1,4 +1,5 @@
-"""Turns pydantic's errors into lines for the author of the file, with the nearest known key for a typo."""
+"""Turns pydantic's errors into lines for the author of the file; for a misspelled key, the line names the nearest known
+key."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[
     """Return the key path of a pydantic location, the models that may own its last key, and their whole union.
 
     Pydantic puts the tag of a union into the location ('parallel', 'fixed', 'pp'); the file has no such key. Keys of
-    mappings with free names ('device_types', 'a100', 'kind') are in both.
+    mappings with free names, such as 'a100' in ('device_types', 'a100', 'kind'), are in both.
     """
     path: list[str | int] = []
     here, owners, family = [model], [model], [model]

@@ -34,8 +34,8 @@ class _Loader(yaml.SafeLoader):
     _level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse aliases (*name), which may contain themselves and grow to any size; tags (!!bool), which change what a
-        value looks like; and more than LEVELS_MAX levels."""
+        """Refuse aliases (*name), which may contain themselves and grow to any size; tags (!!bool), which change the
+        type of a value; and more than LEVELS_MAX levels."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise _problem(event, f"found the alias *{event.anchor}, which is not supported; write the value out")

@@ -9,13 +9,14 @@ ATTEMPTS_FILE = "attempts.jsonl"
 
 ExitClass = Literal["done", "resumable", "infrastructure", "fatal", "no_progress"]
 """done: the run is finished. resumable: the attempt was asked to stop (preemption, time limit, a user). infrastructure:
-nodes or the network failed. fatal: the training itself failed. no_progress: it again ended without a new checkpoint."""
+nodes or the network failed. fatal: the training itself failed. no_progress: the attempt ended without a new checkpoint,
+and another one would do the same."""
 COUNTED_AGAINST_RETRIES = ("fatal", "no_progress")
-"""Classes that count against recovery.retries; the others are not the run's fault."""
+"""Exit classes that count against recovery.retries; the run is not to blame for the others."""
 
 
 def is_new_checkpoint(before: str | None, newest: str | None) -> bool:
-    """Whether there is a newer checkpoint than before; it restarts the count of failures."""
+    """Whether `newest` names a newer checkpoint than `before`; a new checkpoint resets the count of failures."""
     return newest is not None and newest != before
 
 
@@ -44,7 +45,8 @@ def last_end_text(lines: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def attempts_without_checkpoint(lines: Sequence[dict[str, Any]]) -> int:
-    """Return the number of attempts since the last one that saved a checkpoint, without `resumable` ones."""
+    """Return the number of attempts since the last one that saved a checkpoint; those of class `resumable` do not
+    count."""
     count = 0
     for line in reversed(lines):
         if _saved_checkpoint(line):

@@ -1,4 +1,4 @@
-"""bad_nodes.jsonl: nodes that made trouble in a run, why, and how long its next jobs exclude them."""
+"""bad_nodes.jsonl: nodes that had faults in a run, the reason, and how long the run's next jobs exclude them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ BAD_NODES_FILE = "bad_nodes.jsonl"
 
 
 class BadNode(Document):
-    """One bad node in one attempt."""
+    """A line of bad_nodes.jsonl: one node that had a fault in one attempt."""
 
     schema_kind: ClassVar[str] = "bad_node"
 
     node: str = Field(pattern=NODE_NAME)
     attempt: int
-    """Attempt in which the node made trouble."""
+    """Attempt in which the node had a fault."""
     time_s: float
     """Seconds since 1970."""
     expires_s: float
     """When the node may be used again, seconds since 1970."""
     reason: str
-    """One sentence."""
+    """Why the node is excluded, in one sentence."""
 
 
 def read_bad_nodes(folder: Path) -> list[BadNode]:

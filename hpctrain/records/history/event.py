@@ -41,7 +41,7 @@ EventKind = Literal[
 
 
 class Event(Document):
-    """One event of a run."""
+    """A line of events.jsonl: one event of a run."""
 
     schema_kind: ClassVar[str] = "event"
     kind: EventKind
@@ -51,14 +51,14 @@ class Event(Document):
     attempt: int
     generation: int
     node: str
-    """Node that wrote it."""
+    """Node that wrote the event."""
     reason: str
-    """One sentence."""
+    """What happened and why, in one sentence."""
     data: dict[str, Any] = {}
 
 
 def read_events(path: Path, attempt: int | None = None) -> list[Event]:
-    """Return the events of a file, without an incomplete last line of a killed writer.
+    """Return the events in a file. A last line that a killed writer left incomplete is skipped.
 
     Args:
         attempt: return only the events of this attempt.

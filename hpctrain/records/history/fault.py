@@ -1,4 +1,4 @@
-"""The table of faults and who is to blame, for workers, agents, the job script and `status`. Pure functions.
+"""The table of faults: which error messages mean which fault, and who is to blame for it. Pure functions.
 
 The texts are those of torch, NCCL, gloo and the CUDA runtime, in lower case. The Xids are those of NVIDIA's driver
 (docs.nvidia.com/deploy/xid-errors), which it reports in the kernel's log and through NVML.
@@ -18,16 +18,16 @@ program, the data or the settings of the run."""
 
 @dataclass(frozen=True)
 class Fault:
-    """One row of the table."""
+    """One row of the table of faults: its messages, and who is to blame."""
 
     name: str
     blame: Blame
     words: str
     """Description for users: 'uncorrectable memory error of a GPU'."""
     texts: tuple[str, ...] = ()
-    """Parts of messages, in lower case."""
+    """Parts of error messages that mean this fault, in lower case."""
     kinds: tuple[str, ...] = ()
-    """Names of exception classes; base classes count too."""
+    """Names of exception classes that mean this fault; base classes count too."""
     xids: tuple[int, ...] = ()
 
     @property
@@ -37,7 +37,7 @@ class Fault:
 
     @property
     def names_a_node(self) -> bool:
-        """Whether the node that reports it is the node to blame."""
+        """Whether the node that reports the fault is the node to blame."""
         return self.blame in ("device", "node")
 
 

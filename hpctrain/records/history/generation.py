@@ -18,35 +18,36 @@ GENERATIONS = "generations"
 
 
 class Member(Part):
-    """An agent as other agents see it. A restarted agent is another member, because its incarnation differs."""
+    """An agent that takes part in a generation. A restarted agent is another member, because its incarnation
+    differs."""
 
     node: str = Field(pattern=NODE_NAME)
     incarnation: str
     """Host, pid and start time of the agent's process."""
     addr: str
-    """Address at which others reach it."""
+    """Address at which other agents reach this agent."""
     store_port: int
-    """Port that this agent keeps bound for the store of the next generation."""
+    """Port that this agent keeps bound for the next generation's TCPStore."""
 
 
 class StoreAddress(Part):
-    """Address of the store through which the workers find each other."""
+    """Address of the torch TCPStore through which a generation's workers find each other."""
 
     addr: str
     port: int
     node: str = Field(pattern=NODE_NAME)
-    """Node of the listening socket, that of rank 0."""
+    """Node of the listening socket: the node of rank 0."""
 
 
 class Generation(Document):
-    """The record of one generation, the same for all its agents."""
+    """The record of one generation, on which all its agents have agreed."""
 
     schema_kind: ClassVar[str] = "generation"
 
     number: int = Field(ge=0)
-    """Counts up over the whole run, across attempts."""
+    """Number of the generation; it counts up over the whole run, across attempts."""
     attempt: int = Field(ge=0)
-    """Attempt it belongs to: 0, then one more after each requeue."""
+    """Attempt that the generation belongs to: 0, then one more after each requeue."""
     members: list[Member]
     """Every agent that is alive, spares included."""
     plan: PathBelow
@@ -59,9 +60,9 @@ class Generation(Document):
     reason: str
     """Why this generation was started."""
     proposer: str = ""
-    """Incarnation of the agent that proposed it."""
+    """Incarnation of the agent that proposed this record."""
     failures: int = 0
-    """Failures in a row without a checkpoint in between."""
+    """Failures in a row before this generation, without a checkpoint in between."""
 
 
 def record_file(generations: Path, number: int) -> Path:
@@ -71,7 +72,8 @@ def record_file(generations: Path, number: int) -> Path:
 
 @dataclass(frozen=True)
 class Fence:
-    """Prevents a stale worker from writing: checked right before a row, a checkpoint or `latest` is written.
+    """Prevents a worker of an old generation from writing. It is checked right before a row of metrics, a checkpoint or
+    `latest` is written.
 
     Generations count up by one, so it is enough to look for the next record. The time between check and write is not
     covered: a process that is stopped within these microseconds may still write one row, which carries its generation,

@@ -50,9 +50,9 @@ class Manifest(Document):
     schema_kind: ClassVar[str] = "manifest"
 
     step: int = Field(ge=0)
-    """Steps done."""
+    """Optimizer steps done when the checkpoint was saved."""
     generation: int
-    """Generation that wrote it."""
+    """Generation that wrote the checkpoint."""
     samples: int = Field(ge=0)
     """Sequences consumed; the sampler continues there."""
     seed: int
@@ -61,10 +61,10 @@ class Manifest(Document):
     model_sha256: str
     """Content hash of the model's dimensions: a checkpoint of another model is refused."""
     world_size: int
-    """Processes that wrote it; any number of processes can read it."""
+    """Number of processes that wrote the checkpoint; any number can read it."""
     loss_scale: LossScale | None = None
     """State of the loss scale; only with precision fp16."""
     reduction_sha256: str | None = None
-    """Hash of all in the plan that decides what each rank's reducer keeps between steps; absent where reducers keep
-    nothing. A plan with another hash cannot use that state."""
+    """Hash of the parts of the plan that decide what state each rank's gradient reducer has between steps; absent where
+    reducers have none. A run whose plan has another hash cannot restore that state."""
     files: list[FileEntry]

@@ -14,25 +14,25 @@ class BytesSent(Part):
     """Bytes that the whole job sends in a step, by mesh axis."""
 
     dp: int = 0
-    """Gradients, and sharded weights that are gathered."""
+    """Bytes of gradients, and of sharded weights that are gathered."""
     pp: int = 0
     tp: int = 0
 
 
 class RankPlacement(Part):
-    """What a rank actually holds and runs, read from the objects that were built."""
+    """What a rank holds and runs, read from the model and schedule that its worker built."""
 
     rank: int
     device: str
     stages: list[int]
     layers: list[int]
-    """Global numbers of the blocks it holds."""
+    """Global numbers of the blocks that the rank holds."""
     micro_batch: int
-    """Sequences in its micro-batches."""
+    """Sequences in each of the rank's micro-batches."""
     micro_batches: int
-    """Micro-batches whose forward pass it ran in the first step."""
+    """Micro-batches whose forward pass the rank ran in the first step."""
     base_bytes: float | None = None
-    """Peak memory before it built the model, measured as `memory_bytes_max`."""
+    """Peak memory of the worker before it built the model, measured as `memory_bytes_max`."""
 
 
 class CompressionFigures(Part):
@@ -45,7 +45,7 @@ class CompressionFigures(Part):
 
 
 class ValidSet(Part):
-    """Result on one named validation set."""
+    """Loss and perplexity on one named validation set."""
 
     loss: float
     """Mean cross-entropy, nats per target."""
@@ -54,7 +54,7 @@ class ValidSet(Part):
 
     @classmethod
     def of(cls, loss: float) -> ValidSet:
-        """Return the set's figures from its loss."""
+        """Return the result of a validation set with this loss, in nats per target."""
         return cls(loss=loss, perplexity=perplexity(loss))
 
 
@@ -67,7 +67,7 @@ def perplexity(loss: float) -> float | None:
 
 
 class MetricRow(Document):
-    """One optimizer step."""
+    """A line of metrics.jsonl: the figures of one optimizer step."""
 
     schema_kind: ClassVar[str] = "metric"
 
@@ -77,7 +77,7 @@ class MetricRow(Document):
     time_s: float
     """Wall clock at the end of the step, seconds since 1970."""
     step_time_s: float
-    """Duration of the step."""
+    """Duration of the step, seconds."""
     loss: float
     """Mean cross-entropy over the targets of the global batch, nats: all tokens (next_token), the masked tokens
     (masked), the decoder's tokens (span_corruption)."""
@@ -98,17 +98,17 @@ class MetricRow(Document):
     samples: int
     """Sequences consumed since the start of the run."""
     source_samples: dict[str, int] | None = None
-    """Of them, sequences from each training folder; only where folders have weights."""
+    """Sequences consumed from each training folder since the start of the run; only where folders have weights."""
     tokens_per_s: float
     bytes_sent: BytesSent
     compression: CompressionFigures | None = None
     """Figures of gradient compression; only in modes that have any."""
     stage_time_s: list[float]
-    """Compute time of each stage: forward, loss and backward, slowest replica."""
+    """Compute seconds of each stage: forward, loss and backward, slowest replica."""
     stage_forward_s: list[float] | None = None
-    """Part of it in forward and loss of each stage, slowest replica."""
+    """Part of `stage_time_s` in forward and loss, for each stage, slowest replica."""
     stage_backward_s: list[float] | None = None
-    """Part of it in the backward pass of each stage, slowest replica."""
+    """Part of `stage_time_s` in the backward pass, for each stage, slowest replica."""
     bubble_fraction: float | None = None
     """Share of the pipeline schedule's time in which a device did not compute, but waited for a neighbour or sent to
     one. Mean over devices; absent without a pipeline (pp 1). Collectives of tensor parallelism count as computation.
@@ -116,20 +116,21 @@ class MetricRow(Document):
     schedule includes collectives between replicas: those of zero 2 and 3 within a forward or backward pass count as
     computation, those that run once a step do not."""
     micro_batches: list[int]
-    """Counted micro-batches that each replica ran forward in this step."""
+    """Number of micro-batches that each replica ran forward in this step, as counted by its workers."""
     memory_bytes_max: float | None = None
-    """Largest resident memory of a worker (CPU), or largest allocation (CUDA)."""
+    """Largest resident memory of a worker (CPU), or its largest allocation (CUDA), in bytes."""
     placement: list[RankPlacement] | None = None
     """What each rank actually runs; in the first row of each generation."""
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """Return all rows of a metrics file, in file order, without an incomplete last line of a killed writer."""
+    """Return all rows of a metrics file, in file order. A last line that a killed writer left incomplete is skipped."""
     return [MetricRow.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
 def last_row_of_each_step(rows: list[MetricRow]) -> list[MetricRow]:
-    """Return one row per step, of the highest generation, ordered by step: the history that led to the final model."""
+    """Return one row per step, ordered by step: of a repeated step, the row of the highest generation. These rows are
+    the history of the final model."""
     best: dict[int, MetricRow] = {}
     for row in rows:
         if row.step not in best or row.generation >= best[row.step].generation:

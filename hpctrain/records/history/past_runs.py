@@ -1,7 +1,7 @@
 """history.jsonl: the runs that a user started, wherever their folders are. Lines are appended and never changed.
 
-Home folders are often on NFS, where databases with their own locks break. So whole lines are appended, and readers skip
-a torn line.
+Home folders are often on NFS, where databases with their own locks break. So writers append whole lines, and readers
+skip a torn line.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hpctrain.records.format.jsonl import read_jsonl
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 LINE_BYTES_MAX = 4096
-"""Bytes of a line; a longer one could be torn by another process's write (PIPE_BUF)."""
+"""Longest line in bytes; another process's write could tear a longer one (PIPE_BUF)."""
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.05
 
 
 class PastRun(Document):
-    """A run as it was when it was started."""
+    """One started run, as recorded at its start."""
 
     schema_kind: ClassVar[str] = "past_run"
 

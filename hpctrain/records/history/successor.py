@@ -1,4 +1,4 @@
-"""successors.jsonl: the jobs queued to continue a run, each behind the one before it."""
+"""successors.jsonl: the jobs that were queued to continue a run, each behind the previous one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SUCCESSORS_FILE = "successors.jsonl"
 
 
 class Successor(Document):
-    """One job that starts when another one has ended, in whatever way."""
+    """A line of successors.jsonl: one job that starts when another job has ended in any way."""
 
     schema_kind: ClassVar[str] = "successor"
 
     job_id: str
     after: str
-    """Id of the job that it waits for."""
+    """Id of the job that the successor waits for."""
     exclude: list[str] = []
-    """Nodes that its submission excluded."""
+    """Nodes that the successor's submission excluded."""
     time_s: float
     """When it was queued, seconds since 1970."""
 
@@ -38,9 +38,9 @@ def read_successors(folder: Path) -> list[Successor]:
 
 
 def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
-    """Return the jobs that led to this one: first the one that the user submitted, last the job itself.
+    """Return the ids of the jobs that led to `job`: first the one that the user submitted, last `job` itself.
 
-    It is empty for a run without a job.
+    The list is empty for a run without a job.
     """
     if job is None:
         return []
@@ -52,7 +52,7 @@ def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
 
 
 def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
-    """Return the jobs that wait for this one, directly or indirectly, the next one first."""
+    """Return the ids of the jobs that wait for `job`, directly or indirectly, the next one first."""
     queue = [job]
     for item in successors:
         if item.after in queue and item.job_id not in queue:

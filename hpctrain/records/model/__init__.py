@@ -1,1 +1,1 @@
-"""Models without tensors: families, presets, and the counts that planner and workers use."""
+"""Descriptions of models without tensors: families, presets, and counts of parameters, FLOPs and bytes."""

@@ -1,4 +1,4 @@
-"""What GPT-2 and BERT have in common: learned positions, LayerNorm, GELU, and a bias at every matrix."""
+"""Base class of GPT-2 and BERT: learned positions, LayerNorm, GELU, and a bias at every matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpctrain.records.model.transformer_spec import TransformerSpec
 
 
 class BiasedSpec(TransformerSpec):
-    """Blocks of 4 d² + 2 d·f weights with biases, and a table of learned positions."""
+    """A Transformer with biases and learned positions: each block has 4 d² + 2 d·f weights (d: `dim`, f: `ffn_dim`)."""
 
     ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the feed-forward layer. Default: 4 times `dim`."""
@@ -38,7 +38,7 @@ class BiasedSpec(TransformerSpec):
 
     @property
     def hidden_by_mask(self) -> float:
-        """Share of the attention scores that a mask hides and that are not computed."""
+        """Return the share of the attention scores that a mask hides and that are therefore not computed."""
         return 0.0
 
     def sequence_length_error(self, seq_len: int) -> str | None:
@@ -47,12 +47,15 @@ class BiasedSpec(TransformerSpec):
         return f"the model has {self.positions} positions (model.dims.positions)"
 
     def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one of `tp` devices; norms and biases of the residual stream are not split."""
+        """Return the number of parameters of one block on one of `tp` devices; norms and biases of the residual stream
+        are not split."""
         split = 4 * self.dim * self.dim + 2 * self.dim * self.hidden + 3 * self.dim + self.hidden
         return split // tp + 6 * self.dim
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs as in `BlockStack`; attention takes 4·s·d per token and block, less what a mask hides."""
+        """Return the FLOPs of a forward pass through blocks [start, stop), and through the head where the last block is
+        among them. Attention takes 4·s·d FLOPs per token and block, less the scores that a mask hides (s: `seq_len`, d:
+        `dim`)."""
         stop = self.layers if stop is None else stop
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
         scores = 4.0 * seq_len * self.dim * (1 - self.hidden_by_mask)
@@ -60,11 +63,12 @@ class BiasedSpec(TransformerSpec):
         return flops + (self.head_flops(sequences * seq_len) if stop == self.layers else 0.0)
 
     def head_flops(self, tokens: int) -> float:
-        """FLOPs of the matrix products after the last block."""
+        """Return the FLOPs of the matrix products after the last block."""
         return 2.0 * tokens * self.vocabulary * self.dim
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`.
+        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
+        `sequences`.
 
         Counted from the code of the block: inputs and outputs of both norms (4 d); queries, keys, values and attention
         output (4 d), input and output of the GELU (2 f), split over `tp`.
@@ -73,15 +77,17 @@ class BiasedSpec(TransformerSpec):
         return int(sequences * seq_len * bytes_per_value * (4 * self.dim + split / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both norms."""
+        """Return the part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both
+        norms."""
         return sequences * seq_len * bytes_per_value * 4 * self.dim
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps; what
-        the two projections add to the residual stream is whole on each device."""
+        """Return the bytes of the results of a block's matrix products and attention, which selective recomputation
+        keeps. The outputs of the two projections into the residual stream are whole on each device; the rest is split
+        over `tp`."""
         split = 4 * self.dim + self.hidden
         return int(sequences * seq_len * bytes_per_value * (2 * self.dim + split / tp))
 
     def tables(self, first: bool, last: bool) -> int:
-        """Number of embedding and head matrices in a stage with these ends."""
+        """Return how many embedding and head matrices a stage holds that is the first or the last one of the model."""
         return int(first or last) if self.tied else int(first) + int(last)

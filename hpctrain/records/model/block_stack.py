@@ -15,7 +15,7 @@ from hpctrain.records.format.document import Part
 
 
 class BlockStack(Part):
-    """Base class of all models; its methods have the answers that most families share."""
+    """Base class of all model specifications; its methods return what is right for most families."""
 
     layers: int = Field(ge=1, le=LAYERS_MAX)
     """Number of blocks."""
@@ -25,56 +25,61 @@ class BlockStack(Part):
 
     @abstractmethod
     def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one of `tp` devices: matrices are split, norms are whole on each."""
+        """Return the number of parameters of one block on one of `tp` devices: matrices are split, norms are whole on
+        each."""
 
     @abstractmethod
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of a stage outside its blocks, at the front (first) and the back (last) of the model, on one of
-        `tp` devices. A tied matrix counts once in a stage with both ends; where the model is cut, each end has a
-        copy."""
+        """Return the number of parameters of a stage outside its blocks, at the front (first) and the back (last) of
+        the model, on one of `tp` devices. A tied matrix counts once in a stage with both ends; where the model is cut,
+        each end has a copy."""
 
     @abstractmethod
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs of a forward pass over `sequences` through blocks [start, stop), and through the head where the last
-        block is among them; backward costs twice that. Matrix products take 2 FLOPs per parameter and token, plus
-        those of attention (Korthikanti et al. 2022, appendix A, without the recompute term)."""
+        """Return the FLOPs of a forward pass over `sequences` through blocks [start, stop), and through the head where
+        the last block is among them; the backward pass takes twice as many. Matrix products take 2 FLOPs per parameter
+        and token, plus the FLOPs of attention (Korthikanti et al. 2022, appendix A, without the recompute term)."""
 
     @abstractmethod
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`."""
+        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
+        `sequences`."""
 
     @abstractmethod
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism does not split."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split."""
 
     @abstractmethod
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps."""
+        """Return the bytes of the results of a block's matrix products and attention, which selective recomputation
+        keeps."""
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices."""
+        """Return the number of parameters of the blocks [start, stop), and of embedding and head where the stage holds
+        them, on one of `tp` devices."""
         stop = self.layers if stop is None else stop
         ends = self.end_parameters(tp, first=start == 0, last=stop == self.layers)
         return (stop - start) * self.block_parameters(tp) + ends
 
     def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of a stage by its number of blocks and the ends it has; for a stage that may lie anywhere in
-        between, the most that such a stage holds."""
+        """Return the number of parameters of a stage, given its number of blocks and whether it is the model's first or
+        last one. Where blocks differ, it is the most that such a stage can hold."""
         return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """Blocks of mean size that a stage amounts to: (by FLOPs, by activations kept for the backward pass)."""
+        """Return the size of a stage in blocks of mean size: (by FLOPs, by activations kept for the backward pass)."""
         return blocks, blocks
 
     @property
     def preferred_cut(self) -> int | None:
-        """The block before which a cut sends least; None where all cuts send the same."""
+        """Return the number of the block before which a cut sends the fewest bytes; None where all cuts send the
+        same."""
         return None
 
     def stage_boundary_bytes(
         self, sequences: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None
     ) -> int:
-        """Bytes of the activation [batch, seq, dim] that is sent between two stages.
+        """Return the bytes of the activation [batch, seq, dim] that is sent between two stages.
 
         Args:
             cut: the block before which the model is cut; None: the largest of all cuts.
@@ -82,30 +87,33 @@ class BlockStack(Part):
         return sequences * self.boundary_length(seq_len, cut) * self.dim * bytes_per_value
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Sequence positions in a stage message; for `cut` see `stage_boundary_bytes`."""
+        """Return the sequence positions in a stage message, with the model cut before block `cut` (None: the largest of
+        all cuts)."""
         return seq_len
 
     def selective_flops(self, sequences: int, seq_len: int) -> float:
-        """FLOPs of a block's matrix products that selective recomputation repeats: none, their results are kept."""
+        """Return the FLOPs of a block's matrix products that selective recomputation repeats: 0, because their results
+        are kept."""
         return 0.0
 
     def selective_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that the operations repeated by selective recomputation process: all of a block's activations."""
+        """Return the bytes that the operations repeated by selective recomputation process: all of a block's
+        activations."""
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def target_length(self, seq_len: int) -> int:
-        """Positions of a sequence for which the head computes logits."""
+        """Return the number of positions of a sequence for which the head computes logits."""
         return seq_len
 
     def pipeline_error(self, stages: int) -> str | None:
-        """None when the model can be cut into that many stages, else the reason."""
+        """Return why the model cannot be cut into that many stages; None when it can."""
         return None
 
     def sequence_length_error(self, seq_len: int) -> str | None:
-        """None when the model takes sequences of that length, else the reason."""
+        """Return why the model cannot take sequences of that length; None when it can."""
         return None
 
     @property
     def can_split_backward(self) -> bool:
-        """Whether a stage's backward pass can be split into one for inputs and one for weights (I, W)."""
+        """Whether a stage's backward pass can be split into one for inputs (I) and one for weights (W)."""
         return True

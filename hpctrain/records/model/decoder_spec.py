@@ -55,7 +55,8 @@ class DecoderSpec(TransformerSpec):
         return (attention + 3 * self.dim * self.hidden) // tp + 2 * self.dim
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of embedding (first), final norm and head (last) of a stage, on one of `tp` devices."""
+        """Return the number of parameters of embedding (first), final norm and head (last) of a stage, on one of `tp`
+        devices."""
         tables = int(first or last) if self.tied else int(first) + int(last)
         return tables * self.embedding_parameters() // self.head_shards(tp) + (self.dim if last else 0)
 
@@ -66,7 +67,9 @@ class DecoderSpec(TransformerSpec):
         return None
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs as in `BlockStack`; attention takes 4·s·d per token and block, halved by the causal mask."""
+        """Return the FLOPs of a forward pass through blocks [start, stop), and through the head where the last block is
+        among them. Attention takes 4·s·d FLOPs per token and block, halved by the causal mask (s: `seq_len`, d:
+        `dim`)."""
         stop = self.layers if stop is None else stop
         tokens = sequences * seq_len
         flops = (stop - start) * tokens * (2.0 * (self.block_parameters() - 2 * self.dim) + 2.0 * seq_len * self.dim)
@@ -75,7 +78,8 @@ class DecoderSpec(TransformerSpec):
         return flops
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`.
+        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
+        `sequences`.
 
         Counted from the code of the block: inputs of both norms and their normalised outputs (4 d), queries, keys and
         values with their rotated copies (2·(d + 2·kv)), attention output (d), SwiGLU's two products, the activation and
@@ -86,14 +90,16 @@ class DecoderSpec(TransformerSpec):
         return int(sequences * seq_len * bytes_per_value * (4 * self.dim + split / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both norms."""
+        """Return the part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both
+        norms."""
         return sequences * seq_len * bytes_per_value * 4 * self.dim
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products and attention, which selective recomputation keeps.
+        """Return the bytes of the results of a block's matrix products and attention, which selective recomputation
+        keeps.
 
-        Queries, keys, values, attention output and both SwiGLU products are split over `tp`; what the two projections
-        add to the residual stream is whole on each device.
+        Queries, keys, values, attention output and both SwiGLU products are split over `tp`; the outputs of the two
+        projections into the residual stream are whole on each device.
         """
         key_value = self.key_value_heads * self.head_dim
         split = 2 * self.dim + 2 * key_value + 2 * self.hidden

@@ -56,12 +56,14 @@ class EncoderDecoderSpec(TransformerSpec):
         return self
 
     def sha256(self) -> str:
-        """Hash of the dimensions, without the length of a decoder's sequence: weights do not depend on it."""
+        """Return the hash of the dimensions, without the length of a decoder's sequence: weights do not depend on
+        it."""
         return content_sha256(self.model_copy(update={"decoder_seq": None}))
 
     @property
     def seam(self) -> int:
-        """Number of the first decoder block: the cut before it sends least, and encoder and decoder part there."""
+        """Number of the first decoder block. The cut before it separates encoder and decoder, and sends the fewest
+        bytes."""
         return self.encoder_layers or self.layers // 2
 
     @property
@@ -78,26 +80,27 @@ class EncoderDecoderSpec(TransformerSpec):
         return self.ffn_dim or 4 * self.dim
 
     def target_length(self, seq_len: int) -> int:
-        """Tokens in a decoder's sequence, where the encoder's has `seq_len`."""
+        """Return the number of tokens in a decoder's sequence, where the encoder's sequence has `seq_len`."""
         return self.decoder_seq or longest_text(seq_len).outputs
 
     @property
     def supports_sequence_parallel(self) -> bool:
-        """False: stage messages hold two residual streams, joined along the sequence."""
+        """Always False, because stage messages hold two residual streams, joined along the sequence."""
         return False
 
     @property
     def can_split_backward(self) -> bool:
-        """False: a stage uses its table of positions, and perhaps its embedding, more than once."""
+        """Return False: a stage uses its table of positions, and perhaps its embedding, more than once."""
         return False
 
     def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of a block on one of `tp` devices: the mean of all, rounded up."""
+        """Return the number of parameters of a block on one of `tp` devices: the mean over all blocks, rounded up."""
         decoders = self.layers - self.seam
         return -(-(self.seam * self._encoder_block(tp) + decoders * self._decoder_block(tp)) // self.layers)
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of a stage outside its blocks, on one of `tp` devices; the last stage contains the seam."""
+        """Return the number of parameters of a stage outside its blocks, on one of `tp` devices. The seam (the first
+        decoder block) is taken to be in the last stage."""
         shards = self.head_shards(tp)
         tables = int(first or last) + int(last and not self.tied)
         return tables * self.embedding_parameters() // shards + self._table(tp) * (first + last) + 2 * self.dim * last
@@ -113,7 +116,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return count + self.embedding_parameters() // self.head_shards(tp) + self.dim + 2 * self._table(tp)
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """Blocks as in `BlockStack`. A stage between the ends has mean FLOPs, and the largest blocks' activations."""
+        """Return the size of a stage in blocks of mean size: (by FLOPs, by activations). A stage that is neither first
+        nor last counts with mean FLOPs and with the activations of the largest blocks."""
         flops, saved = self._block_flops(seq_len), self._saved_values(seq_len)
         if first or last:
             encoders = min(blocks, self.seam) if first else max(0, blocks - (self.layers - self.seam))
@@ -124,14 +128,15 @@ class EncoderDecoderSpec(TransformerSpec):
 
     @property
     def preferred_cut(self) -> int | None:
-        """The seam: only the encoder's residual stream is sent there, and encoder and decoder part."""
+        """Return the seam, the number of the first decoder block: a cut before it sends only the encoder's residual
+        stream."""
         return self.seam
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Parameters of blocks [start, stop) and of what the stage holds besides, on one of `tp` devices.
+        """Return the number of parameters of a stage with blocks [start, stop), on one of `tp` devices.
 
-        With the first decoder block come a copy of the embedding and the encoder's last norm; each stage has the
-        tables of relative positions of its blocks.
+        The stage of the first decoder block also holds a copy of the embedding and the encoder's last norm. Each stage
+        holds the tables of relative positions that its blocks use.
         """
         stop = self.layers if stop is None else stop
         first, seam, last = start == 0, start <= self.seam < stop, stop == self.layers
@@ -142,7 +147,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return count + self._table(tp) * (bool(encoders) + bool(decoders))
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs as in `BlockStack`; a mask saves no scores here, because positions are added to all of them."""
+        """Return the FLOPs of a forward pass through blocks [start, stop), and through the head where the last block is
+        among them. The causal mask saves none, because relative positions are added to all scores."""
         stop = self.layers if stop is None else stop
         encoder, decoder = self._block_flops(seq_len)
         encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
@@ -152,13 +158,14 @@ class EncoderDecoderSpec(TransformerSpec):
         return sequences * flops
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Sequence positions in a stage message: the encoder's residual stream up to the seam, both streams after."""
+        """Return the sequence positions in a stage message: of the encoder's residual stream up to the seam, of encoder
+        and decoder after it."""
         both = cut is None or cut > self.seam
         return seq_len + (self.target_length(seq_len) if both else 0)
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-        """Weights held by several stages: the embedding, where tokens enter encoder and decoder and at a tied head; and
-        the tables of relative positions, in each stage with blocks of their stack."""
+        """Return weight name -> stages, for each weight that several stages hold. These are the embedding (where tokens
+        enter encoder and decoder, and at a tied head) and the tables of relative positions of encoder and decoder."""
         stages = range(len(cuts))
         cut_at_seam = {stage for stage in stages if cuts[stage][0] <= self.seam < cuts[stage][1]}
         holders = {
@@ -169,7 +176,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return {name: stages for name, stages in holders.items() if len(stages) > 1}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of all blocks.
+        """Return the bytes that a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of
+        all blocks.
 
         Counted from the code of the block. Each norm keeps its input, the normalised input and its output (3 d). An
         attention keeps queries, keys, values and its output. Where positions are added to its scores it also keeps
@@ -180,11 +188,12 @@ class EncoderDecoderSpec(TransformerSpec):
         return int(sequences * bytes_per_value * (whole + split / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism does not split: what the norms keep."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split: what the norms keep."""
         return int(sequences * bytes_per_value * self._mean(*self._whole(seq_len)))
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of the results of a block's matrix products, scores included, which selective recomputation keeps."""
+        """Return the bytes of the results of a block's matrix products, scores included, which selective recomputation
+        keeps."""
         source, target = seq_len, self.target_length(seq_len)
         split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
         encoder = source * (split + self.heads * source)
@@ -193,7 +202,7 @@ class EncoderDecoderSpec(TransformerSpec):
         return int(sequences * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
 
     def _block_flops(self, seq_len: int) -> tuple[float, float]:
-        """FLOPs of an (encoder block, decoder block), for one sequence."""
+        """Return the forward FLOPs of one sequence: (in an encoder block, in a decoder block)."""
         source, target = seq_len, self.target_length(seq_len)
         matrices = 2.0 * (4 * self.dim * self.inner + self._feed_forward)
         encoder = source * (matrices + 4.0 * source * self.inner)
@@ -202,11 +211,13 @@ class EncoderDecoderSpec(TransformerSpec):
         return encoder, decoder + cross
 
     def _whole(self, seq_len: int) -> tuple[float, float]:
-        """Values that the norms of an (encoder block, decoder block) keep."""
+        """Return the number of values that the norms keep for one sequence: (in an encoder block, in a decoder
+        block)."""
         return 6.0 * seq_len * self.dim, 9.0 * self.target_length(seq_len) * self.dim
 
     def _split(self, seq_len: int) -> tuple[float, float]:
-        """Values that attention and feed-forward layer of an (encoder block, decoder block) keep."""
+        """Return the number of values that attention and feed-forward layer keep for one sequence: (in an encoder
+        block, in a decoder block)."""
         source, target = seq_len, self.target_length(seq_len)
         shared = 4 * self.inner + (4 if self.gated else 1) * self.hidden
         encoder = source * (shared + self.heads * source)
@@ -214,7 +225,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return encoder, decoder
 
     def _saved_values(self, seq_len: int) -> tuple[float, float]:
-        """Values that an (encoder block, decoder block) keeps on one device."""
+        """Return the number of values that are kept on one device for one sequence: (in an encoder block, in a decoder
+        block)."""
         whole, split = self._whole(seq_len), self._split(seq_len)
         return whole[0] + split[0], whole[1] + split[1]
 
@@ -226,7 +238,7 @@ class EncoderDecoderSpec(TransformerSpec):
         return (3 if self.gated else 2) * self.dim * self.hidden
 
     def _table(self, tp: int) -> int:
-        """Parameters of a table of relative positions."""
+        """Return the number of parameters of a table of relative positions on one of `tp` devices."""
         return self.buckets * self.heads // tp
 
     def _encoder_block(self, tp: int) -> int:

@@ -28,8 +28,8 @@ class EncoderSpec(BiasedSpec):
     """Added to the variance in LayerNorm."""
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of embedding, positions, segments and their norm (first), and of the head (last), on one of `tp`
-        devices; the matrix in the head is whole on each."""
+        """Return the number of parameters of embedding, positions, segments and their norm (first), and of the head
+        (last), on one of `tp` devices; the matrix in the head is whole on each."""
         shards = self.head_shards(tp)
         front = (self.positions + SEGMENTS + 2) * self.dim
         back = self.dim * self.dim + 3 * self.dim + self.vocabulary // shards

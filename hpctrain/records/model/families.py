@@ -22,6 +22,6 @@ class HfModel(Part):
     config: dict[str, Any]
     """The folder's config.json, unchanged; an export is based on it."""
     dims: Annotated[FamilySpec, Field(discriminator="family")]
-    """The model's dimensions as read from it."""
+    """The model's dimensions as read from config.json."""
     weights_sha256: str
-    """Hash of names, types, shapes and first bytes of all tensors: step 0 accepts only these weights."""
+    """Hash of names, types, shapes and first bytes of all tensors: the run starts only from these weights."""

@@ -25,10 +25,11 @@ class Gpt2Spec(BiasedSpec):
 
     @property
     def hidden_by_mask(self) -> float:
-        """Share of the attention scores that is not computed: half, those of later tokens."""
+        """Return the share of the attention scores that is not computed: one half, the scores of later tokens."""
         return 0.5
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of embedding and positions (first), last norm and head (last), on one of `tp` devices."""
+        """Return the number of parameters of embedding and positions (first), last norm and head (last), on one of `tp`
+        devices."""
         tables = self.tables(first, last) * self.embedding_parameters() // self.head_shards(tp)
         return tables + self.positions * self.dim * first + 2 * self.dim * last

@@ -13,15 +13,15 @@ from hpctrain.records.model.block_stack import BlockStack
 from hpctrain.records.model.families import FamilySpec
 
 Split = Literal["columns", "rows"]
-"""columns: each device computes a part of the linear's outputs. rows: each takes a part of its inputs, and the partial
-results are summed (Shoeybi et al. 2019)."""
+"""columns: each device computes a part of the linear's outputs. rows: each device takes a part of the linear's inputs,
+and the partial results are summed (Shoeybi et al. 2019)."""
 
 
 class PartSizes(Part):
-    """Measured sizes of a part of the model."""
+    """Measured parameters, FLOPs and activation bytes of a part of the model."""
 
     parameters: int = Field(ge=0)
-    """Parameters in its weights."""
+    """Number of parameters in the part's weights."""
     flops: int = Field(ge=0)
     """FLOPs of a forward pass over one sequence."""
     activation_bytes: int = Field(ge=0)
@@ -36,11 +36,11 @@ class ImportedSpec(BlockStack):
     args: dict[str, Any] = {}
     """Keyword arguments of the factory, in addition to `vocabulary` and `seq_len`."""
     front: list[str]
-    """Modules from tokens [batch, seq] to the hidden state [batch, seq, dim], applied in turn."""
+    """Names of the modules from tokens [batch, seq] to the hidden state [batch, seq, dim], applied in turn."""
     blocks: str
-    """Container of the blocks, each from hidden state to hidden state."""
+    """Name of the container of the blocks; each block maps hidden state to hidden state."""
     back: list[str]
-    """Modules from the hidden state to logits [batch, seq, vocab]."""
+    """Names of the modules from the hidden state to logits [batch, seq, vocab], applied in turn."""
     tensor_parallel: dict[str, Split] = {}
     """How the linears of a block are split over tp, by their name within the block."""
     seq_len: int = Field(ge=1, le=SEQ_MAX)
@@ -67,7 +67,7 @@ class ImportedSpec(BlockStack):
     """Hash of the names and shapes of all weights."""
 
     def sha256(self) -> str:
-        """Hash of the model; weights fit only models with the same hash."""
+        """Return the hash of the model; weights fit only models with the same hash."""
         return self.weights_sha256
 
     @property
@@ -75,19 +75,20 @@ class ImportedSpec(BlockStack):
         return self.vocab
 
     def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one of `tp` devices."""
+        """Return the number of parameters of one block on one of `tp` devices."""
         return self.block_sizes.parameters - self.split_parameters + self.split_parameters // tp
 
     def embedding_parameters(self) -> int:
-        """Parameters of the larger of front and back."""
+        """Return the number of parameters of the larger of front and back."""
         return max(self.front_sizes.parameters, self.back_sizes.parameters)
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of the front modules (first) and the back modules (last), whole on each of `tp` devices."""
+        """Return the number of parameters of the front modules (first) and the back modules (last), whole on each of
+        `tp` devices."""
         return (self.front_sizes.parameters if first else 0) + (self.back_sizes.parameters if last else 0)
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
+        """Return the FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
 
         The front modules (a look-up in most models) count with block 0.
         """
@@ -100,36 +101,38 @@ class ImportedSpec(BlockStack):
         return self._sequences(sequences, seq_len) * flops
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-        """Weights held by several stages: none; a weight that front and back share cannot be in two stages."""
+        """Return {}: no weight is in two stages, because a model whose front and back share a weight is not cut."""
         return {}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes of activations that one block keeps for its backward pass, for one micro-batch of `sequences`."""
+        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
+        `sequences`."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         saved = whole + self.split_activation_bytes / tp
         return int(self._sequences(sequences, seq_len) * saved * bytes_per_value / 4)
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism does not split."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         return int(self._sequences(sequences, seq_len) * whole * bytes_per_value / 4)
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that selective recomputation keeps of a block: not measured separately, so all that the block keeps."""
+        """Return the bytes of a block that selective recomputation keeps: all of its activations, because a part was
+        not measured separately."""
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and
-        the measured activations of the back modules."""
+        """Return the bytes that the back modules and the loss keep: logits, their log-softmax, the gradient of one of
+        them, and the measured activations of the back modules."""
         back_bytes = self._sequences(sequences, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
         return int(3 * sequences * seq_len * self.vocab * bytes_per_value + back_bytes)
 
     def head_shards(self, tp: int) -> int:
-        """Parts that front and back are split into: 1, they are whole on every device."""
+        """Return 1: front and back are not split, each device holds all of them."""
         return 1
 
     def tensor_parallel_error(self, tp: int) -> str | None:
-        """None when the blocks can be split into `tp` parts, else the reason."""
+        """Return why the blocks cannot be split into `tp` parts; None when they can."""
         if tp == 1 or tp in self.tensor_parallel_degrees:
             return None
         if not self.tensor_parallel:
@@ -138,24 +141,24 @@ class ImportedSpec(BlockStack):
         return f"split as model.tensor_parallel says, a block was seen to be right on {allowed} devices only"
 
     def pipeline_error(self, stages: int) -> str | None:
-        """None when the model can be cut into that many stages, else the reason."""
+        """Return why the model cannot be cut into that many stages; None when it can."""
         if self.tied and stages > 1:
             return "front and back of the imported model share a weight, which cannot lie in two stages"
         return None
 
     @property
     def supports_sequence_parallel(self) -> bool:
-        """False: it is unknown which modules of the model are norms."""
+        """Always False, because it is unknown which modules of an imported model are norms."""
         return False
 
     @property
     def gathers_in_compute_dtype(self) -> bool:
-        """False: weights are gathered in fp32, as without sharding, because an imported model keeps its residual stream
-        in the precision that it computes in."""
+        """Always False: sharded weights are gathered in fp32, because an imported model keeps its residual stream in
+        the precision that it computes in."""
         return False
 
     def _sequences(self, sequences: int, seq_len: int) -> float:
-        """Number of sequences of the measured length that hold as many tokens."""
+        """Return how many sequences of the measured length hold as many tokens as `sequences` of length `seq_len`."""
         return sequences * seq_len / self.seq_len
 
 

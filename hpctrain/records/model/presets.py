@@ -1,4 +1,5 @@
-"""Named models. The name has the usual size of the model; the exact number of parameters depends on the vocabulary."""
+"""Named models. The number in a name is the model's usual size in parameters; the exact count depends on the
+vocabulary."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ PRESETS: dict[str, FamilySpec] = {
 """Models by name: like Llama (Touvron et al. 2023 and later releases), GPT-2 (Radford et al. 2019; the two largest have
 the shapes of Brown et al. 2020), BERT (Devlin et al. 2019, Turc et al. 2019), T5 (Raffel et al. 2020).
 
-`paper-12x768` and `encoder-1.3b` are both the paper's model. Its section 4.1 states 12 layers of width 768, which with
-a vocabulary of 32,000 are 0.11 billion parameters, and calls that 1.3 billion. The first has the stated shape, the
-second the stated size at a common shape; the paper does not say which of the two was trained.
+`paper-12x768` and `encoder-1.3b` are both the model of the paper that this project implements. Its section 4.1 states
+12 layers of width 768, which with a vocabulary of 32,000 are 0.11 billion parameters, and calls that 1.3 billion. The
+first has the stated shape, the second the stated size at a common shape; the paper does not say which of the two was
+trained.
 """

@@ -1,11 +1,12 @@
-"""Token counts of a sample, and those of a text in which a sentinel replaces each span (Raffel et al. 2020)."""
+"""Token counts of a training sample, also with span corruption, where a sentinel replaces each span (Raffel et al.
+2020)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 FRACTION, MEAN_SPAN = 0.15, 3.0
-"""Share of the tokens that is taken out, and their mean number in a span."""
+"""Default share of the tokens that span corruption takes out, and default mean number of tokens in a span."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Lengths:
     targets: int
     """Positions with a target."""
     spans: int = 0
-    """Number of sentinels."""
+    """Number of spans that are taken out, each replaced by a sentinel; 0 without span corruption."""
 
 
 def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = MEAN_SPAN) -> Lengths:

@@ -18,8 +18,8 @@ from hpctrain.records.model.block_stack import BlockStack
 
 
 def require_family(schema: dict[str, Any]) -> None:
-    """Make `family` a required key in the schema for editors: only a decoder may omit it, and a schema has to
-    distinguish the families."""
+    """Make `family` a required key in the schema for editors: only a decoder may leave the key out, and editors need it
+    to tell the families apart."""
     schema["required"] = [*schema.get("required", []), "family"]
 
 
@@ -36,7 +36,7 @@ class TransformerSpec(BlockStack):
     """The head uses the embedding's matrix."""
 
     def sha256(self) -> str:
-        """Hash of the dimensions; weights fit only models with the same hash."""
+        """Return the hash of the dimensions; weights fit only models with the same hash."""
         return content_sha256(self)
 
     @property
@@ -51,11 +51,12 @@ class TransformerSpec(BlockStack):
         """Width inside the feed-forward layer."""
 
     def embedding_parameters(self) -> int:
-        """Parameters of the token embedding."""
+        """Return the number of parameters of the token embedding."""
         return self.vocabulary * self.dim
 
     def head_shards(self, tp: int) -> int:
-        """Parts that embedding and head are split into, along the vocabulary; 1 where it is not divisible."""
+        """Return the number of parts that embedding and head are split into along the vocabulary; 1 where `tp` does not
+        divide it."""
         return tp if self.vocabulary % tp == 0 else 1
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
@@ -67,11 +68,12 @@ class TransformerSpec(BlockStack):
         return {"embedding.weight": [0, len(cuts) - 1]} if self.tied and len(cuts) > 1 else {}
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Bytes that the head and the loss keep: logits, their log-softmax and the gradient of one of them."""
+        """Return the bytes that the head and the loss keep: logits, their log-softmax and the gradient of one of
+        them."""
         return int(3 * sequences * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
 
     def tensor_parallel_error(self, tp: int) -> str | None:
-        """None when the blocks can be split into `tp` parts, else the reason."""
+        """Return why the blocks cannot be split into `tp` parts; None when they can."""
         for name, size in (("heads", self.heads), ("feed-forward width", self.hidden)):
             if size % tp:
                 return f"{name} {size} is not a multiple of tp {tp}"

@@ -10,22 +10,23 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.plan.compression import Codec, NoCompression
 
 BUCKET_BYTES = 8 * 2**20
-"""Size of a gradient bucket: large enough for full bandwidth, small enough that the first ones are sent early."""
+"""Size of a gradient bucket in bytes: large enough for full bandwidth, small enough for the first buckets to be sent
+early."""
 
 
 class CodecFigures(Part):
     """The planner's prediction for one codec, on the pipeline rank whose all-reduce takes longest."""
 
     codec: Codec
-    """The codec."""
+    """The codec with its settings."""
     sent_bytes: float | None = None
     """Bytes that a device sends in a step, after the warm-up steps."""
     wire_s: float | None = None
     """Seconds of the messages on the slowest link: their number times alpha plus their bytes times beta."""
     processor_s: float | None = None
-    """Seconds of selecting, encoding, decoding and copying numbers."""
+    """Seconds of selecting, encoding, decoding and copying numbers on the device."""
     hidden_s: float | None = None
-    """Seconds of the messages that overlap the backward pass."""
+    """Part of `wire_s` that overlaps the backward pass, seconds."""
     step_s: float | None = None
     """Seconds of a whole step: the mean over the run, warm-up steps included. Absent where the codec cannot be used."""
     verdict: str

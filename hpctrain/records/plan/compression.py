@@ -1,7 +1,7 @@
 """The modes of `compression` in run.yaml. All but `auto` are also the codecs of a plan.
 
-A codec's class is all that is said of it outside of its kernels: settings, bytes on the wire, state, price, and where
-it works. The checks of a plan, the planner, the bench and the tests read it here; `CODECS` is the table.
+A codec's class states everything about it but its kernels: settings, bytes on the wire, state, processor time, and
+where it can be used. The checks of a plan, the planner, the bench and the tests read these classes from `CODECS`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hpctrain.records.plan.stage_messages import FULL_BYTES, SCALE_BYTES, Messag
 
 
 def _layers(value: object) -> object:
-    """Return the value if it is of an allowed form. Otherwise one error is reported, not pydantic's one per form."""
+    """Return the value of `layers` if it has an allowed form; else raise one error, in place of pydantic's one per
+    form."""
     if value in ("all", "non_attention") or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         return value
     raise ValueError("allowed: all, non_attention, or a list of patterns for names of parameters")
@@ -36,7 +37,7 @@ VarianceForm = Literal["ours", "paper"]
 DensityMapping = Literal["linear", "log", "rank"]
 
 MIN_COMPRESSED_ELEMENTS = 4096
-"""Parameters of fewer numbers are always summed exactly; so are those of one dimension."""
+"""Fewest elements of a compressed parameter: smaller ones, and those of one dimension, are always summed exactly."""
 
 
 class NoCompression(GradientCodec):
@@ -82,17 +83,17 @@ class Quantized(GradientCodec):
     all_to_all = True
     overlap = 0.5
     measured_as = "quantized"
-    reduce_scatter_share = 0.6  # 0.62 with 8 bits and 0.61 with 4, on four ranks' parts of 4 M numbers (torch 2.13)
+    reduce_scatter_share = 0.6  # measured: 0.62 with 8 bits, 0.61 with 4; four ranks, 4 M numbers (torch 2.13)
 
     mode: Literal["int8", "int4"]
     """Gradients are sent as integers of that many bits, with a scale for each 256 of them. The rounding error is added
-    to the next gradient, and takes as much memory as the gradients."""
+    to the next gradient; storing it takes as much memory as the gradients."""
     layers: Layers = "all"
     """What is compressed, as in mode bf16."""
 
     @property
     def bits(self) -> int:
-        """Bits of each number: what the mode's name says. The kernels know all widths from 2 to 8."""
+        """Bits of each number, from the mode's name. The kernels support all widths from 2 to 8."""
         return int(self.mode.removeprefix("int"))
 
     @property
@@ -104,7 +105,7 @@ class Quantized(GradientCodec):
 
 
 class _Sparse(GradientCodec):
-    """Settings of every mode that sends only some of the numbers."""
+    """Base class of the codecs that send only some of the numbers of a gradient."""
 
     lossy = True
     measured_as = "topk"
@@ -113,12 +114,13 @@ class _Sparse(GradientCodec):
     """What is compressed: all; non_attention: all but attention; or a list of patterns for names of parameters, with
     '*'. The rest is summed exactly."""
     feedback: Feedback = "standard"
-    """What happens to numbers that are not sent. standard: they are added to the next gradient. decayed: the same, but
-    multiplied by `beta` each step. paper: equation (5) of the paper, literally. none: they are lost."""
+    """What happens to numbers that are not sent. standard: they are added to the next gradient. decayed: they are
+    multiplied by `beta` and added to the next gradient. paper: equation (5) of the paper that hpctrain implements,
+    literally. none: they are lost."""
     beta: float = Field(default=0.9, ge=0, le=1)
     """With feedback decayed or paper: factor on an unsent number per step."""
     residual: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the unsent numbers; they take that much memory for each parameter."""
+    """Precision in which unsent numbers are stored: 4 or 2 bytes of memory for each parameter."""
     warmup_steps: int = Field(default=100, ge=0)
     """Steps at the beginning of a run whose gradients are summed exactly."""
 
@@ -127,7 +129,8 @@ class _Sparse(GradientCodec):
 
 
 class _Selected(_Sparse):
-    """What the modes that send selected numbers as they are have in common."""
+    """Base class of the codecs that send the selected numbers themselves (not a sketch of them), with their
+    positions."""
 
     sharded_sums = "selected"
     all_to_all = True
@@ -140,30 +143,31 @@ class _Selected(_Sparse):
 
 
 class TopK(_Selected):
-    """The largest numbers of each layer are sent, the same share of each (Aji, Heafield 2017)."""
+    """The largest numbers of each layer are sent, the same share in every layer (Aji, Heafield 2017)."""
 
     auto_settings = {"density": 0.07}  # the density at which a probe measures devices
 
     mode: Literal["topk"]
-    """The largest numbers of each layer are sent, the same share of each."""
+    """The largest numbers of each layer are sent, the same share in every layer."""
     density: float = Field(default=0.05, gt=0, le=1)
     """Share of the numbers that is sent."""
     selector: Selector = "sampled"
     """How the largest are found. exact. sampled: by a threshold from a sample, so the count is approximate. block:
     within blocks. random: not the largest, but the same random positions on all ranks."""
     values: Values = "bf16"
-    """Precision in which they are sent; rounding errors are treated as unsent numbers."""
+    """Precision in which the selected numbers are sent; rounding errors are treated as unsent numbers."""
     reset: Reset = "none"
     """What happens to unsent numbers every `reset_every` steps. zero: they are dropped. flush: they are sent."""
     reset_every: int = Field(default=1000, ge=1)
-    """Steps between two of these."""
+    """Steps between two resets."""
 
     def number_bytes(self, world: int, dim: float) -> float:
         return sparse_bytes(self.density, self.values)
 
 
 class Adaptive(_Selected):
-    """The share that is sent follows the variance of each layer's gradients (section 3.3 of the paper)."""
+    """The largest numbers of each layer are sent; their share follows the variance of the layer's gradients (section
+    3.3 of the paper that hpctrain implements)."""
 
     mode: Literal["adaptive"]
     """The largest numbers of each layer are sent, more of layers whose gradients vary more."""
@@ -172,19 +176,21 @@ class Adaptive(_Selected):
     limits: tuple[float, float] = (0.7, 0.95)
     """Smallest and largest sparsity of a layer: the share that is not sent."""
     mapping: DensityMapping = "linear"
-    """How variances map to sparsities: linear, log (by their logarithms), or rank (by their order)."""
+    """How a layer's variance maps to its sparsity: linear, log (by its logarithm), or rank (by its place among all
+    layers)."""
     selector: Selector = "sampled"
-    """As in mode topk."""
+    """How the largest numbers are found, as in mode topk."""
     values: Values = "bf16"
-    """As in mode topk."""
+    """Precision in which the selected numbers are sent, as in mode topk."""
     warmup_steps: int = Field(default=50, ge=1)
     """Steps at the beginning of a run whose gradients are summed exactly and measured; the paper uses 50 to 100."""
     reprofile_every: int | None = Field(default=None, ge=1)
     """Steps after which the variances are measured again. Default: never."""
     reset: Reset = "none"
-    """As in mode topk; the paper zeroes every 1000 steps."""
+    """What happens to unsent numbers every `reset_every` steps, as in mode topk; the paper drops them every 1000
+    steps."""
     reset_every: int = Field(default=1000, ge=1)
-    """Steps between two of these."""
+    """Steps between two resets."""
 
     @model_validator(mode="after")
     def _limits_are_in_order(self) -> Adaptive:
@@ -205,12 +211,14 @@ class Adaptive(_Selected):
 
 
 class Tagc(_Sparse):
-    """The largest numbers are sent as a sketch that can be summed (TAGC, Polyakov et al. 2025)."""
+    """TAGC: the largest numbers are sent as a sketch, and sketches of several ranks can be summed (Polyakov et al.
+    2025)."""
 
     mode: Literal["tagc"]
     """The largest numbers are folded into a sketch, which is summed without decoding and unfolded exactly."""
     ratio: Annotated[float, Field(gt=1)] | Literal["auto"] = "auto"
-    """How many times smaller than the gradient the sketch is; auto: as small as unfolding allows."""
+    """Size of the gradient divided by the size of the sketch; auto: the largest ratio with which the sketch can still
+    be unfolded."""
     density: float = Field(default=0.05, gt=0, le=1)
     """Share of the numbers that is sent."""
     layers: Layers = "non_attention"
@@ -292,8 +300,8 @@ class AutoCompression(CompressionSettings):
     """The planner chooses the mode."""
 
     mode: Literal["auto"]
-    """The planner chooses none, bf16 or integers by measured links and devices, with `lossy` also power_sgd or topk;
-    the plan says why."""
+    """The planner chooses none, bf16 or integers by the measured links and devices; with `lossy`, also power_sgd or
+    topk. The plan gives the reason."""
     lossy: bool = False
     """Whether the planner may choose modes that leave out most of each gradient. They are faster on slow links, but
     after the same number of steps the loss may be higher (docs/results/compression.md)."""
@@ -308,12 +316,12 @@ Codec = Annotated[_AnyCodec, Field(discriminator="mode")]
 Compression = Annotated[_AnyCodec | AutoCompression, Field(discriminator="mode")]
 
 CODECS: tuple[type[GradientCodec], ...] = get_args(_AnyCodec)
-"""The codecs; of those that mode auto chooses from, the least lossy first."""
+"""All codecs. Those that mode auto chooses from are in order, the least lossy first."""
 MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
-"""Mode -> its codec."""
+"""Value of `compression.mode` -> class of its codec."""
 _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)
 
 
 def make_codec(settings: dict[str, Any]) -> Codec:
-    """The codec of settings as under `compression` in run.yaml."""
+    """Return the codec for settings as written under `compression` in run.yaml."""
     return _ADAPTER.validate_python(settings)

@@ -1,4 +1,4 @@
-"""What all codecs of gradients have in common: what the checks of a plan, the planner and the bench ask of each."""
+"""The base class of all gradient codecs: what the checks of a plan, the planner and the bench ask of a codec."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from hpctrain.records.plan.stage_messages import FULL_BYTES, CodecRate, Messages
 
 Values = Literal["fp32", "fp16", "bf16", "int8", "sign"]
 ShardedSums = Literal["all", "selected", "none"]
-"""What a codec sends of a gradient whose sums belong to one rank each: every number, some once a step, or nothing."""
+"""What a codec can send where each rank needs only the sums of its own shard. all: every number. selected: some
+numbers, once a step. none: the codec does not work there."""
 
 VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "sign": 1 / 8}
-"""Bytes of a number that is sent, without the scale of its block."""
+"""Precision -> bytes of a sent number, without the scale of its block."""
 RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
-"""Bytes of a number in the residual."""
+"""Precision -> bytes of a number in the residual."""
 
 
 class CompressionSettings(Part):
-    """Settings of every mode."""
+    """Settings that every mode of `compression` has."""
 
     activations: Messages | Literal["auto"] | None = None
     """How activations and their gradients are sent between pipeline stages on different nodes. none: in fp32. bf16.
@@ -27,46 +28,50 @@ class CompressionSettings(Part):
 
     @property
     def messages(self) -> Messages | Literal["auto"]:
-        """The value of `activations`, or its default where it is left out."""
+        """The value of `activations`; where it is left out, its default."""
         return self.activations or "none"
 
 
 class GradientCodec(CompressionSettings):
-    """What all codecs of gradients have in common. Where a codec overrides nothing, it is as exact sums are."""
+    """Base class of all gradient codecs. A method that a codec does not override returns what holds for exact sums."""
 
     exact: ClassVar[bool] = False
-    """Whether sums are the same as without compression."""
+    """Whether the sums of gradients equal those without compression."""
     has_state: ClassVar[bool] = True
     """Whether a rank's reducer keeps something from one step to the next."""
     lossy: ClassVar[bool] = False
-    """Whether it leaves out most of each gradient: after the same number of steps the loss may be higher."""
+    """Whether the codec leaves out most of each gradient, so that the loss may be higher after the same number of
+    steps."""
     sums_gradients: ClassVar[bool] = True
-    """Whether gradients are summed, rather than weights combined every few steps."""
+    """Whether the codec sums gradients in each step; else it combines weights every few steps."""
     auto_settings: ClassVar[dict[str, Any] | None] = None
-    """The settings with which mode auto tries it; None: mode auto does not choose it."""
+    """The settings with which mode auto tries the codec; None: mode auto does not choose it."""
     sharded_sums: ClassVar[ShardedSums] = "none"
-    """What it sends where a state is sharded over all replicas; none: its messages bring sums to all ranks."""
+    """What the codec sends where the optimizer state is sharded over all replicas; none: it does not work there,
+    because its messages bring the sums to all ranks."""
     all_to_all: ClassVar[bool] = False
-    """Whether it sends messages from every rank to every other, instead of around a ring."""
+    """Whether every rank sends to every other rank, instead of around a ring."""
     overlap: ClassVar[float] = 0.0
-    """Share of its messages that may overlap the backward pass."""
+    """Share of the codec's messages that may overlap the backward pass."""
     measured_as: ClassVar[CodecRate | None] = None
-    """The measurement that has its processor seconds; None: those of copying gradients to buckets and back."""
+    """Field of `codec_s` in topology.json with the codec's processor seconds for each number; None: the codec takes the
+    time of copying gradients to buckets and back."""
     reduce_scatter_share: ClassVar[float] = 0.0
-    """Share of these seconds that a reduce-scatter alone takes."""
+    """Share of the processor seconds that a reduce-scatter alone takes."""
 
     @classmethod
     def modes(cls) -> tuple[str, ...]:
-        """The values of `mode` that select this codec."""
+        """Return the values of `mode` that select this codec."""
         return get_args(cls.model_fields["mode"].annotation)
 
     @property
     def dense_bytes(self) -> float:
-        """Bytes sent for a number by a codec that sends all numbers; for other codecs, those of exact sums."""
+        """Return the bytes of a sent number, for a codec that sends all numbers; 4, as for exact sums, for other
+        codecs."""
         return FULL_BYTES
 
     def number_bytes(self, world: int, dim: float) -> float:
-        """Bytes on the wire for each number of a gradient, where exact sums have 4.
+        """Return the bytes on the wire for each number of a gradient; with exact sums it is 4.
 
         Args:
             world: replicas.
@@ -75,7 +80,7 @@ class GradientCodec(CompressionSettings):
         return self.dense_bytes
 
     def wire_bytes(self, gradient_bytes: float, world: int, dim: float = 1024) -> float:
-        """Bytes that all replicas together send in one reduction, after the warm-up steps.
+        """Return the bytes that all replicas together send in one reduction, after the warm-up steps.
 
         Every parameter counts as compressed, so a model's real traffic is larger by its exempt parameters.
 
@@ -87,20 +92,20 @@ class GradientCodec(CompressionSettings):
         return 2.0 * (world - 1) * (gradient_bytes / FULL_BYTES) * self.number_bytes(world, dim)
 
     def rounds(self, buckets: int, world: int) -> float:
-        """Rounds of messages in a reduction.
+        """Return the number of message rounds in a reduction.
 
         Args:
-            buckets: those of the gradient in fp32.
+            buckets: number of buckets of the gradient in fp32.
             world: replicas.
         """
         return buckets
 
     def passes(self, world: int) -> float:
-        """How often a number takes the processor seconds of `measured_as` in a reduction."""
+        """Return how many times a reduction takes the processor seconds of `measured_as` for each number."""
         return 1.0
 
     def state_bytes(self, dim: int) -> float:
-        """Bytes of state that a rank's reducer keeps between steps, for each number of its gradients.
+        """Return the bytes of state that a rank's reducer keeps between steps, for each number of its gradients.
 
         Args:
             dim: width of the model, the smallest side of a matrix.
@@ -108,11 +113,11 @@ class GradientCodec(CompressionSettings):
         return 0.0
 
     def why_no_matrices(self, dim: int, width: float) -> str | None:
-        """Why it compresses none of the model's matrices; None if it does.
+        """Return why the codec compresses none of the model's matrices; None if it compresses some.
 
         Args:
             dim: width of the model.
-            width: side of a square matrix that low rank compresses as well.
+            width: side of the square matrix that a low-rank product shrinks by the same factor as the model's matrices.
         """
         return None
 

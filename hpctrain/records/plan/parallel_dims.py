@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class ParallelDims(NamedTuple):
-    """Pipeline ranks of a replica, replicas, and devices that share each matrix."""
+    """The degrees pp (pipeline ranks of a replica), dp (replicas) and tp (devices that share each matrix)."""
 
     pp: int
     dp: int
     tp: int
 
     def __str__(self) -> str:
-        """'pp 2 × dp 1 × tp 1'."""
+        """Return the degrees as text: 'pp 2 × dp 1 × tp 1'."""
         return f"pp {self.pp} × dp {self.dp} × tp {self.tp}"

@@ -34,8 +34,8 @@ class Stage(Part):
     """Which activations the backward pass computes again. none. selective: all but the results of matrix products and
     attention. full: everything within a block."""
     messages: Messages = "none"
-    """How its output is sent to the next stage, and its gradient back, where the stages are on different nodes. none:
-    in fp32. bf16. int8: integers of 8 bits with a scale for each 256 of them."""
+    """How the stage's output is sent to the next stage, and the gradient back, where the two stages are on different
+    nodes. none: in fp32. bf16. int8: integers of 8 bits with a scale for each 256 of them."""
 
 
 class Replica(Part):
@@ -52,51 +52,51 @@ class Replica(Part):
 
 
 class Predicted(Part):
-    """What the planner predicts."""
+    """The planner's prediction for a plan."""
 
     step_time_s: dict[str, float]
-    """Time of a step by term; 'total' is the step time that one would measure."""
+    """Seconds of a step by term; 'total' is the whole step time."""
     memory_bytes: dict[DeviceId, float]
-    """Peak memory by device."""
+    """Peak memory in bytes, by device."""
     bound_s: float | None = None
-    """No plan on these devices can be faster than this, by the same cost model."""
+    """Lower bound in seconds: by the same cost model, no plan on these devices has a shorter step."""
 
 
 class Rejected(Part):
-    """A neighbour of the plan and why it was rejected."""
+    """A plan next to the chosen one, and why it was rejected."""
 
     change: str
-    """How it differs from the plan."""
+    """How the neighbour differs from the plan."""
     delta_s: float | None = None
-    """How much slower a step would be; absent when it cannot run at all."""
+    """Seconds by which a step of the neighbour would be longer; absent when the neighbour cannot run at all."""
     reason: str
-    """Why it was rejected, in one sentence."""
+    """Why the neighbour was rejected, in one sentence."""
 
 
 class Move(Part):
-    """State that changes its device when this plan replaces another."""
+    """Blocks whose state moves to another device when this plan replaces another plan."""
 
     layers: tuple[int, int]
     """Blocks [from, to)."""
     source: DeviceId
-    """Device that holds it now, 'node:device'."""
+    """Device that holds the state now, 'node:device'."""
     target: DeviceId
-    """Device that will hold it."""
+    """Device that will hold the state."""
 
 
 class Plan(Document):
-    """A complete plan for one generation of workers."""
+    """A complete plan: devices, cut, micro-batches, schedule and codec."""
 
     schema_kind: ClassVar[str] = "plan"
 
     topology_sha256: str | None = None
-    """Content hash of the topology it was made for."""
+    """Content hash of the topology that the plan was made for."""
     run_sha256: str | None = None
-    """Content hash of the resolved run file."""
+    """Content hash of the resolved run file that the plan was made for."""
     provisional: bool = False
-    """True when made before the nodes are known; never executed."""
+    """True when the plan was made before the nodes are known; such a plan is never run."""
     solver: str = "auto"
-    """What searched."""
+    """Name of the solver that made the plan."""
     pp: int = Field(ge=1, le=DEVICES_MAX)
     """Pipeline ranks of a replica."""
     dp: int = Field(ge=1, le=DEVICES_MAX)
@@ -104,11 +104,11 @@ class Plan(Document):
     tp: int = Field(ge=1, le=DEVICES_MAX)
     """Devices that share each matrix of a stage."""
     zero: ZeroLevel = 0
-    """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer's state, 2 also gradients
-    (summed after every micro-batch), 3 also weights (gathered for every forward and backward)."""
+    """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer state, 2 also gradients
+    (summed after every micro-batch), 3 also weights (gathered for every forward and backward pass)."""
     shard: int | None = Field(default=None, ge=1)
-    """Consecutive replicas that share one sharded state; each further group holds a copy of it (hybrid sharding).
-    Default: all of them."""
+    """Number of consecutive replicas that share one sharded state; each further group of replicas holds a copy (hybrid
+    sharding). Default: all replicas."""
     sequence_parallel: bool = False
     """Norms and the residual stream are split along the sequence over tp (Korthikanti et al. 2022)."""
     schedule: ScheduleName = "1f1b"
@@ -120,20 +120,21 @@ class Plan(Document):
     ranks: list[DeviceId]
     """Device of each global rank."""
     actions: dict[int, dict[int, list[str]]] = {}
-    """actions[replica][pipeline rank]: its computation in order, as '0F0', '0B0', …. Where they are left out, or do not
-    cover the micro-batches, they are made from `schedule`; with schedule 'custom' they must be complete."""
+    """actions[replica][pipeline rank]: the actions in order, such as '0F0', '0B0' (stage, kind, micro-batch). Where
+    actions are left out, or do not cover the micro-batches, they are made from `schedule`; with schedule 'custom' they
+    must be complete."""
     compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
     """How gradients are reduced between replicas."""
     profile: CalibrationProfile | None = None
     """Measured steps on which `predicted` is based; left out: only the package's constants."""
     predicted: Predicted | None = None
-    """What the planner predicts for it."""
+    """The planner's prediction for this plan."""
     rejected: list[Rejected] = []
     """Rejected neighbours of the plan, the closest first."""
     moves: list[Move] = []
     """State that changes its device because this plan replaces another."""
     notes: list[str] = []
-    """What you should know about how it was chosen."""
+    """What you should know about how the plan was chosen."""
     made_sha256: str | None = None
     """Content hash of the plan as `hpctrain plan` wrote it, without this key. A file with other content was edited."""
 
@@ -143,7 +144,7 @@ class Plan(Document):
 
     @property
     def is_edited(self) -> bool:
-        """Whether the plan differs from what `hpctrain plan` wrote, or was written by something else."""
+        """Whether the plan was changed after `hpctrain plan` wrote it, or was written by something else."""
         return self.made_sha256 != self._content_sha256()
 
     def _content_sha256(self) -> str:
@@ -261,12 +262,13 @@ class Plan(Document):
 
     @property
     def shards(self) -> int:
-        """Replicas over which a state is sharded; 1: every replica holds all of it."""
+        """Number of replicas over which the optimizer state is sharded; 1: every replica holds all of it."""
         return 1 if self.zero == 0 else self.shard or self.dp
 
     @property
     def codec_reduces_replicate_axis(self) -> bool:
-        """Whether a codec works between copies of a sharded state, not among the replicas that share one."""
+        """Whether the codec sums gradients between the copies of a sharded state, and not among the replicas that share
+        one copy."""
         return 1 < self.shards < self.dp and not self.codec.exact
 
     @property
@@ -276,8 +278,8 @@ class Plan(Document):
 
     @property
     def reduction_sha256(self) -> str:
-        """Return the hash of all that decides what a rank's reducer keeps between steps: mesh, cut, sharding and codec,
-        but not the devices."""
+        """Return the hash of everything that decides which state a rank's reducer has between steps: mesh, cut,
+        sharding and codec, but not the devices."""
         parts = [
             self.pp,
             self.dp,
@@ -319,19 +321,19 @@ class Plan(Document):
 
     @cached_property
     def nodes(self) -> list[str]:
-        """Nodes that take part, in order of rank."""
+        """Nodes of the plan, in order of rank."""
         return list(dict.fromkeys(device_id.node for device_id in self.ranks))
 
     def pipeline_rank_devices(self, replica: int) -> list[tuple[DeviceId, ...]]:
-        """Devices of each pipeline rank of a replica: [pp][tp]."""
+        """Return the devices of each pipeline rank of a replica: [pp][tp]."""
         return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
 
     def stage_owner(self) -> dict[int, int]:
-        """Pipeline rank of each stage, the same in every replica."""
+        """Return the pipeline rank of each stage, the same in every replica."""
         return dict(enumerate(self._owners(0)))
 
     def _owners(self, replica: int) -> list[int]:
-        """Pipeline rank of each stage of a replica."""
+        """Return the pipeline rank of each stage of a replica."""
         rows = self.pipeline_rank_devices(replica)
         return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
 
@@ -346,7 +348,7 @@ class Plan(Document):
         return self.stages[stage].messages if apart else "none"
 
     def mesh(self) -> list[list[list[int]]]:
-        """Global ranks as [pp][dp][tp]."""
+        """Return the global ranks as nested lists [pp][dp][tp]."""
         rank = {device_id: index for index, device_id in enumerate(self.ranks)}
         return [
             [[rank[device_id] for device_id in self.pipeline_rank_devices(replica)[pp]] for replica in range(self.dp)]
@@ -354,7 +356,7 @@ class Plan(Document):
         ]
 
     def table(self, replica: int) -> Schedule | None:
-        """Return the stated actions of a replica, or None where they follow from `schedule`."""
+        """Return the stated actions of a replica as a schedule; None where they follow from `schedule`."""
         rows = self.actions.get(replica)
         if rows is None:
             return None

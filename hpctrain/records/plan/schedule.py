@@ -15,7 +15,7 @@ _TEXT = re.compile(r"^(\d+)([FBIW])(\d+)$")
 
 
 class Action(NamedTuple):
-    """One unit of computation."""
+    """One unit of computation: a stage, the kind of pass, and a micro-batch."""
 
     stage: int
     kind: str
@@ -54,9 +54,9 @@ class Schedule:
         return [[str(action) for action in row] for row in self.ranks]
 
     def stages(self) -> int:
-        """Number of stages it runs."""
+        """Return the number of stages in the schedule."""
         return 1 + max((action.stage for row in self.ranks for action in row), default=-1)
 
     def owner(self) -> dict[int, int]:
-        """Pipeline rank of each stage."""
+        """Return the pipeline rank of each stage."""
         return {action.stage: rank for rank, row in enumerate(self.ranks) for action in row}

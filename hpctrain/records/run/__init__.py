@@ -1,1 +1,1 @@
-"""run.yaml, section by section, and site.yaml."""
+"""Models of run.yaml, a module for each section, and of site.yaml."""

@@ -26,7 +26,7 @@ class Mail(Part):
 
 
 class NodeGroup(Part):
-    """Nodes of one kind, in a job with several kinds."""
+    """Nodes of one kind, in a job with several kinds of nodes."""
 
     constraint: str = Field(pattern=r"^[A-Za-z0-9_.:=+-]+(&[A-Za-z0-9_.:=+-]+)*$")
     """Features that each node has, by the site's names: a100, or a100&nvlink for both."""
@@ -66,7 +66,7 @@ class Cluster(Part):
     after: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
     """Runs (folder, name or job id) or ids of any jobs that must end before the job starts."""
     after_end: Literal["ok", "any"] = "ok"
-    """How they must end. ok: without an error. any: in whatever way."""
+    """How the runs and jobs in `after` must end. ok: without an error. any: in any way."""
     mail: Mail | None = None
     """Slurm's own mail about the job. Default: none."""
     internet: bool = True
@@ -105,7 +105,7 @@ class Cluster(Part):
     @model_validator(mode="before")
     @classmethod
     def _sum_of_groups(cls, value: Any) -> Any:
-        """Fill in `nodes` from the groups, so that it need not be stated twice."""
+        """Set `nodes` to the sum of the groups' nodes where `groups` is given."""
         groups = value.get("groups") if isinstance(value, dict) else None
         if not groups or "nodes" in value or not isinstance(groups, list):
             return value

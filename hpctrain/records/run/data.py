@@ -13,16 +13,17 @@ from hpctrain.records.format.file_name import AnyPath, resolved_path
 
 
 class WeightedFolder(Part):
-    """A training folder with its share of the samples."""
+    """A training folder and its weight."""
 
     path: AnyPath
-    """Folder of token shards."""
+    """Folder of token shards, made by `hpctrain data prepare`."""
     weight: float = Field(gt=0, allow_inf_nan=False)
     """Share of the samples, relative to the sum of all weights."""
 
 
 def _shape(value: object) -> str:
-    """Return the union branch that a value belongs to, in parentheses: such a tag is left out of shown key paths."""
+    """Return the name of the union's branch that a value belongs to. It is in parentheses, so that errors leave it out
+    of key paths."""
     return "(mapping)" if isinstance(value, dict | Part) else "(plain)"
 
 
@@ -40,18 +41,18 @@ class Data(Part):
     """The corpus, prepared by `hpctrain data prepare`. Relative paths are relative to the run file's folder."""
 
     train: list[TrainFolder] = Field(min_length=1)
-    """Folders of token shards to train on, shuffled together. Or each with a weight, {path, weight}: samples are then
-    drawn in that proportion, whatever the sizes of the folders."""
+    """Folders of token shards to train on, shuffled together. Or a list of {path, weight}: samples are then drawn in
+    proportion to the weights, whatever the sizes of the folders."""
     valid: ValidFolders = []
     """Folders of token shards for validation, used together. Default: the validation split that `data prepare` made. Or
-    name -> folder: each has its own loss and perplexity, in addition to that split."""
+    name -> folder: each folder then has a loss and a perplexity of its own, in addition to that split."""
     tokenizer: AnyPath | None = None
     """Path of tokenizer.json. Default: the one in the first training folder."""
     seq_len: int = Field(default=256, ge=8, le=SEQ_MAX)
     """Tokens in a sequence."""
     stage: Literal["none", "node"] = "none"
     """none: workers read the folders in place. node: each node first copies them to its own disk, checks them against
-    their index, and keeps them for its next run; without enough disk space it reads them in place."""
+    their index, and keeps them for its next run; a node without enough disk space reads them in place."""
     stage_folder: AnyPath | None = None
     """Folder on each node's own disk; the node expands '$USER' and other variables. Default: $SLURM_TMPDIR, else
     $TMPDIR, else /tmp."""

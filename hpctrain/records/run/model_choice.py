@@ -31,11 +31,13 @@ class Model(Part):
     args: dict[str, Any] | None = None
     """Keyword arguments of the factory; it also gets `vocabulary` and `seq_len` if it accepts them."""
     front: list[str] | None = Field(default=None, min_length=1)
-    """Modules of your model from the tokens to the first block, applied in turn. Default: those before it."""
+    """Modules of your model from the tokens to the first block, applied in turn. Default: the modules before
+    `blocks`."""
     blocks: str | None = None
-    """The container of your model's repeated blocks: a ModuleList, ModuleDict or Sequential. Default: the only one."""
+    """The container of your model's repeated blocks: a ModuleList, ModuleDict or Sequential. Default: the model's only
+    such container."""
     back: list[str] | None = Field(default=None, min_length=1)
-    """Modules from the last block to the logits, applied in turn. Default: those after it."""
+    """Modules from the last block to the logits, applied in turn. Default: the modules after `blocks`."""
     tensor_parallel: dict[str, Split] | None = None
     """How a block's linears are split over tp, by name within the block: columns or rows."""
     measured: ImportedSpec | None = None
@@ -68,7 +70,8 @@ class Model(Part):
         return value
 
     def is_measured(self, tokens: int, seq_len: int) -> bool:
-        """Whether `measured` is of this factory, called with that vocabulary and sequence length."""
+        """Whether `measured` holds the sizes of this factory's model, called with that vocabulary (`tokens`) and
+        sequence length."""
         spec = self.measured
         return (
             spec is not None

@@ -18,14 +18,14 @@ from hpctrain.records.model.span_corruption import FRACTION, MEAN_SPAN, Lengths,
 
 
 class NextToken(Part):
-    """Each token is predicted from those before it (Radford et al. 2019)."""
+    """Each token is predicted from the tokens before it (Radford et al. 2019)."""
 
     mode: Literal["next_token"] = "next_token"
     """Every position has a target: the token after it."""
 
 
 class Masked(Part):
-    """Some tokens are masked and predicted from those around them (Devlin et al. 2018, section 3.1)."""
+    """Some tokens are masked and predicted from the tokens around them (Devlin et al. 2018, section 3.1)."""
 
     mode: Literal["masked"]
     """Only the chosen positions have a target: their original token."""
@@ -48,7 +48,7 @@ class SpanCorruption(Part):
     """Each span of the input is replaced by a sentinel, and the decoder writes the spans (Raffel et al. 2020)."""
 
     mode: Literal["span_corruption"]
-    """The decoder's targets are each sentinel with the tokens that it stands for, then the end of text."""
+    """The decoder's targets are each sentinel followed by the tokens that it replaced, then the end of text."""
     fraction: float = Field(default=FRACTION, gt=0, le=0.5)
     """Share of the tokens that is taken out."""
     mean_span: float = Field(default=MEAN_SPAN, ge=1)
@@ -104,7 +104,7 @@ def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
 
 
 def _span_lengths(objective: SpanCorruption, seq_len: int) -> Lengths:
-    """Return the counts of the text that fills `seq_len` exactly; each further token adds one position or none."""
+    """Return the token counts of the text whose corrupted form has exactly `seq_len` tokens."""
     longest = longest_text(seq_len, objective.fraction, objective.mean_span)
     if longest.inputs != seq_len:
         raise InputError(

@@ -25,16 +25,16 @@ class StepsChange(Part):
 
 
 class Optimizer(Part):
-    """AdamW with linear warm-up, as in the paper (section 4.1)."""
+    """AdamW with linear warm-up."""
 
     name: Literal["adamw"] = "adamw"
     """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
     lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of the running mean and of the running square."""
+    """AdamW's beta1 and beta2: decay rates of the running mean and of the running mean square of gradients."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the running square."""
+    """AdamW's epsilon, added to the root of the running mean square."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay, on matrices only."""
     warmup_steps: int = Field(default=1000, ge=0, le=STEPS_MAX)
@@ -43,7 +43,7 @@ class Optimizer(Part):
     """Decay of the learning rate after the warm-up, down to a tenth of the peak."""
     steps_changed: list[StepsChange] = []
     """Written by hpctrain when a run continues with another number of steps. The learning rate continues from its
-    present value, and the warm-up stays that of the first number."""
+    present value, and the warm-up does not change."""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """Largest norm of the whole gradient; null: no clipping."""
 
@@ -56,7 +56,8 @@ class Optimizer(Part):
         """Return these settings for a run that continues with another number of steps.
 
         Args:
-            at: steps that are done; later changes are dropped, because a return to a checkpoint undid them.
+            at: number of steps done; recorded changes at later steps are dropped, because a return to a checkpoint
+                undid them.
             before: total steps of the run until now.
         """
         undone = [change.before for change in self.steps_changed if change.at >= at]
@@ -84,7 +85,7 @@ def _decayed(
     """Return the learning rate as a fraction of the peak.
 
     Args:
-        lengths: (last step, total steps of the run) of each part of the run, in order.
+        lengths: (last step, total steps of the run) for each part of the run between two changes, in order.
     """
     rate, begin = 1.0, warmup
     if decay == "constant":

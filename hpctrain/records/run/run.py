@@ -42,27 +42,27 @@ class Container(Part):
     binds: list[str] = []
     """Further bind mounts, SOURCE[:TARGET[:ro]]. The run folder, the data and hpctrain are always mounted."""
     nv: Literal["auto", "yes", "no"] = "auto"
-    """Whether the NVIDIA driver is made visible inside."""
+    """Whether the NVIDIA driver is made visible inside the container."""
     env: dict[str, str] = {}
-    """Environment variables that are set inside; $NAME stands for a variable of the job."""
+    """Environment variables that are set inside the container; $NAME stands for a variable of the job."""
 
 
 class Batch(Part):
-    """How many sequences make one optimizer step."""
+    """How many sequences one optimizer step takes."""
 
     global_: int = Field(alias="global", ge=1, le=BATCH_MAX)
     """Sequences in a step over the whole job, whatever the plan and the number of nodes."""
 
 
 class AutoParallel(Part):
-    """The planner chooses everything."""
+    """The planner chooses the whole plan."""
 
     mode: Literal["auto"] = "auto"
     """The planner chooses the degrees, the stages and the micro-batches."""
 
 
 class FixedParallel(Part):
-    """Degrees given by you; the planner chooses the rest."""
+    """You give the degrees of parallelism; the planner chooses the rest."""
 
     mode: Literal["fixed"]
     """The degrees below are used as given."""
@@ -79,7 +79,8 @@ class FixedParallel(Part):
     zero: ZeroLevel = 0
     """What is sharded over replicas: 0 nothing, 1 the optimizer state, 2 also gradients, 3 also weights."""
     shard: Literal["all", "node"] = "all"
-    """Replicas over which zero shards: all of them, or those within a node, with copies across nodes."""
+    """Replicas over which `zero` shards. all: all replicas. node: the replicas within a node, with copies across
+    nodes."""
     sequence_parallel: bool = False
     """With tp: also split norms and the residual stream along the sequence."""
     recompute: Recompute = "none"
@@ -102,7 +103,7 @@ class Checkpoint(Part):
 
 
 class Validation(Part):
-    """Measuring the loss on data that is not trained on."""
+    """When the loss on validation data is measured, and on how many batches."""
 
     every: int = Field(default=50, ge=1, le=STEPS_MAX)
     """Steps between two validations; the last step is always validated."""
@@ -114,26 +115,26 @@ class Recovery(Part):
     """What happens when workers or nodes are lost."""
 
     min_nodes: int = Field(default=1, ge=1, le=DEVICES_MAX)
-    """With fewer nodes the run stops, and is requeued where there is a queue."""
+    """Fewest nodes that the run goes on with. With fewer it stops, and Slurm runs are requeued."""
     spares: int = Field(default=0, ge=0, le=DEVICES_MAX)
     """Nodes that stay idle, to replace a lost one."""
     retries: int = Field(default=3, ge=0, le=STEPS_MAX)
     """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and over its jobs.
     Lost nodes, preemption and the time limit are no failures of the run."""
     requeue: Literal["new_job", "same_job"] = "new_job"
-    """How a run continues after an attempt. new_job: as a new job, without the nodes that made trouble. same_job: the
-    same job goes back into the queue, on any nodes."""
+    """How a run continues after an attempt. new_job: as a new job, without the bad nodes. same_job: the same job goes
+    back into the queue, on any nodes."""
     successors: int = Field(default=0, ge=0, le=20)
-    """Jobs that are kept queued behind the running one, with requeue: new_job. They take over whatever happens to it,
-    and suit partitions with short time limits."""
+    """Jobs that are kept queued behind the running one, with requeue: new_job. They continue the run however that job
+    ends, and suit partitions with short time limits."""
     exclude_hours: float = Field(default=24.0, ge=0)
-    """Hours for which new jobs exclude a node that made trouble; 0: never."""
+    """Hours for which new jobs exclude a bad node; 0: they exclude none."""
     exclude_max_fraction: float = Field(default=0.25, ge=0, le=1)
-    """Largest share of the partition's nodes that is excluded for that reason."""
+    """Largest share of the partition's nodes that new jobs exclude as bad."""
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
-    """Silence after which a node counts as lost; a closed connection counts at once."""
+    """Seconds of silence after which a node counts as lost; a node whose connection closes counts as lost at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)
-    """A worker that makes no step for this long is stopped, and its generation with it."""
+    """Seconds without a step after which a worker is stopped, and its generation with it."""
 
     @model_validator(mode="after")
     def _successors_are_new_jobs(self) -> Recovery:
@@ -143,11 +144,11 @@ class Recovery(Part):
 
 
 class ProfilerSettings(Part):
-    """Profiling of one step."""
+    """Which optimizer step is profiled."""
 
     step: int | None = Field(default=None, ge=1)
-    """Optimizer step that torch's profiler records on every rank, into profile/ in the run folder. It takes several
-    times as long as other steps. Default: none."""
+    """Optimizer step that torch's profiler records on every rank, into profile/ in the run folder. The profiled step
+    takes several times as long as others. Default: none."""
 
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -161,7 +162,7 @@ class Notify(Part):
     """Name of the environment variable with the URL. Whoever knows the URL can post to it, so it is a secret and not
     written in this file."""
     url_file: AnyPath | None = None
-    """Or the file with the URL, which only you can read (mode 600)."""
+    """File with the URL, in place of `url_env`; only you may be able to read it (mode 600)."""
     on: list[NotifyState] = ["done", "failed"]
     """States that are reported: started, done, failed, requeued, cancelled."""
 
@@ -173,7 +174,7 @@ class Notify(Part):
 
 
 class Run(Document):
-    """A training run as you specify it."""
+    """The settings of a training run."""
 
     schema_kind: ClassVar[str] = "run"
 
@@ -189,7 +190,7 @@ class Run(Document):
     """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
     environment in which you submit, or from `secrets_file`, and are written nowhere."""
     secrets_file: AnyPath | None = None
-    """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
+    """File with lines NAME=value, on a file system that the nodes share; only you may be able to read it (mode 600)."""
     notify: Notify | None = None
     """Notification when the run changes its state. Default: none."""
     cluster: Cluster = Cluster()
@@ -199,12 +200,12 @@ class Run(Document):
     model: Model
     """The model that is trained."""
     data: Data
-    """The data that it is trained on."""
+    """The data for training and validation."""
     objective: Objective | None = None
     """The training objective. Default: next_token for a decoder, masked for an encoder, span_corruption for an
     encoder-decoder."""
     batch: Batch
-    """How many sequences make one optimizer step."""
+    """How many sequences one optimizer step takes."""
     parallel: Parallel = AutoParallel()
     """Whether you or the planner choose how the model is split and copied over the devices."""
     compression: Compression = NoCompression()
@@ -216,7 +217,7 @@ class Run(Document):
     so that small gradients do not vanish, and skips a step whose gradients overflow."""
     compile: bool = False
     """Whether blocks are compiled (torch.compile): the first step takes minutes, the others are faster. The first step
-    and the first validation may then take half an hour."""
+    and the first validation may take up to half an hour."""
     deterministic: bool = False
     """Whether the same run file on the same plan gives bitwise equal weights; some operations become slower."""
     checkpoint: Checkpoint = Checkpoint()
@@ -230,7 +231,8 @@ class Run(Document):
 
     @property
     def step_timeout_s(self) -> float:
-        """Longest time without a step of a worker, seconds; it covers the compilation of blocks, where they are."""
+        """Longest time that a worker may take for a step, in seconds; with `compile` it includes the compilation of
+        blocks."""
         return max(self.recovery.progress_timeout_s, COMPILE_S if self.compile else 0.0)
 
     @model_validator(mode="after")
@@ -295,7 +297,7 @@ def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str,
     Relative data paths are resolved from the file's folder.
 
     Args:
-        defaults: values, already checked, for keys that neither the file nor an override gives.
+        defaults: validated values for keys that neither the file nor an override gives.
 
     Raises:
         FileError: the file or an override has errors; all are listed with their lines.
@@ -342,7 +344,7 @@ def _keys_in(file: YamlFile) -> YamlFile:
 def _without_overridden(
     lines: dict[tuple[str | int, ...], int], overrides: tuple[str, ...]
 ) -> dict[tuple[str | int, ...], int]:
-    """Return the lines with 0 for overridden keys: the file's line would show another value."""
+    """Return the line number of each key path, with 0 for overridden keys: the file has another value in that line."""
     paths = override_paths(overrides)
     shown = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
     return {**shown, **dict.fromkeys(paths, 0)}

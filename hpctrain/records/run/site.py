@@ -16,7 +16,7 @@ from hpctrain.records.run.cluster import Cluster
 FILE = Path("hpctrain") / "site.yaml"
 """Path below $XDG_CONFIG_HOME, by default ~/.config (XDG Base Directory Specification)."""
 RUN_ONLY_KEYS = ("after", "after_end", "nodes", "groups", "time")
-"""Keys of `cluster` that belong to a single run; a default for all runs would be a surprise."""
+"""Keys of `cluster` that belong to a single run; site.yaml may not set them."""
 
 
 class SiteProfile(Part):
@@ -39,7 +39,7 @@ class SiteProfile(Part):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Return the profile's values in the form of a run file."""
+        """Return the profile's values as a mapping with the keys of a run file."""
         return {"cluster": self.cluster.model_dump(mode="json", by_alias=True, exclude_unset=True)}
 
 
@@ -49,7 +49,7 @@ class Site(Document):
     schema_kind: ClassVar[str] = "site"
 
     profiles: dict[str, SiteProfile] = Field(min_length=1)
-    """Profiles by name; of several that match, the first one counts."""
+    """Profiles by name. If several match the cluster, the first one is used."""
 
     def matching(self, names: Sequence[str]) -> str | None:
         """Return the name of the first profile that matches one of these cluster or host names, or None."""

@@ -1,1 +1,1 @@
-"""topology.json, and what it holds: links, network cards, and the figures of every pair."""
+"""Models of topology.json and its parts: links, network cards, and the figures of every pair."""

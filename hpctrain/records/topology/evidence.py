@@ -12,7 +12,7 @@ class PcieLink(Part):
     """The PCI Express link of a device."""
 
     generation: int
-    """Generation in use."""
+    """PCIe generation in use."""
     width: int
     """Lanes in use."""
     generation_max: int
@@ -20,7 +20,7 @@ class PcieLink(Part):
     width_max: int
     """Most lanes that device and slot support."""
     under_load: bool = False
-    """Whether it was read while data flowed: an idle device lowers its link, which is no fault."""
+    """Whether the link was read while data flowed: an idle device slows its link down, which is no fault."""
 
 
 class NvlinkPeer(Part):
@@ -38,13 +38,13 @@ class HostFacts(Part):
     kernel: str | None = None
     """Release of the kernel."""
     boot_id: str | None = None
-    """Id of the kernel's boot: nodes that share it are parts of one machine."""
+    """Id of the kernel's boot: nodes with equal ids are on one machine."""
     mtu: dict[str, int] = {}
-    """Largest packet in bytes, by interface."""
+    """Interface -> largest packet (MTU) in bytes."""
     clock_offset_s: float | None = None
-    """This node's clock minus that of the node that measured."""
+    """This node's clock minus the clock of the node that ran the probe, seconds."""
     clock_error_s: float | None = None
-    """Uncertainty of the offset."""
+    """Uncertainty of `clock_offset_s`, seconds."""
     hostname_resolves_to: str | None = None
     """Address to which the node's own name resolves."""
     interfaces: dict[str, list[str]] = {}

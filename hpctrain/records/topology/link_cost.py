@@ -19,8 +19,9 @@ class LinkCost:
     """Time of a message between two nodes, t = alpha + beta·bytes: from the link, else the matrix, else the pair's
     class, else the slowest class.
 
-    Messages of a run go over its training backend. Where that was measured for only some pairs of a class, the figures
-    of the others are scaled by the class's ratio, so that pairs are never compared across transports.
+    A run's messages go over its training backend. Where the backend was measured for only some pairs of a class, the
+    TCP figures of the other pairs are scaled by the class's ratio of backend to TCP, so that all figures are
+    comparable.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -64,7 +65,8 @@ class LinkCost:
         return cost
 
     def find(self, a: str, b: str) -> Cost | None:
-        """Return the same; None when the topology has neither that link nor a class."""
+        """Return (alpha in seconds, beta in seconds per byte) from node a to b; None when the topology has neither that
+        link nor a class."""
         if a == b:
             return self._within.get(a, self._intra)
         return self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default
@@ -93,7 +95,7 @@ class LinkCost:
         return min((alpha for alpha, _ in known), default=0.0), min((beta for _, beta in known), default=0.0)
 
     def _least_of_matrix(self) -> list[Cost]:
-        """Return the smallest alpha and beta in the matrix per class; the backend scales pairs of a class alike."""
+        """Return (smallest alpha, smallest beta) of the matrix's pairs, for each class, over the training backend."""
         if self._pairs is None or self._matrix is None:
             return []
         import numpy as np  # only for large clusters, as the matrix itself
@@ -116,7 +118,8 @@ class LinkCost:
 
 
 def _over_backend(cost: Cost, usual: LinkClass | None) -> Cost:
-    """Return the estimated cost over the training backend, for a pair measured without it: scaled as its class."""
+    """Return the estimated (alpha, beta) over the training backend of a pair that was measured over TCP only: scaled by
+    the ratio of its class."""
     if usual is None:
         return cost
     (alpha, beta), over = (usual.alpha_s, usual.beta_s_per_byte), usual.cost()

@@ -1,4 +1,4 @@
-"""Figures of every pair of a large cluster as arrays, and the file beside topology.json that holds them.
+"""Figures of all node pairs of a large cluster as arrays, and their file beside topology.json.
 
 Half a million pairs take 300 MB as JSON objects, but a few MB as arrays of single precision.
 """
@@ -31,9 +31,9 @@ FIGURES = (
 
 
 class PairMatrix:
-    """Arrays [source, target] of shape (nodes, nodes), one for each figure; NaN where it was not measured.
+    """Arrays [source, target] of shape (nodes, nodes), one for each figure; NaN where the figure was not measured.
 
-    `bytes_per_s` was measured with the round's other pairs at work, `isolated_bytes_per_s` with few pairs at work.
+    `bytes_per_s` was measured while the other pairs of the round sent too, `isolated_bytes_per_s` while few pairs sent.
     `alpha_s` and `beta_s_per_byte` are fitted to single messages, where those were measured.
     """
 
@@ -44,7 +44,7 @@ class PairMatrix:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Index of each node in rows and columns."""
+        """Node -> its index in rows and columns."""
         return {name: row for row, name in enumerate(self.nodes)}
 
     def __getitem__(self, figure: str) -> Array:
@@ -52,7 +52,8 @@ class PairMatrix:
 
     @property
     def rate(self) -> Array:
-        """Bandwidth [source, target] with other pairs at work, else with few; NaN where neither was measured."""
+        """Bandwidth [source, target] in bytes/s: while other pairs send, else while few pairs send; NaN where neither
+        was measured."""
         loaded = self.figures["bytes_per_s"]
         return np.where(np.isnan(loaded), self.figures["isolated_bytes_per_s"], loaded)
 
@@ -63,7 +64,7 @@ class PairMatrix:
 
     def costs(self) -> tuple[Array, Array]:
         """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes for every pair: as fitted,
-        else latency and inverse bandwidth; NaN where not measured."""
+        else the latency and the inverse of the bandwidth; NaN where not measured."""
         rate = self.rate
         per_byte = np.divide(1.0, rate, where=rate > 0, out=np.full_like(rate, np.nan))
         alpha, beta = self.figures["alpha_s"], self.figures["beta_s_per_byte"]
@@ -91,13 +92,13 @@ class PairMatrix:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the file."""
+        """SHA-256 of the file's content."""
         return hashlib.sha256(self._bytes).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """Name of the file, made from its content: a topology is never combined with the figures of another probe, even
-        when a writer is killed between the two files."""
+        """Name of the file, made from its content hash. So topology.json never refers to the pairs of another probe,
+        even when the writer is killed between the two files."""
         return f"pairs-{self.sha256[:12]}.npz"
 
     def write(self, folder: Path) -> None:
@@ -118,7 +119,7 @@ _NPY = re.compile(
 )
 """Header of an array as numpy writes it (numpy.lib.format, version 1.0). Numpy itself parses it as Python source."""
 _HEADER_BYTES = 4096
-"""Bytes, more than zip and npy headers add to an array; numpy's header of one has 128."""
+"""Upper limit of the bytes that zip and npy headers add to an array; numpy writes 128."""
 
 
 def _bytes_at_most(nodes: Sequence[str]) -> int:

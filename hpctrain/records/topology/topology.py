@@ -25,7 +25,7 @@ class Provenance(Part):
     version: str
     """Version of hpctrain."""
     created: str
-    """When it was made, UTC."""
+    """When the file was made, UTC."""
     transport: str
     """Transport of the messages: tcp."""
     loopback: bool = False
@@ -39,39 +39,41 @@ class Provenance(Part):
     notes: list[str] = []
     """Sources of figures that were not measured, and what readers must know."""
     rounds_done: int = 0
-    """Measured rounds."""
+    """Number of rounds that were measured."""
     rounds_planned: int = 0
-    """Rounds of a complete measurement."""
+    """Number of rounds of the complete measurement."""
     wall_s: float | None = None
-    """Duration of the probe."""
+    """Duration of the probe, seconds."""
     job_id: str | None = None
-    """Slurm job that measured."""
+    """Id of the Slurm job that ran the probe."""
 
 
 class DeviceType(Part):
-    """A kind of device; most nodes share one."""
+    """A kind of device, which several nodes may have."""
 
     kind: Literal["cpu", "cuda"]
-    """What runs on it."""
+    """Whether it is a CPU or a CUDA device."""
     name: str
-    """The vendor's name for it."""
+    """The vendor's name of the device."""
 
 
 class CodecSeconds(Part):
-    """Seconds that a codec takes for each number of a gradient."""
+    """Seconds of processor time that each codec takes for one number of a gradient."""
 
     bf16: float = Field(gt=0)
-    """Rounding, summing in fp32, and copying back."""
+    """Codec bf16: rounding, summing in fp32, and copying back."""
     quantized: float = Field(gt=0)
-    """Encoding as integers of 4 bits, summing, encoding and decoding the sums, and keeping the rounding error."""
+    """Codec int4: encoding as integers of 4 bits, summing, encoding and decoding the sums, and storing the rounding
+    error."""
     topk: float = Field(gt=0)
-    """Selecting 7 % of the numbers, encoding, decoding and applying a message of them, and keeping the residual."""
+    """Codec topk: selecting 7 % of the numbers, encoding, decoding and applying a message of them, and storing the
+    residual."""
     power_sgd: float = Field(gt=0)
-    """Both products and orthonormal columns at rank 4, applying them, and keeping the residual."""
+    """Codec power_sgd at rank 4: both products and orthonormal columns, applying them, and storing the residual."""
 
 
 class Device(Part):
-    """One device of a node, as measured."""
+    """One device of a node, with its measured figures."""
 
     id: str = Field(pattern=DEVICE_NAME)
     """Name within the node: cpu0, cuda1."""
@@ -84,48 +86,49 @@ class Device(Part):
     memory_bytes_per_s: float | None = None
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
-    """Median time of one tiny operation, the least cost of any operation."""
+    """Launch time: median seconds of one tiny operation. Every operation takes at least this long."""
     codec_s: CodecSeconds | None = None
-    """Time of gradient compression on it, without messages."""
+    """Seconds of gradient compression on the device, without messages."""
     pcie: PcieLink | None = None
-    """Its link to the host."""
+    """The device's PCIe link to the host."""
     nvlink: dict[str, NvlinkPeer] = {}
     """NVLink to other devices of the node, by device; through a switch, by 'switch' or the switch's address."""
     throttle_reasons: list[str] = []
-    """Why its clocks were throttled under load, in NVML's terms: hw_slowdown, sw_power_cap; for a CPU: cpu_quota."""
+    """Why the device's clocks were lowered under load, in NVML's terms: hw_slowdown, sw_power_cap; for a CPU:
+    cpu_quota."""
     p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
-    """Whether it can read the memory of other devices of the node, by device."""
+    """Other device of the node -> whether this device can read its memory."""
     ecc_errors: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     xid: int | None = None
-    """Last Xid that the driver reported for it."""
+    """Last error number (Xid) that the NVIDIA driver reported for the device."""
     power_w: float | None = None
     """Power drawn under load, in watts."""
     driver: str | None = None
-    """Version of its driver."""
+    """Version of the device's driver."""
     numa: int | None = None
-    """NUMA node of the host that it is attached to."""
+    """NUMA node of the host that the device is attached to."""
     nic: str | None = None
-    """Network card with the shortest PCI path: mlx5_0, eth0."""
+    """Network card with the shortest PCI path to the device: mlx5_0, eth0."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
-    """PCI addresses on the path to it, switches first, its own last."""
+    """PCI addresses on the path to the device: switches first, the device last."""
     host_to_device_bytes_per_s: float | None = None
     """Bandwidth of copies from page-locked memory of the host."""
     device_to_host_bytes_per_s: float | None = None
     """Bandwidth of copies to page-locked memory of the host."""
     copy_bytes_per_s: dict[str, float] = {}
-    """Bandwidth of copies to other devices of the node, by device, one at a time."""
+    """Other device of the node -> bandwidth of a copy to it, measured one at a time."""
 
 
 class Reason(Part):
-    """Why a node got its verdict."""
+    """A fault that is a reason for a verdict, with its evidence and fix."""
 
     code: str
     """Fault code: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
     text: str
-    """One sentence with the numbers."""
+    """One sentence that describes the fault, with the numbers."""
     evidence: str | None = None
-    """What the figure was compared with, and how often it was measured."""
+    """What the node's figure was compared with, and how often it was measured."""
     fix: str | None = None
     """What to do next."""
 
@@ -134,7 +137,7 @@ class Health(Part):
     """The verdict on a node."""
 
     verdict: Literal["ok", "degraded", "bad", "unknown"] = "unknown"
-    """ok and degraded are used, bad is excluded, unknown was not measured."""
+    """Nodes that are ok or degraded are used, bad ones are excluded; unknown ones were not measured."""
     reasons: list[Reason] = []
     """Reasons, where the verdict is not ok."""
 
@@ -151,15 +154,15 @@ class Node(Part):
     host: str | None = None
     """Host name of the machine."""
     devices: list[Device]
-    """Its devices."""
+    """The node's devices."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
     nics: list[Nic] | None = None
-    """Its network cards."""
+    """The node's network cards."""
     host_facts: HostFacts | None = None
-    """Facts that its operating system reports."""
+    """Facts that the node's operating system reports."""
     health: Health = Health()
-    """Whether it should be used."""
+    """The verdict on the node."""
 
 
 class NodeCluster(Part):
@@ -170,22 +173,24 @@ class NodeCluster(Part):
     level: int = 1
     """Level in the tree of switches; 1 is next to the nodes."""
     parent: str | None = None
-    """Cluster that it lies in."""
+    """Id of the cluster that contains this one."""
     members: list[str]
-    """Its nodes."""
+    """Names of the cluster's nodes."""
     source: str = "measured"
-    """Where it comes from: measured, slurm, or prior (an earlier file)."""
+    """Where the cluster comes from: measured, slurm, or prior (an earlier file)."""
     oversubscription: float | None = None
-    """Bandwidth of a pair alone that leaves the cluster, by that with all members sending to another cluster."""
+    """Oversubscription ratio: bandwidth of a single pair that leaves the cluster, divided by a pair's bandwidth while
+    all members send to another cluster."""
 
 
 class MatrixFile(Part):
-    """The file beside the topology with the figures of every pair; named by its content, so both are of one probe."""
+    """The file beside topology.json with the figures of every pair. Its name contains its hash, so the two files are
+    always of one probe."""
 
     file: str = Field(pattern=r"^pairs-[0-9a-f]{12}\.npz$")
     """Name of the file, in the folder of the topology."""
     sha256: str
-    """Hash of that file."""
+    """SHA-256 of the file."""
 
 
 class Fabric(Part):
@@ -196,26 +201,27 @@ class Fabric(Part):
     clusters: list[NodeCluster] = []
     """Groups of nodes that are near each other."""
     links: list[Link] = []
-    """Measured pairs; an absent pair has the figures of the matrix, else of its class."""
+    """Measured pairs. For a pair that is not listed, the figures of the matrix hold, else those of its class."""
     broken: list[tuple[str, str]] = []
-    """Pairs of living nodes that tried to measure and could not: a plan uses at most one node of each."""
+    """Pairs of living nodes that could not reach each other in the probe: a plan uses at most one node of each pair."""
     matrix: MatrixFile | None = None
-    """Figures of all pairs, above 64 nodes."""
+    """The file with the figures of all pairs; only with more than 64 nodes."""
     held_out_error: float | None = None
-    """Median relative error of the classes on pairs that were measured and not used for them (0.05 is 5 %)."""
+    """Median relative error of the classes' predicted message times, over measured pairs that were left out of the
+    classes (0.05 is 5 %)."""
 
 
 class Verdict(Part):
     """The probe's advice for the whole allocation."""
 
     status: Literal["go", "warn", "refuse"] = "go"
-    """go, go with warnings, or do not run on these nodes."""
+    """go: run on these nodes. warn: run, with warnings. refuse: do not run."""
     exclude: list[str] = []
     """Nodes to exclude."""
     faults: list[Reason] = []
     """Faults of nodes, devices and links."""
     sbatch_hint: str | None = None
-    """Option of sbatch that excludes these nodes."""
+    """Option of sbatch that excludes the nodes in `exclude`."""
     env: dict[str, str] = {}
     """Environment variables with an interface that every node has: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."""
 
@@ -232,7 +238,7 @@ class Topology(Document):
     nodes: list[Node] = Field(min_length=1)
     """Every node that took part."""
     fabric: Fabric = Fabric()
-    """The network between them."""
+    """The network between the nodes."""
     verdict: Verdict = Verdict()
     """The probe's advice for the whole allocation."""
 
@@ -258,18 +264,20 @@ class Topology(Document):
 
     @property
     def pairs(self) -> PairMatrix | None:
-        """Figures of every pair, for a topology that this process measured or read with the file beside it."""
+        """Figures of every node pair as a matrix; None where this topology has no such matrix."""
         return self._pairs
 
     def with_pairs(self, pairs: PairMatrix) -> Topology:
-        """Return this topology with the figures of every pair, which `write` stores in the file beside it."""
+        """Return this topology with `pairs` as the figures of every pair; `write` stores them in a file beside
+        topology.json."""
         fabric = self.fabric.model_copy(update={"matrix": MatrixFile(file=pairs.file_name, sha256=pairs.sha256)})
         made = self.model_copy(update={"fabric": fabric})
         made._pairs = pairs
         return made
 
     def write(self, path: Path) -> None:
-        """Write the file atomically, after the figures of every pair, so that it never names a missing file.
+        """Write the file of pairs, if any, and then topology.json, each atomically, so that topology.json never names a
+        missing file.
 
         Raises:
             StorageError: one of the files cannot be written.
@@ -280,10 +288,11 @@ class Topology(Document):
 
     @classmethod
     def read(cls, path: Path, *, owned: bool = False) -> Topology:
-        """Read and check the file, and the figures of every pair where it names them.
+        """Read and check topology.json, and the file of pairs if topology.json names one.
 
         Raises:
-            FileError: the file is missing, not JSON, or has errors, or the file beside it is missing or another one.
+            FileError: topology.json is missing, not JSON or has errors, or the file of pairs is missing or has another
+                hash.
         """
         made = super().read(path, owned=owned)
         if made.fabric.matrix is not None:
@@ -312,7 +321,7 @@ class Topology(Document):
         return [DeviceId.of(node.id, device.id) for node in self.nodes for device in node.devices]
 
     def only(self, names: Iterable[str]) -> Topology:
-        """Return the same measurements for some of the nodes."""
+        """Return the topology of these nodes only."""
         keep = set(names)
         links = [link for link in self.fabric.links if link.a in keep and link.b in keep]
         clusters = [

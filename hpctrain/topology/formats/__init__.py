@@ -1,1 +1,1 @@
-"""Other tools' topology files, one format per module; text in, text out."""
+"""Reads and writes other tools' topology files, one format per module; functions take and return text, not files."""

@@ -15,7 +15,7 @@ _RATE = 2**20 * 1000
 """Metis multiplies a bandwidth by 2^20 and divides bytes by it to get milliseconds."""
 _GIB = 2**30
 MAX_SLOTS = 9
-"""Its host file reader takes one digit after 'slots='."""
+"""Most devices of a node: Metis reads one digit after 'slots=' in its host file."""
 
 
 def metis_files(topology: Topology) -> dict[str, str]:

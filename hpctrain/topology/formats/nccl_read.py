@@ -1,7 +1,7 @@
 """Reads a node from NCCL's topology dump (NCCL_TOPO_DUMP_FILE). Pure.
 
-Format: system > cpu > pci > gpu > nvlink, and nic > net, as NCCL's src/graph/xml.cc writes it. Its speeds are nominal:
-a prior, not a measurement.
+Format: system > cpu > pci > gpu > nvlink, and nic > net, as NCCL's src/graph/xml.cc writes it. Speeds in the dump are
+nominal, not measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Element:
 
 @dataclass(frozen=True)
 class _Place:
-    """Position of an element in the tree."""
+    """Position of an element in the tree of the dump."""
 
     numa: int | None
     pci: tuple[_Element, ...]
@@ -183,7 +183,8 @@ def _pcie(pci: _Element, source: str) -> PcieLink | None:
 
 
 def _within(gpus: list[_Element], devices: list[Device], source: str) -> float | None:
-    """Return bytes/s from one GPU to another by the links' nominal rates; None where the slowest is unknown."""
+    """Return the bytes/s of the slowest pair of GPUs in the node, by the links' nominal rates; None where it is
+    unknown."""
     rates = []
     for gpu, device in zip(gpus, devices, strict=True):
         rate = _NVLINK_BYTES_PER_S.get(_integer(gpu, "sm", source) or 0)

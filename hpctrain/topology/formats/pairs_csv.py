@@ -18,10 +18,10 @@ COLUMNS = (
 
 
 def pairs_csv(topology: Topology) -> str:
-    """Return a table with a heading; cells of figures that were not measured are empty.
+    """Return the links as CSV text with a heading line; the cell of a figure that was not measured is empty.
 
-    A pair without a link has the alpha and beta that the planner uses for it. Its `inferred` is true unless the file of
-    pairs beside a large topology shows that it was measured.
+    For a pair that the topology does not list as a link, alpha and beta are those that the planner uses. Its `inferred`
+    is true, unless the matrix file beside a large topology has figures of the pair.
     """
     sides = {ends: (link, side) for link in topology.fabric.links for ends, side in link.directions()}
     costs, out = LinkCost(topology), io.StringIO()

@@ -1,4 +1,5 @@
-"""One figure for a node or for the whole cluster, for formats that cannot list pairs. Pure."""
+"""Combines a topology's figures into one for a node or for the whole cluster, for formats that cannot list pairs.
+Pure."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> 
 
 
 def _unused_name(name: str, taken: Iterable[str]) -> str:
-    """Return `name`, changed where it is taken."""
+    """Return `name`, or a name derived from it if it is in `taken`."""
     used, number = set(taken), 0
     while (candidate := name if number == 0 else f"{name}{number}") in used:
         number += 1

@@ -189,7 +189,7 @@ def _cluster(switch: _Switch, named: dict[str, _Switch], parent: str | None) -> 
 
 
 def _chosen(file: YamlFile) -> int:
-    """Return the index of the topology in a topology.yaml that is read."""
+    """Return the index of the topology to read, in a topology.yaml with several."""
     if not isinstance(file.value, list):
         raise FileError(
             file.path, [FieldError("", "a list of topologies is expected, each with `topology` as its name")]
