@@ -1,4 +1,4 @@
-"""How hpctrain starts its processes: by a module name that Python never looks for in the current folder."""
+"""Builds the command lines of hpctrain's own processes: Python, a module, and no current folder on `sys.path`."""
 
 from __future__ import annotations
 

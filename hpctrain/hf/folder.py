@@ -57,8 +57,8 @@ def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTens
 
 
 def weights_sha256(stored: dict[str, StoredTensor]) -> str:
-    """Return the hash of names, types, shapes and first bytes of all tensors; it reads about a thousandth of the
-    folder."""
+    """Return the SHA-256 of the name, dtype, shape and first 1,024 bytes of every tensor. About a thousandth of the
+    folder is read, so a change further into a tensor goes unnoticed."""
     digest = hashlib.sha256()
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
         item = stored[name]

@@ -1,7 +1,7 @@
-"""`hpctrain bench compression --convergence`: the effect of each gradient synchronisation on the loss.
+"""`hpctrain bench compression --convergence`: how each method of gradient synchronisation affects the loss.
 
-The workers are real processes on this machine's loopback, with hpctrain's own reducers. Only the time of a step on a
-slower network is simulated, from the counted bytes and processor seconds.
+The workers are real processes of this machine that talk over loopback, with hpctrain's own reducers. Only the time of
+a step on a slower network is simulated, from the counted bytes and processor seconds.
 """
 
 from __future__ import annotations

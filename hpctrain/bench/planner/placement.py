@@ -52,8 +52,8 @@ class PlacementRow:
 def measure(
     progress: Callable[[str], None], cases: Sequence[SearchCase] = PLACED, orders: int = ORDERS
 ) -> dict[str, Any]:
-    """Plan every case, and predict the plan's step without placement: with the nodes as listed, and in `orders` random
-    orders."""
+    """Plan every case. Also predict the plan's step time if its ranks take the nodes in the order in which they are
+    listed, and in each of `orders` random orders."""
     rows = []
     for case in cases:
         progress(case.name)

@@ -28,9 +28,10 @@ _FULL_BYTES = 4
 
 
 class SparseReduceScatter(ReduceScatter):
-    """The reduce-scatter of one part of a stage; exempt parameters are summed exactly.
+    """The sparse reduce-scatter of the gradients of one `fully_shard` module of a stage, with error feedback. Parameters
+    that are exempt from compression are summed exactly.
 
-    If any rank's gradient is not finite, all owners get NaN, and no residual changes.
+    If any rank's gradient is not finite, every rank gets NaN for the shard that it owns, and no residual changes.
     """
 
     residuals: SparseState

@@ -1,4 +1,4 @@
-"""Writes token shards of bounded size, and combines the shards of all work units in one corpus folder."""
+"""Writes token shards of bounded size, and moves the shards of all work units into one corpus folder."""
 
 from __future__ import annotations
 

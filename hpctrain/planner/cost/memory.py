@@ -204,8 +204,8 @@ class MemoryModel:
         return CAST_BYTES * self._count(share._replace(first=False), memory_role.tp) if casts else 0
 
     def _casts_until_backward(self, memory_role: _MemoryRole, share: ModelPart) -> float:
-        """Bytes of the weight copies that live until the backward pass. With recomputation, blocks make their copies
-        again.
+        """Return the bytes of the weights' low-precision copies that live until the backward pass. With recomputation,
+        those of the blocks do not count: the backward pass makes them again.
         """
         return self._casts(
             memory_role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0)

@@ -32,12 +32,14 @@ GRID = (2, 4, 8, 16)
 
 
 def solve_as_paper(space: SearchSpace) -> ChosenPlan:
-    """Plan by the paper's rules: tensor parallelism within nodes, then replicas within nodes, stages across nodes.
+    """Plan by the rules of the paper that this project implements.
 
-    The number of devices is P = G·R with G stages and R replicas.
+    Tensor parallelism stays within nodes, then replicas within nodes; stages go across nodes. The number of
+    tensor-parallel groups is P = G·R with G stages and R replicas.
 
     Raises:
-        InputError: no M of the grid divides the batch, or the placement cannot be sharded as asked.
+        InputError: no micro-batch count M of the paper's grid divides the batch, or the run asks for ZeRO on a
+            placement that cannot shard the training state.
         RefusedError: no M of the grid fits the memory.
     """
     cost, work = space.cost, space.work

@@ -126,7 +126,7 @@ UnitsByNode = dict[str, list[tuple[TensorParallelGroup, frozenset[int]]]]
 
 
 def _by_node(layout: Layout) -> UnitsByNode:
-    """The layout's tensor-parallel groups by node, in the order of the topology."""
+    """Return the tensor-parallel groups of each node, the nodes in the topology's order; a group lies within a node."""
     blocks = [range(*edges) for edges in pairwise([0, *accumulate(layout.blocks)])]
     by_node: UnitsByNode = {}
     for row in layout.placement:

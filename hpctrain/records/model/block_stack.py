@@ -51,8 +51,8 @@ class BlockStack(Part):
 
     @abstractmethod
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of the results of a block's matrix products and attention, which selective recomputation
-        keeps."""
+        """Return the bytes of the outputs of one block's matrix products and attention for these sequences, on one of
+        `tp` devices. Selective recomputation keeps them, as torch's selective activation checkpointing does."""
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
         """Return the number of parameters of the blocks [start, stop), and of embedding and head where the stage holds
