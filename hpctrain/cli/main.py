@@ -17,7 +17,7 @@ from hpctrain.base.module_argv import without_implied_folder
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("commands.setup.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
     "init": ("commands.setup.init", "Write a commented run file fitted to this machine."),
-    "doctor": ("commands.setup.doctor", "Say what this machine and its cluster allow, and what would bite a run."),
+    "doctor": ("commands.setup.doctor", "Say what this machine and its cluster allow, and what would harm a run."),
     "image": ("commands.setup.image", "Build and check the images that runs happen in."),
     "data": ("commands.setup.data", "Turn text into token shards, and check them."),
     "probe": ("commands.planning.probe", "Measure nodes, devices and links into a topology file."),

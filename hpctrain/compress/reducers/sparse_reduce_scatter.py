@@ -28,7 +28,7 @@ _FULL_BYTES = 4
 
 
 class SparseReduceScatter(ReduceScatter):
-    """The sparse reduce-scatter of the gradients of one `fully_shard` module of a stage, with error feedback. Parameters
+    """The sparse reduce-scatter of the gradients of a stage's `fully_shard` module, with error feedback. Parameters
     that are exempt from compression are summed exactly.
 
     If any rank's gradient is not finite, every rank gets NaN for the shard that it owns, and no residual changes.
