@@ -41,11 +41,11 @@ class BucketCodec(StepState, ABC):
 
     @abstractmethod
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
-        """Write the gradients of a bucket, one after the other and padded with zeros.
+        """Write the gradients of a bucket, one after the other, with zeros after the last one.
 
         Args:
-            bucket: indices of the gradients among the compressed ones; the same in every step.
-            tensors: the gradients, fp32.
+            bucket: for each of `tensors`, its index among all compressed gradients; the same in every step.
+            tensors: the gradients of this bucket, fp32.
             outgoing: [ranks, bytes of a part], uint8; written to.
         """
 

@@ -1,4 +1,4 @@
-"""Lists the plans next to the chosen one, and why each of them lost."""
+"""Lists the plans that differ from the chosen one in one setting, and why each of them lost."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class SwitchGroups:
-    """Groups of nodes that share a switch, because a chain of near pairs connects them."""
+    """Groups of nodes taken to share a switch: a chain of pairs with latencies below `near_below` links them."""
 
     def __init__(self, distances: Floats, alive: Bools) -> None:
         """Group the nodes by the measured distances.
