@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,3 +120,23 @@ def _remedy(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return "make the folder first"
     return "nothing was changed"
+
+
+def swap(temporary: Path, folder: Path) -> None:
+    """Replace `folder` by `temporary`.
+
+    It takes two renames, because one rename cannot replace a folder that is not empty; on an error the old folder is
+    restored.
+    """
+    if not folder.exists():
+        temporary.rename(folder)
+        return
+    old = temporary.with_name(f"{temporary.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -47,11 +47,11 @@ class SystemProcessTable:
                     yield process.pid, argv
 
     def newest_first(self, pids: Iterable[int]) -> list[int]:
-        started_s = {}
+        starts = []
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
-                started_s[pid] = (psutil.Process(pid).create_time(), pid)
-        return sorted(started_s, key=lambda pid: started_s[pid], reverse=True)
+                starts.append((psutil.Process(pid).create_time(), pid))
+        return [pid for _, pid in sorted(starts, reverse=True)]
 
     def signal(self, pid: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

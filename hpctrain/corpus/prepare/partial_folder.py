@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.atomic import storage_errors, sync, write_json
+from hpctrain.base.atomic import storage_errors, swap, sync, write_json
 from hpctrain.base.errors import FileError, InputError, StorageError
 from hpctrain.corpus.input.work_units import InputFile
-from hpctrain.corpus.prepare.shards import swap
 from hpctrain.records.format.document import read_json
 
 WORK_NAME = "work.json"

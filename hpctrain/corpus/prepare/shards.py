@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -107,26 +106,6 @@ def link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         source.rename(target)
-
-
-def swap(temporary: Path, folder: Path) -> None:
-    """Replace `folder` by `temporary`.
-
-    It takes two renames, because one rename cannot replace a folder that is not empty; on an error the old folder is
-    restored.
-    """
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    old = temporary.with_name(f"{temporary.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 _CHUNK_TOKENS = 2**20

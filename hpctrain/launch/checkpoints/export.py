@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.atomic import storage_errors, sync, write_json, write_text
+from hpctrain.base.atomic import storage_errors, swap, sync, write_json, write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
 from hpctrain.base.system.disk_space import check_disk_space
-from hpctrain.corpus.prepare.shards import swap
 from hpctrain.corpus.read.special_tokens import special_tokens
 from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
