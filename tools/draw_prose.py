@@ -23,15 +23,25 @@ NO_PROSE = ("#", "|", "    ", "<", "Status:")
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each docstring of a module, a class or a function."""
+    """Yield the place, the signature and the text of each docstring of a module, a class or a function."""
     for path in sorted((ROOT / "hpctrain").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 continue
             text = ast.get_docstring(node)
             if text:
-                name = getattr(node, "name", "the module")
-                yield f"{path.relative_to(ROOT)}: {name}", text
+                yield f"{path.relative_to(ROOT)}: {_head(node)}", text
+
+
+def _head(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    """Return what stands above a docstring: the signature of a function, the name and the fields of a class."""
+    if isinstance(node, ast.Module):
+        return "the module"
+    if isinstance(node, ast.FunctionDef):
+        returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return f"def {node.name}({ast.unparse(node.args)}){returned}"
+    fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
+    return f"class {node.name}({', '.join(fields)})"
 
 
 def paragraphs() -> Iterator[tuple[str, str]]:

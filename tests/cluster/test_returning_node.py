@@ -44,10 +44,10 @@ def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_
     said = r"srun: (Aborting, io error and missing step on node|Cannot communicate with node) \d"
     assert re.match(rf"{lost} {why} \({said}", str(first["reason"])), first
     assert failures_since_checkpoint(job.attempts()) == 0
+    # It goes on, and the person sees why in each place. The job prints the line after it has written the ledger's.
+    cluster.wait(lambda: len(job.attempts()) == 2, 120, job.explain)
     log = (job.folder / "logs" / f"{job.job_id}.job.log").read_text()
     assert f"attempt 0 ended (infrastructure): {first['reason']}" in log
-    # It goes on, and the person sees why in each place.
-    cluster.wait(lambda: len(job.attempts()) == 2, 120, job.explain)
     job.wait_for_event("generation_started", attempt=1)
     assert first["reason"] in str(job.status()["last_end"])
     before = job.steps()
