@@ -18,7 +18,7 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.json_text import parse_json
-from hpctrain.base.net.watch import Watch
+from hpctrain.base.net.wire import Watch
 from hpctrain.base.owned_files import read_owned
 
 ADDRESS_POLL_S = 0.2

@@ -21,8 +21,7 @@ from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
 from hpctrain.base.net.auth_listener import AuthListener
 from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer, derive_key
-from hpctrain.base.net.watch import Watch, Watchable
-from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message
+from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message, Watch, Watchable
 from hpctrain.records.history.generation import Generation
 
 HEARTBEAT_S = 0.25

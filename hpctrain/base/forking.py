@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.process import Process, SystemRunner, kill_group
-from hpctrain.base.system.linux import set_child_subreaper
+from hpctrain.base.system.kernel import set_child_subreaper
 
 MESSAGE_BYTES = 1 << 17
 MAX_FDS = 16

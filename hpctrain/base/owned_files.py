@@ -1,5 +1,5 @@
 """Opens files that hpctrain trusts or executes because this user wrote them: run folders, checkpoints, tokens. All
-access to such files goes through this module.
+access to such files goes through this module. A file is trusted if nobody else owns it or can write to it.
 
 Everything is opened first and then checked on its descriptor, so nothing can replace it between the check and the read.
 The folders above may therefore belong to root, or be writable by the group of a project.
@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import os
+import pwd
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from hpctrain.base.errors import FileError, InputError, UntrustedError
 from hpctrain.base.regular_file import kind_of, open_regular, read_and_close
-from hpctrain.base.trust import TRUSTED_GROUPS_VARIABLE, distrust, group_name
 
+TRUSTED_GROUPS_VARIABLE = "HPCTRAIN_TRUSTED_GROUPS"
+"""Environment variable with names or ids of groups, separated by commas, whose members may write what this user
+runs."""
 OWN_BYTES_MAX = 1 << 30
 """Largest file of this user that is read into memory at once: metrics of a few million steps."""
 
 _OTHER_OWNER_REMEDY = "hpctrain uses only what is yours, as it would run as you"
 _SYMLINK_REMEDY = "put what it leads to in its place, or remove it"
+_GROUP_WRITE, _WORLD_WRITE = 0o020, 0o002
 _WRITE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -269,3 +275,62 @@ def _plain(name: str, folder: Path) -> str:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Set the umask in the `with` block: only the owner can access new files of this process and its children."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def distrust(status: os.stat_result, *, private: bool = False, guarded: bool = False) -> str | None:
+    """Return why a file is not trusted, as the end of a sentence that begins with its path; None: it is trusted.
+
+    Args:
+        status: status of the open file, so that nothing can replace it after the check.
+        private: whether others must not be able to read it either.
+        guarded: whether it lies in a folder that nobody else can enter, so its group bits give no access.
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.getuid():
+        return f"belongs to another user (uid {status.st_uid})"
+    if mode & _WORLD_WRITE:
+        return f"can be written by others (mode {mode:03o})"
+    if mode & _GROUP_WRITE and not guarded and not is_trusted_group(status.st_gid):
+        return f"can be written by group {group_name(status.st_gid)} (mode {mode:03o})"
+    if private and not guarded and mode & 0o077:
+        return f"can be read by others (mode {mode:03o})"
+    return None
+
+
+def is_trusted_group(gid: int) -> bool:
+    """Whether the members of a group may write what this user runs: the group is private, or the user named it."""
+    trusted = {name.strip() for name in os.environ.get(TRUSTED_GROUPS_VARIABLE, "").split(",")}
+    return str(gid) in trusted or group_name(gid) in trusted or is_private_group(gid)
+
+
+def is_private_group(gid: int) -> bool:
+    """Whether this user is the only member of the group.
+
+    Directory services do not list all their users, so an empty member list proves nothing by itself. The group must
+    also be this user's primary group and have the user's name, as on systems with a group for each user.
+    """
+    try:
+        me, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    if me.pw_gid != gid or group.gr_name != me.pw_name or set(group.gr_mem) - {me.pw_name}:
+        return False
+    return all(user.pw_uid == me.pw_uid for user in pwd.getpwall() if user.pw_gid == gid)
+
+
+def group_name(gid: int) -> str:
+    """Return the name of a group; its number where it has no name here."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

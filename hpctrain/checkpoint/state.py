@@ -1,4 +1,4 @@
-"""Names the tensors of a training state so that the names do not depend on how the model is cut.
+"""Names the tensors of a training state, and hashes the weights, so that neither depends on how the model is cut.
 
 The names are model.<parameter> and, for AdamW's moments, exp_avg.<parameter> and exp_avg_sq.<parameter>. A split tensor
 is a DTensor, so that torch.distributed.checkpoint can load it into any other split.
@@ -6,8 +6,15 @@ is a DTensor, so that torch.distributed.checkpoint can load it into any other sp
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hpctrain.base.errors import HpctrainError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -36,3 +43,37 @@ def set_optimizer_step(parameters: list[tuple[str, nn.Parameter]], optimizer: to
     """Set AdamW's number of steps done, on which its bias correction depends."""
     for _, parameter in parameters:
         optimizer.state[parameter]["step"].fill_(float(step))
+
+
+def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """Return the SHA-256 over name, dtype, shape and bytes of every parameter in the order of their names, as hex.
+
+    Collective over the world. A rank holds one whole tensor at a time and sends only digests.
+
+    Raises:
+        HpctrainError: copies of a parameter differ between ranks.
+    """
+    by_name = {name: _digest(name, _whole(parameter.detach())) for name, parameter in parameters}
+    everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, by_name)
+    digests: dict[str, tuple[str, int]] = {}
+    for rank, held in enumerate(everyone):
+        for name, digest in held.items():
+            known, other = digests.setdefault(name, (digest, rank))
+            if known != digest:
+                raise HpctrainError(f"ranks {other} and {rank} hold different weights: first in {name}")
+    whole = hashlib.sha256()
+    for name in sorted(digests):
+        whole.update(bytes.fromhex(digests[name][0]))
+    return whole.hexdigest()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return the whole tensor. Collective over the mesh of a DTensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _digest(name: str, tensor: Tensor) -> str:
+    digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

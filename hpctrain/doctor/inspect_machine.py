@@ -13,7 +13,7 @@ import psutil
 
 from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import WORKER, Runner
-from hpctrain.base.system.kernel_files import kernel_text
+from hpctrain.base.system.kernel import kernel_text
 from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,

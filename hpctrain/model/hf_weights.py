@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import InputError
-from hpctrain.hf.folder import find_stored, stored_tensors, weights_sha256
-from hpctrain.hf.safetensors_header import StoredTensor
+from hpctrain.hf.folder import StoredTensor, find_stored, stored_tensors, weights_sha256
 from hpctrain.hf.tensors import HfTensor, tensors_of
 from hpctrain.records.model.families import HfModel
 

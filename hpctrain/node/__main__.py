@@ -10,7 +10,7 @@ from hpctrain.base.control_characters import escaped_output
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 from hpctrain.base.loading import load
 from hpctrain.base.log_timestamps import timestamp_output
-from hpctrain.base.system.linux import raise_open_file_limit
+from hpctrain.base.system.kernel import raise_open_file_limit
 
 VERBS = {
     "probe": ("hpctrain.node.probe", "main"),

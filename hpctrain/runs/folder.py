@@ -21,8 +21,7 @@ import yaml
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.control_characters import first_control_character
 from hpctrain.base.errors import FieldError, FileError, InputError
-from hpctrain.base.owned_files import OwnedFolder, open_owned
-from hpctrain.base.trust import owner_only
+from hpctrain.base.owned_files import OwnedFolder, open_owned, owner_only
 from hpctrain.checkpoint.published import listed
 from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.attempt import ExitClass

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hpctrain.corpus.read.mixture import Mixture, open_training
 from hpctrain.corpus.read.node_cache import cached_folders
-from hpctrain.corpus.read.objective import examples
-from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
+from hpctrain.corpus.read.objective import SpecialTokens, examples, special_tokens
 from hpctrain.corpus.read.tokens import open_named, open_validation
 from hpctrain.records.run.objective import AnyObjective, lengths
 from hpctrain.records.run.run import Run

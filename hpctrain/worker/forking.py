@@ -22,7 +22,7 @@ from hpctrain.base.forking import MAX_FDS, MESSAGE_BYTES
 from hpctrain.base.loading import load
 from hpctrain.base.log_timestamps import timestamp_output
 from hpctrain.base.process import WORKER
-from hpctrain.base.system.linux import die_with_parent
+from hpctrain.base.system.kernel import die_with_parent
 
 LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure.measure")
 HIGH_FD = 500

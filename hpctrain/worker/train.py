@@ -20,7 +20,7 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER_NAME
-from hpctrain.base.system.linux import set_process_name
+from hpctrain.base.system.kernel import set_process_name
 from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
 from hpctrain.worker.agent_channel import AgentChannel
 from hpctrain.worker.build import build

@@ -17,13 +17,11 @@ import torch.nn.functional as F
 from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
-from hpctrain.checkpoint.fingerprint import fingerprint
 from hpctrain.checkpoint.published import VerifiedCheckpoint, newest
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
-from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
+from hpctrain.checkpoint.state import collect, fingerprint, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
-from hpctrain.corpus.read.objective import examples
-from hpctrain.corpus.read.special_tokens import SpecialTokens
+from hpctrain.corpus.read.objective import SpecialTokens, examples
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.gradients import gradient_norm, local_gradients

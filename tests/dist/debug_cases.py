@@ -23,7 +23,7 @@ from torch import nn
 
 from hpctrain.agent.worker_messages import Report
 from hpctrain.base.errors import HpctrainError
-from hpctrain.checkpoint.fingerprint import fingerprint
+from hpctrain.checkpoint.state import fingerprint
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.metric import read_metrics

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpctrain.base.net.handshake import HandshakeServer, Session
-from hpctrain.base.net.watch import Watch
-from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
+from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message, Watch
 
 SPARE_CONNECTIONS = 64
 """Pending callers that are allowed at a time, besides one for each expected node."""

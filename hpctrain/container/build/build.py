@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
-from hpctrain.base.system.kernel_files import kernel_number
+from hpctrain.base.system.kernel import kernel_number
 from hpctrain.base.process import Runner, end_process
 from hpctrain.container.run.binds import ENVIRONMENT
 from hpctrain.container.run.runtime import Host, Runtime

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.system.kernel_files import kernel_text
+from hpctrain.base.system.kernel import kernel_text
 
 Name = Literal["apptainer", "singularity"]
 NAMES: tuple[Name, ...] = ("apptainer", "singularity")

@@ -14,10 +14,10 @@ import numpy as np
 
 from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import FileError, HpctrainError
-from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
+from hpctrain.corpus.input.documents import ReadOptions, read_file_range
+from hpctrain.corpus.input.inputs import WorkUnit
 from hpctrain.corpus.input.passages import NotTextError, Passage, batches, bucket_of, digest_of
 from hpctrain.corpus.input.skipped import BadRecords
-from hpctrain.corpus.input.work_units import WorkUnit
 from hpctrain.corpus.prepare.check import file_sha256
 from hpctrain.corpus.prepare.clean import Cleaner
 from hpctrain.corpus.prepare.scan import UnitScan

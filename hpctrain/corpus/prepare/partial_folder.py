@@ -19,7 +19,7 @@ from typing import Any
 
 from hpctrain.base.atomic import storage_errors, swap, sync, write_json
 from hpctrain.base.errors import FileError, InputError, StorageError
-from hpctrain.corpus.input.work_units import InputFile
+from hpctrain.corpus.input.inputs import InputFile
 from hpctrain.records.format.document import read_json
 
 WORK_NAME = "work.json"

@@ -1,14 +1,18 @@
 """A pool of worker processes that gives results in the order of the tasks, with few of them in memory.
 
 `concurrent.futures` runs the tasks. This module adds what it lacks: workers end when their parent is killed, they can
-be stopped in the middle of a task, and they report progress.
+be stopped in the middle of a task, and they report progress. It also measures the memory of this process and of its
+workers.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import resource
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -16,14 +20,16 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hpctrain.base.errors import FileError, HpctrainError, InputError
 from hpctrain.base.module_argv import outside_current_folder
+from hpctrain.base.system.kernel import kernel_text
 
 AHEAD = 2
 """Tasks per worker that may be submitted before the caller takes the oldest result."""
 _POLL_S = 0.1
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 _advanced: Any = None
 """In a worker process: the progress of all workers' tasks together, a number in shared memory."""
 
@@ -164,3 +170,20 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
+
+
+class PeakMemory(NamedTuple):
+    """Peak resident memory; pages that processes share count in each of them."""
+
+    own_bytes: int
+    worker_bytes: int
+    """Peak of the largest process that this one started and that has ended; 0 if there was none."""
+
+
+def peak_memory() -> PeakMemory:
+    """Return the peak memory of this process and of its ended child processes, each since it began."""
+    # ru_maxrss begins with the peak of the parent process; VmHWM does not.
+    status = kernel_text(Path("/proc/self/status")) or ""
+    peak = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    own, worker = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return PeakMemory(int(peak[1]) * 1024 if peak else own * _MAXRSS_BYTES, worker * _MAXRSS_BYTES)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_si
-from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
+from hpctrain.corpus.input.documents import ReadOptions, read_file_range
+from hpctrain.corpus.input.inputs import FileRange, WorkUnit
 from hpctrain.corpus.input.passages import BUCKETS, NotTextError, Passage, bucket_of, digest_of, rank_of
 from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, BadRecords, SkippedInput
-from hpctrain.corpus.input.work_units import FileRange, WorkUnit
 
 _HELD_PASSAGES = 2**16
 """Passages whose bucket and size are buffered before they are summed."""

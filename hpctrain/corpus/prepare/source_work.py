@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.input.file_reader import ReadOptions
-from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, InputFiles, find_inputs
+from hpctrain.corpus.input.documents import ReadOptions, row_groups
+from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, InputFiles, WorkUnit, find_inputs, plan_work_units, unit_bytes
 from hpctrain.corpus.input.passages import batches, passage_bytes
-from hpctrain.corpus.input.read_columns import row_groups
 from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
-from hpctrain.corpus.input.work_units import WorkUnit, plan_work_units, unit_bytes
 from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask
 from hpctrain.corpus.prepare.options import CorpusSource, Progress
 from hpctrain.corpus.prepare.pool import WorkerPool

@@ -15,11 +15,10 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
 from hpctrain.base.system.disk_space import check_disk_space
-from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
-from hpctrain.hf.shards import BYTES, assign_to_shards, index_of
-from hpctrain.hf.tensors import tensors_of
+from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.checkpoints.evaluate import checkpoint_of
 from hpctrain.launch.worker_request import ask_worker

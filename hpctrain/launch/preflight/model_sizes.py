@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandTimeoutError, InputError
 from hpctrain.base.process import Runner
-from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
+from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
 from hpctrain.hf.start_from_folder import with_hf_folder
 from hpctrain.launch.worker_request import worker_reply
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from hpctrain.base.clock import Clock
 from hpctrain.base.net.auth_listener import AuthListener
 from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer
-from hpctrain.base.net.watch import Watch
-from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
+from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message, Watch
 
 HANDSHAKE_S = 5.0
 """A connection that is not authenticated after this time is closed."""

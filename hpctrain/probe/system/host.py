@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.base.system.kernel_files import cgroup_folders, kernel_number, kernel_text
+from hpctrain.base.system.kernel import cgroup_folders, kernel_number, kernel_text
 
 _UNLIMITED = 2**60
 """Smallest number that means no limit: cgroup v1 writes one near 2**63."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.base.system.kernel_files import kernel_text
+from hpctrain.base.system.kernel import kernel_text
 from hpctrain.records.topology.evidence import HostFacts
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

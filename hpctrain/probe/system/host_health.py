@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
-from hpctrain.base.system.kernel_files import cgroup_folders, kernel_number, kernel_text
+from hpctrain.base.system.kernel import cgroup_folders, kernel_number, kernel_text
 
 SYSFS = Path("/sys")
 

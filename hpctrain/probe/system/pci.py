@@ -7,7 +7,7 @@ import itertools
 import re
 from pathlib import Path
 
-from hpctrain.base.system.kernel_files import kernel_number, kernel_text
+from hpctrain.base.system.kernel import kernel_number, kernel_text
 from hpctrain.records.topology.evidence import GIGATRANSFERS, PcieLink
 
 SYSFS = Path("/sys")

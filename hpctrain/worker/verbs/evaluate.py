@@ -16,7 +16,7 @@ from torch import nn
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.save_and_load import load
-from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.corpus.read.tokens import Corpus, Split
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.loss import make_loss

@@ -17,8 +17,7 @@ from torch import Tensor
 from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.checkpoint.save_and_load import load
-from hpctrain.hf.shards import BYTES, assign_to_shards
-from hpctrain.hf.tensors import HfTensor, tensors_of
+from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards, tensors_of
 from hpctrain.model.hf_weights import to_hf_tensor
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import run_of

@@ -18,7 +18,7 @@ from hpctrain.base import forking
 from hpctrain.base.errors import EXIT_USAGE
 from hpctrain.base.forking import ForkingRunner, ForkServerExit
 from hpctrain.base.process import Process
-from hpctrain.base.system.linux import set_child_subreaper
+from hpctrain.base.system.kernel import set_child_subreaper
 
 # A program with the same two ends as `python -m hpctrain.worker`, without torch: it loads until the file GATE is there.
 PROGRAM = """

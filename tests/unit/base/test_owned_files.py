@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from two_users import ME, OTHER, PROJECT, as_user, give, shared_space
 
 from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.base.owned_files import OwnedFolder, open_owned, read_owned, read_private
-from hpctrain.base.trust import TRUSTED_GROUPS_VARIABLE, is_private_group
+from hpctrain.base.owned_files import (
+    TRUSTED_GROUPS_VARIABLE,
+    OwnedFolder,
+    is_private_group,
+    open_owned,
+    read_owned,
+    read_private,
+)
 
 
 @pytest.fixture
@@ -163,7 +169,7 @@ def test_a_group_that_nobody_knows_is_not_private(space: Path) -> None:
 
 def test_a_private_group_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "mine", os.getuid(), 0o2770, 0o664)
-    monkeypatch.setattr("hpctrain.base.trust.is_private_group", lambda gid: gid == os.getgid())
+    monkeypatch.setattr("hpctrain.base.owned_files.is_private_group", lambda gid: gid == os.getgid())
     assert read_owned(folder / "file") == b"content"
 
 

@@ -23,17 +23,16 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.input import compressed_input
 from hpctrain.corpus.input.compressed_input import open_decompressed
-from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
-from hpctrain.corpus.input.inputs import find_inputs
+from hpctrain.corpus.input.documents import ReadOptions, read_file_range
+from hpctrain.corpus.input.inputs import FileRange, find_inputs
 from hpctrain.corpus.input.passages import NotTextError
 from hpctrain.corpus.input.skipped import BadRecords
-from hpctrain.corpus.input.work_units import FileRange
 from hpctrain.corpus.prepare.check import check_corpus
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer
 from hpctrain.corpus.read.node_cache import cache_on_node
-from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.records.run.objective import Masked
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.input.inputs import expand, find_inputs, format_of
-from hpctrain.corpus.input.work_units import InputFile
+from hpctrain.corpus.input.inputs import InputFile, expand, find_inputs, format_of
 
 SAVED = Path(__file__).parents[2] / "golden" / "datasets" / "saved"
 

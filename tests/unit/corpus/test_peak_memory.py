@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import json, subprocess, sys
-from hpctrain.corpus.prepare.peak_memory import peak_memory
+from hpctrain.corpus.prepare.pool import peak_memory
 
 def take(size_mb):
     subprocess.run([sys.executable, "-c", f"b'x' * ({size_mb} << 20)"], check=True)

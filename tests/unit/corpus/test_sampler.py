@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.corpus.read.sampler import sample
+from hpctrain.corpus.read.tokens import sample
 
 SEEDS = st.integers(0, 2**63 - 1)
 

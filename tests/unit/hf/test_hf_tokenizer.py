@@ -16,7 +16,7 @@ from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import ByteTokenizer, load_tokenizer
 from hpctrain.corpus.read.index import read_index
-from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.hf.tokenizer import byte_tokenizer, hf_tokenizer
 from hpctrain.records.run.objective import Masked, SpanCorruption
 
@@ -105,7 +105,7 @@ def test_tokens_that_an_objective_adds_have_names(tmp_path: Path) -> None:
 
 def test_a_corpus_that_is_gone_has_no_tokenizer(tmp_path: Path) -> None:
     from hpctrain.base.errors import InputError
-    from hpctrain.corpus.read.special_tokens import SpecialTokens
+    from hpctrain.corpus.read.objective import SpecialTokens
 
     with pytest.raises(InputError, match="no such folder"):
         hf_tokenizer(tmp_path / "gone", SpecialTokens(257, 257, 256), 64)

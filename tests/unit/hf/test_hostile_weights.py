@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.hf.folder import read_folder
-from hpctrain.hf.safetensors_header import tensors_in
+from hpctrain.hf.folder import read_folder, tensors_in
 
 MANY = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.base.errors import CommandTimeoutError, HpctrainError, InputError
 from hpctrain.base.process import CommandResult, Process
-from hpctrain.corpus.read.special_tokens import SpecialTokens
+from hpctrain.corpus.read.objective import SpecialTokens
 from hpctrain.launch.preflight import model_sizes
 from hpctrain.launch.preflight.model_sizes import with_model_sizes
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes

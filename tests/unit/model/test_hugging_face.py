@@ -16,8 +16,7 @@ from torch import nn
 from hpctrain.base.errors import InputError
 from hpctrain.hf.config_of_spec import TokenIds, config_of
 from hpctrain.hf.folder import read_folder
-from hpctrain.hf.shards import assign_to_shards, index_of
-from hpctrain.hf.tensors import tensors_of
+from hpctrain.hf.tensors import assign_to_shards, index_of, tensors_of
 from hpctrain.model.build import build_part
 from hpctrain.model.hf_weights import HfWeights, to_hf_tensor
 from hpctrain.model.transformer_part import StageBlocks

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hpctrain.base.system.linux import MAX_OPEN_FILES
+from hpctrain.base.system.kernel import MAX_OPEN_FILES
 
 PROGRAM = """
 import resource, subprocess, sys
@@ -30,7 +30,7 @@ def test_a_node_raises_the_soft_limit_to_the_hard_one_for_itself_and_its_childre
 
 def test_the_soft_limit_is_never_lowered_and_stays_within_reason() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    program = "from hpctrain.base.system.linux import raise_open_file_limit; print(raise_open_file_limit())"
+    program = "from hpctrain.base.system.kernel import raise_open_file_limit; print(raise_open_file_limit())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     expected = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)

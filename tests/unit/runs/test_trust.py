@@ -12,9 +12,8 @@ from run_folders import RUN
 from two_users import ME, OTHER, PROJECT, as_user, shared_space
 
 from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.base.owned_files import read_owned
+from hpctrain.base.owned_files import owner_only, read_owned
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.trust import owner_only
 from hpctrain.records.run.run import Run
 from hpctrain.report.status import State, read_status
 from hpctrain.runs.code_copy import copy_code
@@ -72,7 +71,7 @@ def test_a_new_run_folder_is_for_its_owner_whatever_the_umask_is(tmp_path: Path,
 @pytest.fixture
 def shared_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """This user's group has other members."""
-    monkeypatch.setattr("hpctrain.base.trust.is_private_group", lambda gid: False)
+    monkeypatch.setattr("hpctrain.base.owned_files.is_private_group", lambda gid: False)
 
 
 @pytest.mark.usefixtures("shared_group")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.trust import owner_only
+from hpctrain.base.owned_files import owner_only
 from hpctrain.cli.options.run_and_paths import FILE, RUN
 from hpctrain.report.render import write_report
 

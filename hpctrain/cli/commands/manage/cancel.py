@@ -10,8 +10,8 @@ import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
+from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.trust import owner_only
 from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.run_history import check_cluster
 from hpctrain.jobs.cancel import cancel_job

@@ -11,7 +11,7 @@ import click
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.options.run_and_paths import PATH, RUN
-from hpctrain.hf.shards import BYTES, shard_bytes
+from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.launch.checkpoints.export import export
 
 

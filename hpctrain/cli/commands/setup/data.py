@@ -24,7 +24,7 @@ from hpctrain.corpus.prepare.options import (
     shared_options,
     sources_of,
 )
-from hpctrain.corpus.prepare.peak_memory import PeakMemory, peak_memory
+from hpctrain.corpus.prepare.pool import PeakMemory, peak_memory
 from hpctrain.corpus.prepare.prepare import prepare, prepare_sources
 from hpctrain.records.corpus.cleaning import Cleaning
 from hpctrain.records.corpus.index import CorpusIndex

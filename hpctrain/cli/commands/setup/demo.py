@@ -15,8 +15,8 @@ from rich.text import Text
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import WORKER_NAME, SystemRunner
-from hpctrain.base.trust import owner_only
 from hpctrain.base.units import format_delta, format_seconds, format_si
 from hpctrain.cli.options.run_and_paths import FOLDER
 from hpctrain.cli.views.console import Console

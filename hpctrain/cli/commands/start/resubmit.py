@@ -12,8 +12,8 @@ import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.trust import owner_only
 from hpctrain.cli.answers import say, submission
 from hpctrain.cli.options.own_job import become_job, begin_own_job, own_job_option
 from hpctrain.cli.options.run_and_paths import RUN

@@ -13,8 +13,8 @@ import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.trust import owner_only
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.inputs import set_option

@@ -15,11 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.input.file_reader import ReadOptions, read_file_range
+from hpctrain.corpus.input.documents import ReadOptions, read_file_range, row_groups
+from hpctrain.corpus.input.inputs import FileRange, Format, InputFile, plan_work_units
 from hpctrain.corpus.input.passages import NotTextError, Passage, cut_record, passage_bytes
-from hpctrain.corpus.input.read_columns import row_groups
 from hpctrain.corpus.input.skipped import BadRecords
-from hpctrain.corpus.input.work_units import FileRange, Format, InputFile, plan_work_units
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40

@@ -1,4 +1,5 @@
-"""Settings of this process in the kernel: prctl(2), which does nothing outside Linux, and the limit of open files."""
+"""What the kernel says in its files (/proc, /sys), and settings of this process in the kernel: prctl(2), which does
+nothing outside Linux, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import ctypes
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 NAME_BYTES = 15
@@ -14,6 +17,42 @@ NAME_BYTES = 15
 MAX_OPEN_FILES = 1 << 20
 """Highest limit of open files that `raise_open_file_limit` sets. Some programs close every descriptor up to the limit
 at their start; with a higher limit that takes seconds."""
+
+
+def kernel_text(file: Path) -> str | None:
+    """Return the content of a kernel's file without white space at both ends; None if it cannot be read or is empty."""
+    try:
+        return file.read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def kernel_number(file: Path) -> int | None:
+    """Return the whole number in the file; None if it cannot be read, is empty, or holds a word such as "max"."""
+    try:
+        return int(kernel_text(file) or "")
+    except ValueError:
+        return None
+
+
+def cgroup_folders(controller: str, process: Path, mount: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the folders that limit this process, its cgroup before the parents, each with the version of cgroups.
+
+    Args:
+        controller: what is limited, as cgroup v1 names it: cpu, memory.
+        process: the process's /proc/self/cgroup.
+        mount: where cgroups are mounted: /sys/fs/cgroup.
+    """
+    for line in (kernel_text(process) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = mount / controller if controllers else mount
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield folder, 1 if controllers else 2
+            if folder == root:
+                break
 
 
 def set_process_name(name: str) -> bool:
