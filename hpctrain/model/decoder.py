@@ -1,4 +1,4 @@
-"""A decoder-only Transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""Decoder-only Transformers, in the form of Llama and of GPT-2.
 
 Shapes: tokens [batch, seq], activations x [batch, seq, dim], queries and keys [batch, heads, seq, head_dim].
 """
@@ -11,10 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.model.blocks import MultiHeadAttention, PreNormBlock
-from hpctrain.model.norm import RMSNorm
+from hpctrain.model.layers import (
+    BiasedAttention,
+    GeluLayer,
+    LayerNorm,
+    MultiHeadAttention,
+    Positions,
+    PreNormBlock,
+    RMSNorm,
+)
 from hpctrain.model.transformer_part import DecoderPart, StageBlocks
 from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 
 class Attention(MultiHeadAttention):
@@ -47,7 +55,10 @@ class SwiGLU(nn.Module):
 
 
 class Decoder(DecoderPart):
-    """Blocks [start, stop) of a decoder, with the embedding in the first stage and norm and head in the last."""
+    """Blocks [start, stop) of a decoder, with the embedding in the first stage and norm and head in the last.
+
+    It has RMSNorm, rotary positions, grouped-query attention and SwiGLU.
+    """
 
     def __init__(self, spec: DecoderSpec, blocks: StageBlocks) -> None:
         norm = partial(RMSNorm, spec.dim, spec.norm_eps)
@@ -65,3 +76,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (x[i], x[i + head_dim/2]) by their angles. x: [batch, heads, seq, head_dim], any dtype."""
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+
+
+class Gpt2(DecoderPart):
+    """Blocks [start, stop) of GPT-2; the first stage also has embedding and positions, the last one norm and head.
+
+    GPT-2 (Radford et al. 2019) has learned positions, LayerNorm, GELU and biases.
+    """
+
+    def __init__(self, spec: Gpt2Spec, blocks: StageBlocks) -> None:
+        norm = partial(LayerNorm, spec.dim, spec.norm_eps)
+        super().__init__(
+            spec,
+            blocks,
+            lambda: PreNormBlock(norm, BiasedAttention(spec, causal=True), GeluLayer(spec, "tanh")),
+            norm,
+            Positions(spec.positions, spec.dim) if blocks.first else None,
+        )

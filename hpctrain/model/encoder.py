@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.model.biased_layers import BiasedAttention, GeluLayer, Positions
-from hpctrain.model.norm import LayerNorm
+from hpctrain.model.layers import BiasedAttention, GeluLayer, LayerNorm, Positions
 from hpctrain.model.transformer_part import StageBlocks, TransformerPart
 from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 

@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.model.blocks import MultiHeadAttention, PreNormBlock
-from hpctrain.model.norm import RMSNorm
-from hpctrain.model.relative_positions import relative_position_bias
+from hpctrain.model.layers import MultiHeadAttention, PreNormBlock, RMSNorm, relative_position_bias
 from hpctrain.model.transformer_part import StageBlocks, TransformerPart
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 

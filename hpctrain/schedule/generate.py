@@ -1,18 +1,142 @@
-"""Makes the named pipeline schedules as tables of compute actions.
+"""Makes the named pipeline schedules as tables of compute actions, and says which rank holds each stage.
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream-flush). Interleaved 1F1B: Narayanan et al. 2021,
-section 2.2, with rounds that need not be as long as the pipeline (see `rounds`). Zero bubble: Qi et al. 2024; `rounds`
-makes it for interleaved stages, `v_shape` for stages in a V.
+section 2.2. Zero bubble: Qi et al. 2024.
+
+Interleaving: a rank with several stages takes micro-batches through them in rounds. A round has at least as many
+micro-batches as the pipeline has ranks. torch requires rounds of equal length. Here the first rounds may be longer by
+one, so there is a table for any number of micro-batches.
+
+Zero bubble: a backward pass is split into one for inputs (I), which the previous stage needs, and one for weights (W).
+No other rank waits for W, so it fills times in which a rank would wait.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
+from hpctrain.base.even_parts import even_parts
 from hpctrain.records.plan.schedule import Action, Schedule
-from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
-from hpctrain.schedule.rounds import interleaved
-from hpctrain.schedule.v_shape import zbv
+
+V_SHAPED_SCHEDULES = ("zbv",)
+"""Schedules with two stages on each rank; the first and the last stage share a rank (Qi et al. 2024, section 6)."""
+
+
+@lru_cache(maxsize=4096)
+def stage_ranks(schedule: str, pp: int, stages: int) -> tuple[int, ...]:
+    """Return the pipeline rank of each stage.
+
+    Stage s lies on rank s % pp. In a V it lies on rank s on the way down, and on rank 2·pp − 1 − s on the way back.
+    """
+    if schedule in V_SHAPED_SCHEDULES:
+        return tuple(stage if stage < pp else 2 * pp - 1 - stage for stage in range(stages))
+    return tuple(stage % pp for stage in range(stages))
+
+
+@lru_cache(maxsize=4096)
+def stages_by_rank(schedule: str, pp: int, stages: int) -> tuple[tuple[int, ...], ...]:
+    """The stages of each pipeline rank, in ascending order."""
+    ranks = stage_ranks(schedule, pp, stages)
+    return tuple(tuple(stage for stage in range(stages) if ranks[stage] == rank) for rank in range(pp))
+
+
+def interleaved(pp: int, stages: int, micro_batches: int, split: bool) -> Schedule:
+    """Return the table of interleaved 1F1B; with split backwards, of ZB-H1 (Qi et al. 2024) on interleaved stages.
+
+    Args:
+        split: whether each backward is one for inputs (I) and, on rank r, r backwards later one for weights (W).
+    """
+    return Schedule(tuple(_row(rank, pp, stages // pp, micro_batches, split) for rank in range(pp)))
+
+
+def _row(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> tuple[Action, ...]:
+    """Return the actions of one rank, whose stages are rank, rank + pp, rank + 2·pp, ..."""
+    visits = visit_order(pp, chunks, micro_batches)
+    forwards = [Action(chunk * pp + rank, "F", index) for chunk, index in visits]
+    backwards = [((chunks - 1 - chunk) * pp + rank, index) for chunk, index in visits]
+    warmup = warmup_count(rank, pp, chunks, micro_batches, split)
+    row = forwards[:warmup]
+    for turn, (stage, index) in enumerate(backwards):
+        row += forwards[warmup + turn : warmup + turn + 1]
+        row.append(Action(stage, "I" if split else "B", index))
+        if split and turn >= rank:
+            late_stage, late_index = backwards[turn - rank]
+            row.append(Action(late_stage, "W", late_index))
+    if split:
+        row += [Action(stage, "W", index) for stage, index in backwards[max(0, len(backwards) - rank) :]]
+    return tuple(row)
+
+
+def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> int:
+    """Return the number of warm-up forwards of a rank with `chunks` stages.
+
+    They come before its first backward and before the forward that is paired with that backward. A rank starts two
+    forwards ahead of the next rank, so that gradients arrive without a wait; with split backwards one.
+    """
+    spacing = 1 if split else 2
+    return min((chunks - 1) * _rounds(pp, micro_batches)[0] + spacing * (pp - 1 - rank), chunks * micro_batches)
+
+
+def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
+    """Return (chunk, micro-batch) in the order of a rank's forwards: a round goes through all its stages ("chunks") in
+    turn.
+    """
+    starts = [0, *accumulate(_rounds(pp, micro_batches))]
+    return [
+        (chunk, index) for start, stop in pairwise(starts) for chunk in range(chunks) for index in range(start, stop)
+    ]
+
+
+def _rounds(pp: int, micro_batches: int) -> tuple[int, ...]:
+    """Return the number of micro-batches of each round."""
+    return even_parts(micro_batches, max(1, micro_batches // pp))
+
+
+def zbv(pp: int, micro_batches: int) -> Schedule:
+    """Return the zero-bubble table in a V: rank r holds stage r and, on the way back, stage 2·pp − 1 − r.
+
+    The order of actions is that of torch's ZBV schedule (Qi et al. 2024, section 6).
+
+    The pattern needs at least 2·pp − 1 micro-batches. With fewer, the table is made for 2·pp − 1 micro-batches and the
+    surplus ones are left out; the order of the others stays.
+    """
+    unfolded = max(2 * pp - 1, micro_batches)
+    rows = [_v_row(rank, pp, unfolded) for rank in range(pp)]
+    return Schedule(tuple(tuple(action for action in row if action.micro_batch < micro_batches) for row in rows))
+
+
+def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
+    """Return the warm-up, steady state and cool-down of one rank."""
+    down, back = _ActionCounter(rank), _ActionCounter(2 * pp - 1 - rank)
+    row = [down.take("F") for _ in range(2 * (pp - rank) - 1)]
+    for _ in range(rank):
+        row += [back.take("F"), down.take("F")]
+    for _ in range(pp - rank):
+        row += [back.take("F"), back.take("I"), back.take("W")]
+    while back.done["F"] < micro_batches:
+        row += [down.take("F")] if down.done["F"] < micro_batches else []
+        row += [down.take("I"), down.take("W"), back.take("F"), back.take("I"), back.take("W")]
+    for _ in range(rank):
+        row += [down.take("I"), back.take("I")]
+    for _ in range(pp - rank):
+        row += [down.take("I"), down.take("W")]
+    row += [back.take("W") for _ in range(micro_batches - back.done["W"])]
+    row += [down.take("W") for _ in range(micro_batches - down.done["W"])]
+    return row
+
+
+class _ActionCounter:
+    """Makes the actions of a stage; actions of each kind count up through the micro-batches."""
+
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
+        self.done = {"F": 0, "I": 0, "W": 0}
+
+    def take(self, kind: str) -> Action:
+        self.done[kind] += 1
+        return Action(self._stage, kind, self.done[kind] - 1)
+
 
 SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 """Schedules that can be made by name."""

@@ -1,12 +1,120 @@
-"""Finds the action table that a replica runs: the plan's table if it is complete, else that of the named schedule."""
+"""Finds the action table that a replica runs, and checks it: each action once, on its own rank, in an order that the
+data allows.
+
+The table is the plan's if that is complete, else that of the named schedule. Replicas that share a state run its
+collectives in the same order: in different orders they would wait for each other for ever, or exchange the wrong
+tensors.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from hpctrain.base.errors import InputError
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.schedule import Schedule
-from hpctrain.schedule.check import check_schedule
+from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule
+
+
+def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
+    """Check that the table is complete and can be executed.
+
+    For each micro-batch a stage runs F once, and either B or both I and W. All actions of a stage lie on one rank. With
+    stage s and micro-batch m, F(s, m) needs F(s-1, m). The backward for inputs (B or I) of (s, m) needs F(s, m) and the
+    backward for inputs of (s+1, m). W(s, m) needs I(s, m).
+
+    Raises:
+        ValueError: the table breaks a rule; the message is one line about the first problem.
+    """
+    _check_range(schedule, stages, micro_batches)
+    _check_whole(schedule, stages, micro_batches)
+    _check_owners(schedule)
+    execution_order(schedule, stages)
+
+
+def inputs_of(action: Action, stages: int) -> tuple[tuple[int, str, int], ...]:
+    """Return what the action waits for: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that
+    stage.
+    """
+    stage, kind, micro_batch = action
+    if kind == "F":
+        return ((stage - 1, "F", micro_batch),) if stage else ()
+    if kind == "W":
+        return ((stage, "I", micro_batch),)
+    if stage + 1 == stages:
+        return ((stage, "F", micro_batch),)
+    return (stage, "F", micro_batch), (stage + 1, "B", micro_batch)
+
+
+def _check_range(schedule: Schedule, stages: int, micro_batches: int) -> None:
+    for rank, row in enumerate(schedule.ranks):
+        for action in row:
+            if action.stage >= stages:
+                raise ValueError(f"pipeline rank {rank}: {action}: there are stages 0 to {stages - 1}")
+            if action.micro_batch >= micro_batches:
+                raise ValueError(f"pipeline rank {rank}: {action}: there are micro-batches 0 to {micro_batches - 1}")
+
+
+def _check_whole(schedule: Schedule, stages: int, micro_batches: int) -> None:
+    counts = Counter(action for row in schedule.ranks for action in row)
+    for action, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{action} stands {count} times in the table, allowed: once")
+    for micro_batch in range(micro_batches):
+        for stage in range(stages):
+            kinds = {kind for kind in "FBIW" if Action(stage, kind, micro_batch) in counts}
+            if "F" not in kinds:
+                raise ValueError(f"{Action(stage, 'F', micro_batch)} is missing")
+            if kinds not in ({"F", "B"}, {"F", "I", "W"}):
+                backward = [str(Action(stage, kind, micro_batch)) for kind in sorted(kinds - {"F"})]
+                raise ValueError(
+                    f"backward of stage {stage}, micro-batch {micro_batch}: found {', '.join(backward) or 'none'}, "
+                    "allowed: B, or both I and W"
+                )
+
+
+def _check_owners(schedule: Schedule) -> None:
+    owner: dict[int, int] = {}
+    for rank, row in enumerate(schedule.ranks):
+        for action in row:
+            if owner.setdefault(action.stage, rank) != rank:
+                raise ValueError(
+                    f"{action} is on pipeline rank {rank}, but stage {action.stage} lies on rank {owner[action.stage]}"
+                )
+
+
+def execution_order(schedule: Schedule, stages: int) -> list[tuple[int, Action]]:
+    """Return (pipeline rank, action) pairs, sorted so that each action comes after those that it waits for.
+
+    Raises:
+        ValueError: a rank waits for ever.
+    """
+    order: list[tuple[int, Action]] = []
+    done: set[tuple[int, str, int]] = set()
+    position = [0] * len(schedule.ranks)
+    before = -1
+    while len(order) > before:
+        before = len(order)
+        for rank, row in enumerate(schedule.ranks):
+            at = position[rank]
+            while at < len(row) and done.issuperset(inputs_of(row[at], stages)):
+                action = row[at]
+                done.add(action)
+                if action.kind == "I":
+                    done.add((action.stage, "B", action.micro_batch))
+                order.append((rank, action))
+                at += 1
+            position[rank] = at
+    for rank, row in enumerate(schedule.ranks):
+        if position[rank] < len(row):
+            action = row[position[rank]]
+            missing = next(need for need in inputs_of(action, stages) if need not in done)
+            raise ValueError(
+                f"pipeline rank {rank}: {action} waits for {Action(*missing)}, which never comes before it; "
+                "the table cannot be executed"
+            )
+    return order
 
 
 def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
@@ -56,3 +164,55 @@ def _check_placed(table: Schedule, plan: Plan) -> None:
     for stage, rank in table.owner().items():
         if owner[stage] != rank:
             raise ValueError(f"stage {stage} is on pipeline rank {rank}, its devices are those of rank {owner[stage]}")
+
+
+def check_collective_order(plan: Plan) -> None:
+    """Check that the action tables of all replicas agree on the collectives that the plan's sharding needs.
+
+    Raises:
+        InputError: the tables of a pipeline rank differ between replicas, or `schedule_of` raises it.
+    """
+    tables = [schedule_of(plan, replica)[0] for replica in range(plan.dp)]
+    if plan.shards == 1:
+        return
+    for replica, table in enumerate(tables):
+        for rank, row in enumerate(table.ranks):
+            order, reference = collectives(row, plan.zero), collectives(tables[0].ranks[rank], plan.zero)
+            if order != reference:
+                raise InputError(
+                    f"plan: actions[{replica}][{rank}]: with zero {plan.zero} replicas {_SYNCHRONISES[plan.zero]}, so "
+                    f"all come to that in the same order; found {_first_difference(order, reference)} in replica 0; "
+                    "give the replicas the same order of actions, or use zero 0"
+                )
+
+
+_SYNCHRONISES = {
+    1: "sum a stage's gradients after its last backward",
+    2: "sum gradients in every backward",
+    3: "gather weights in every action and sum gradients in every backward",
+}
+
+
+def collectives(row: Sequence[Action], zero: int) -> list[str]:
+    """Return the collectives that a pipeline rank runs with other replicas, in order.
+
+    Args:
+        row: the actions of the pipeline rank.
+        zero: ZeRO level. At level 1 there is a collective after each stage's last backward, at level 2 after each
+            backward that yields gradients of weights, at level 3 for each action. B and W count as different
+            collectives: B goes through a stage from its last block to its first, W sums all blocks at the end.
+    """
+    if zero == 3:
+        return [f"{action.stage}{action.kind}" for action in row]
+    yielding = [action for action in row if action.kind in "BW"]
+    if zero == 2:
+        return [f"{action.stage}{action.kind}" for action in yielding]
+    last = {action.stage: index for index, action in enumerate(yielding)}
+    return [f"stage {stage}" for stage in sorted(last, key=last.__getitem__)]
+
+
+def _first_difference(order: list[str], other: list[str]) -> str:
+    for index, (collective, expected) in enumerate(zip(order, other, strict=False)):
+        if collective != expected:
+            return f"{collective} as number {index + 1}, where it is {expected}"
+    return f"{len(order)} of them, where there are {len(other)}"

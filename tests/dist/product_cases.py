@@ -16,7 +16,7 @@ import torch.distributed as dist
 from processes import largest, launch, process_group
 from torch import Tensor, nn
 
-from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.collectives.sparse_state import ErrorFeedback
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
 from hpctrain.compress.reducers.reducer import Reducer

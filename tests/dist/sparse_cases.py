@@ -13,12 +13,10 @@ import torch.distributed as dist
 from processes import launch, process_group
 from torch import Tensor
 
-from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import ErrorFeedback
-from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
+from hpctrain.compress.codecs.sparse_message import ValueCode
+from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
 from hpctrain.compress.reducers.sparse import SparseReducer
-from hpctrain.compress.select.moments import Moments
-from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, FixedSendCounts, SendCounts
+from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, FixedSendCounts, Moments, SendCounts
 from hpctrain.records.plan.compression import Adaptive, Feedback, Reset, Selector
 
 SHAPES = [(96, 200), (7,), (5000,), (130, 64), (1, 4096)]

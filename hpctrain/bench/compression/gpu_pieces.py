@@ -12,8 +12,7 @@ from torch import Tensor
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes
 from hpctrain.bench.compression.pieces import DENSITIES, Work, in_turns
-from hpctrain.compress.select.device_select import by_torch, threshold_select
-from hpctrain.compress.select.selectors import select_with_values
+from hpctrain.compress.select.selectors import by_torch, select_with_values, threshold_select
 
 NUMBERS = 2**28
 """Values in the gradient. In fp32 they take 1 GiB, far more than any cache holds."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpctrain.compress.codecs.sparse_message import decode, encode
-from hpctrain.compress.codecs.values import ValueCode
+from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode
 from hpctrain.compress.select.selectors import select
 
 NUMBERS = 30_000_000

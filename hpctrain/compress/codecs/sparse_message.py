@@ -1,12 +1,250 @@
-"""A self-describing message with selected numbers of a tensor: header, values, positions."""
+"""A self-describing message with selected numbers of a tensor: header, values, positions.
+
+Values are in full or reduced precision; the caller adds rounding errors to its residual. Ascending positions are
+written without loss, in the smallest of three forms."""
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hpctrain.compress.codecs.indices import IndexForm, decode_positions, encode_positions
-from hpctrain.compress.codecs.values import ValueCode, decode_values, encode_values
+_STRETCH_BITS = 16
+_SKIP = 255
+
+
+class IndexForm(IntEnum):
+    """How positions are written."""
+
+    BITMAP = 0
+    """One bit per number of the tensor: n/8 bytes. Smallest from a density of about 1/8 up."""
+    SHORTS = 1
+    """A 4-byte count per block of 65,536 numbers, and 16 bits per position. Smallest far below a density of 1 %."""
+    GAPS = 2
+    """One byte per gap to the previous position. The byte 255 means "skip 255 numbers" and stands for no position."""
+
+
+def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
+    """Write positions in the form that takes the fewest bytes.
+
+    Args:
+        positions: [k], int64, ascending, distinct, in [0, numel).
+        numel: numbers of the tensor.
+
+    Returns:
+        The form, and the bytes: [·], uint8, on the device of the positions.
+    """
+    count = positions.numel()
+    bitmap_bytes = -(-numel // 8)
+    shorts_bytes = 4 * _stretches(numel) + 2 * count
+    if count >= min(bitmap_bytes, shorts_bytes):
+        # GAPS would be no smaller: each gap takes at least a byte.
+        if bitmap_bytes <= shorts_bytes:
+            return IndexForm.BITMAP, pack_bits(mask_of(positions, numel))
+        return IndexForm.SHORTS, _to_shorts(positions, numel)
+    gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
+    # Only large gaps are divided: most gaps are small, and division takes longer than all other steps here.
+    large = positions_of(gaps >= _SKIP)
+    skips = gaps.index_select(0, large) // _SKIP
+    gaps_bytes = count + int(skips.sum())
+    smallest = min(bitmap_bytes, shorts_bytes, gaps_bytes)
+    if gaps_bytes == smallest:
+        return IndexForm.GAPS, _to_gaps(gaps, large, skips, gaps_bytes)
+    if shorts_bytes == smallest:
+        return IndexForm.SHORTS, _to_shorts(positions, numel)
+    return IndexForm.BITMAP, pack_bits(mask_of(positions, numel))
+
+
+def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
+    """Return the positions that `encode_positions` wrote: [k], int64, ascending.
+
+    Args:
+        form: the form that `encode_positions` returned.
+        data: the bytes that `encode_positions` returned; their memory begins at a multiple of 4.
+        numel: numbers of the tensor, as for `encode_positions`.
+    """
+    match form:
+        case IndexForm.BITMAP:
+            return positions_of(unpack_bits(data, numel))
+        case IndexForm.SHORTS:
+            return _from_shorts(data, numel)
+        case IndexForm.GAPS:
+            return _from_gaps(data)
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Return a mask [n], bool, as bytes [ceil(n/8)], uint8, most significant bit first."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.packbits(mask.numpy()))
+    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
+    return (padded << _bits(mask.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(data: Tensor, numel: int) -> Tensor:
+    """Return the mask [numel], bool, that `pack_bits` wrote."""
+    if data.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(data.numpy(), count=numel).view(np.bool_))
+    return ((data.unsqueeze(1) >> _bits(data.device)) & 1).flatten()[:numel].bool()
+
+
+def _bits(device: torch.device) -> Tensor:
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
+
+
+def mask_of(positions: Tensor, numel: int) -> Tensor:
+    """Return a mask [numel], bool, which is true at these positions."""
+    mask = torch.zeros(numel, dtype=torch.bool, device=positions.device)
+    mask[positions] = True
+    return mask
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Return the positions at which a mask is true: int64, ascending."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.nonzero().flatten()
+
+
+def _stretches(numel: int) -> int:
+    return -(-numel // (1 << _STRETCH_BITS))
+
+
+def _to_shorts(positions: Tensor, numel: int) -> Tensor:
+    stretches = _stretches(numel)
+    ends = torch.arange(1, stretches + 1, device=positions.device) << _STRETCH_BITS
+    counts = torch.searchsorted(positions, ends).diff(prepend=positions.new_zeros(1))
+    # The cast to int16 keeps the low 16 bits; the highest of them becomes the sign.
+    return torch.cat([counts.int().view(torch.uint8), positions.short().view(torch.uint8)])
+
+
+def _from_shorts(data: Tensor, numel: int) -> Tensor:
+    stretches = _stretches(numel)
+    counts, low = data[: 4 * stretches].view(torch.int32), data[4 * stretches :].view(torch.int16)
+    starts = torch.arange(stretches, device=data.device) << _STRETCH_BITS
+    return torch.repeat_interleave(starts, counts) + (low.long() & 0xFFFF)
+
+
+def _to_gaps(gaps: Tensor, large: Tensor, skips: Tensor, size: int) -> Tensor:
+    """Return the form GAPS, `size` bytes: one byte per gap, and `skips` bytes of 255 before each of the `large`
+    gaps.
+    """
+    if size == gaps.numel():
+        return gaps.to(torch.uint8)
+    data = torch.full((size,), _SKIP, dtype=torch.uint8, device=gaps.device)
+    lengths = torch.ones_like(gaps).index_add_(0, large, skips)
+    data[torch.cumsum(lengths, 0) - 1] = gaps.index_add(0, large, skips, alpha=-_SKIP).to(torch.uint8)
+    return data
+
+
+def _from_gaps(data: Tensor) -> Tensor:
+    # A position is the sum of all gaps and skips before it, plus the number of positions before it.
+    passed = torch.cumsum(data, 0, dtype=torch.int64)
+    meant = positions_of(data != _SKIP)
+    if meant.numel() < data.numel():
+        passed = passed[meant]
+    return passed.add_(torch.arange(passed.numel(), device=data.device))
+
+
+BLOCK = 256
+"""Numbers that share a scale, whose 4 bytes are 0.016 bytes per number."""
+_LARGEST = 15
+"""The code FP16 scales a block so that its largest magnitude is just below 2 to this power; fp16 itself reaches
+2^16.
+"""
+_LEAST_EXPONENT = -100
+"""Smallest exponent of a block: far below it, 2^(15−exponent) overflows fp32; such small gradients count as zero."""
+
+
+class ValueCode(IntEnum):
+    """The precision in which numbers are sent."""
+
+    FP32 = 0
+    """Full precision, exact."""
+    FP16 = 1
+    """11 bits of mantissa, after each block is scaled by a power of two, because unscaled gradients underflow fp16."""
+    BF16 = 2
+    """8 bits of mantissa, and the range of fp32."""
+    INT8 = 3
+    """255 steps between plus and minus the largest magnitude of the block."""
+    SIGN = 4
+    """One bit per number, times the block's mean magnitude (Seide et al. 2014; the mean as in signSGD-EF, Karimireddy
+    2019).
+    """
+
+
+def encode_values(values: Tensor, code: ValueCode) -> Tensor:
+    """Return encoded numbers: [·], uint8, the scales of the blocks first.
+
+    Args:
+        values: [k], fp32, contiguous, finite.
+        code: precision.
+    """
+    match code:
+        case ValueCode.FP32:
+            return values.view(torch.uint8)
+        case ValueCode.BF16:
+            return values.bfloat16().view(torch.uint8)
+        case ValueCode.FP16:
+            blocks = _blocks(values)
+            scales = torch.exp2(_LARGEST - _exponents(blocks))
+            return _joined(scales, (blocks * scales).flatten()[: values.numel()].half())
+        case ValueCode.INT8:
+            blocks = _blocks(values)
+            scales = blocks.abs().amax(1, keepdim=True) / 127
+            steps = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)
+            return _joined(scales, steps.round_().clamp_(-127, 127).flatten()[: values.numel()].to(torch.int8))
+        case ValueCode.SIGN:
+            blocks = _blocks(values)
+            sizes = torch.full_like(blocks[:, :1], BLOCK)
+            sizes[-1:] -= blocks.numel() - values.numel()
+            return _joined(blocks.abs().sum(1, keepdim=True) / sizes, pack_bits(values >= 0))
+
+
+def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
+    """Return the decoded numbers: [count], fp32.
+
+    Args:
+        data: what `encode_values` returned; its memory begins at a multiple of 4.
+        count: number of values.
+        code: precision, as given to `encode_values`.
+    """
+    match code:
+        case ValueCode.FP32:
+            return data.view(torch.float32)
+        case ValueCode.BF16:
+            return data.view(torch.bfloat16).float()
+    scales_bytes = 4 * -(-count // BLOCK)
+    scales, encoded = data[:scales_bytes].view(torch.float32), data[scales_bytes:]
+    match code:
+        case ValueCode.FP16:
+            return _scaled(encoded.view(torch.float16).float(), 1 / scales)
+        case ValueCode.INT8:
+            return _scaled(encoded.view(torch.int8).float(), scales)
+        case ValueCode.SIGN:
+            return _scaled(unpack_bits(encoded, count).float().mul_(2).sub_(1), scales)
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """Return the values [k] as blocks [ceil(k/BLOCK), BLOCK], padded with zeros."""
+    return F.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
+
+
+def _exponents(blocks: Tensor) -> Tensor:
+    """Return for each block the exponent of the smallest power of two above all magnitudes: [blocks, 1]."""
+    return torch.frexp(blocks.abs().amax(1, keepdim=True)).exponent.clamp_min(_LEAST_EXPONENT).float()
+
+
+def _joined(scales: Tensor, encoded: Tensor) -> Tensor:
+    return torch.cat([scales.flatten().view(torch.uint8), encoded.view(torch.uint8)])
+
+
+def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
+    count = numbers.numel()
+    return (_blocks(numbers) * scales.unsqueeze(1)).flatten()[:count]
+
 
 _HEAD_BYTES = 6 * 8
 """Bytes of the header. It has six int64 numbers: value code, index form, numel, count, bytes of values, bytes of

@@ -1,4 +1,4 @@
-"""The reduce-scatter of one part of a sharded stage, and the layout of the flat gradient that it sums."""
+"""The reduce-scatter of one part of a sharded stage, the layout of the flat gradient that it sums, and exact sums."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
+from hpctrain.compress.codecs.buffers import Scratch
 from hpctrain.compress.collectives.step_state import StepState
 
 
@@ -121,3 +122,25 @@ def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
 def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
     """Return the residuals that a stage's reduce-scatters share; None if the codec has none."""
     return next((scatter.residuals for scatter in scatters if scatter is not None and scatter.residuals), None)
+
+
+class DenseReduceScatter(ReduceScatter):
+    """Reduce-scatter that sends every number once, in fp32 or bf16, straight to the rank that owns its sum.
+
+    The owner adds up in fp32, in rank order. gloo's own reduce-scatter is an all-reduce after which each rank keeps its
+    part. It sends twice as much, and every rank adds up everything.
+    """
+
+    def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:
+        self._wire_dtype = wire_dtype
+        self._outgoing, self._incoming = Scratch(wire_dtype), Scratch(wire_dtype)
+
+    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+        world = dist.get_world_size(group)
+        outgoing = gradient
+        if self._wire_dtype != gradient.dtype:
+            outgoing = self._outgoing.take(gradient.shape, gradient).copy_(gradient)
+        incoming = self._incoming.take(gradient.shape, gradient)
+        dist.all_to_all_single(incoming, outgoing, group=group)
+        torch.sum(incoming.view(world, -1), 0, dtype=output.dtype, out=output)
+        return outgoing.nbytes // world * (world - 1)

@@ -1,4 +1,16 @@
-"""State of sparse sums: the step, the number of values to send of each tensor, and the residuals."""
+"""State of sparse sums: the step, the number of values to send of each tensor, and the residuals.
+
+Error feedback adds the residual, which a step did not send, to the next gradient. g is the gradient, e the residual, a
+the corrected gradient that the codec compresses, C(a) what was sent.
+
+    standard    a = g + e       e' = a − C(a)                   every number arrives in the end
+    decayed     a = g + β·e     e' = a − C(a)                   the residual fades
+    paper       a = g + e       e' = g − C(a) + β·e             equation (5), word for word
+    none        a = g           no residual
+
+Equation (5) is no error feedback in the usual sense: a number that is sent leaves −(1−β)·e behind, and one that stays
+below the threshold settles at g/(1−β). It is offered only for comparison.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +20,175 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.buffers import Scratch
-from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.codecs.sparse_message import ValueCode
 from hpctrain.compress.collectives.reduce_scatter import Residuals, ResidualStats
 from hpctrain.compress.select.selectors import seed_of, select_with_values
 from hpctrain.compress.select.sparse_counts import SendCounts
-from hpctrain.records.plan.compression import Selector
+from hpctrain.records.plan.compression import Feedback, Reset, Selector
+
+_PREFIX = "residual."
+
+
+class ErrorFeedback:
+    """The residuals of several tensors, by key."""
+
+    def __init__(
+        self,
+        mode: Feedback = "standard",
+        *,
+        beta: float = 0.9,
+        reset: Reset = "none",
+        reset_every: int = 1000,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """
+        Args:
+            mode: how the residual follows from the gradient; see the table in the docstring of this module.
+            beta: β of the modes decayed and paper.
+            reset: what happens to the residuals every `reset_every` steps. zero: they are dropped (as in the paper).
+                flush: the caller sends everything in that step; see `is_flush_step`.
+            reset_every: number of steps between two resets.
+            dtype: dtype of the residuals, fp32 or bf16; in bf16 each step rounds them.
+        """
+        self._mode = mode
+        self._beta = beta
+        self._reset = reset
+        self._reset_every = reset_every
+        self._dtype = dtype
+        self._residuals: dict[str, Tensor] = {}
+
+    def add(self, key: str, gradient: Tensor) -> Tensor:
+        """Return a, the gradient plus the residual.
+
+        `store_residual` must follow: until then the residual's memory may hold a. So call it only for a gradient that
+        is finite on all ranks.
+
+        Args:
+            key: key of the tensor, the same in every step.
+            gradient: [n], fp32; unchanged.
+
+        Returns:
+            [n], fp32; do not change it before `store_residual`. With mode none, the gradient itself.
+
+        Raises:
+            CheckpointError: the loaded residual has another size.
+        """
+        if self._mode == "none":
+            return gradient
+        residual = self._residual(key, gradient)
+        if self._mode == "decayed":
+            residual.mul_(self._beta)
+        if self._mode == "paper" or self._dtype != torch.float32:
+            return gradient + residual
+        # The residual becomes a, and `store_residual` makes it a residual again. This takes one pass over memory and no
+        # memory for a.
+        return residual.add_(gradient)
+
+    def add_to(self, key: str, gradient: Tensor) -> Tensor:
+        """Return a, the gradient plus the residual, in the memory of the gradient.
+
+        The residual does not change, so `store_residual` need not follow.
+
+        Args:
+            key: key of the tensor, the same in every step.
+            gradient: [n], fp32; overwritten with a.
+
+        Raises:
+            CheckpointError: the loaded residual has another size.
+        """
+        if self._mode == "none":
+            return gradient
+        return gradient.add_(self._residual(key, gradient), alpha=self._beta if self._mode == "decayed" else 1.0)
+
+    def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
+        """Set the residual to a minus the numbers that were sent (for mode paper, see the docstring of this module).
+
+        Args:
+            key: as given to `add` or `add_to`.
+            a: what `add` or `add_to` returned; overwritten.
+            positions: [k], int64, distinct: positions of the sent numbers.
+            sent: [k], fp32: the numbers as the receivers decode them, so that the residual includes rounding errors.
+        """
+        if self._mode == "none":
+            return
+        residual = self._residuals[key]
+        # In mode paper, g + β·e = a − (1−β)·e.
+        unsent = a.sub_(residual, alpha=1 - self._beta) if self._mode == "paper" else a
+        unsent.index_add_(0, positions, sent, alpha=-1)
+        if unsent is not residual:
+            residual.copy_(unsent)
+
+    def add_residual(self, key: str, start: int, values: Tensor) -> None:
+        """Add the numbers that the owner of a sum did not send to the residual of a range of a tensor.
+
+        Args:
+            key: key of a tensor for which `store_residual` was called in this step.
+            start: position at which the range begins.
+            values: [length of the range], fp32: the unsent numbers.
+        """
+        if self._mode != "none":
+            self._residuals[key][start : start + values.numel()] += values
+
+    def take_all(self, key: str, gradient: Tensor) -> Tensor:
+        """Return a, the gradient plus the residual, for a step that sends all of it; drop the residual."""
+        a = self.add(key, gradient)
+        self._residuals.pop(key, None)
+        return a
+
+    def forget(self, key: str) -> None:
+        """Drop the residual of a tensor. Call it after everything that `add_to` returned was sent."""
+        self._residuals.pop(key, None)
+
+    def end_step(self, step: int) -> None:
+        """Drop all residuals if a reset is due.
+
+        Args:
+            step: the step that ends, counted from 1.
+        """
+        if self._reset == "zero" and step % self._reset_every == 0:
+            self.drop()
+
+    def is_flush_step(self, step: int) -> bool:
+        """Return whether this step, counted from 1, must send everything."""
+        return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
+
+    def norm(self) -> float:
+        """Return the Euclidean norm of all residuals."""
+        if not self._residuals:
+            return 0.0
+        return float(torch.stack(torch._foreach_norm(list(self._residuals.values()), dtype=torch.float32)).norm())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return residual.KEY -> residual, without a copy."""
+        return {_PREFIX + key: residual for key, residual in self._residuals.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state` returned. Other keys are ignored; missing residuals start at zero."""
+        self._residuals = {
+            key.removeprefix(_PREFIX): residual.detach().flatten().to(self._dtype, copy=True)
+            for key, residual in state.items()
+            if key.startswith(_PREFIX) and self._mode != "none"
+        }
+
+    def drop(self) -> None:
+        """Drop all residuals."""
+        self._residuals.clear()
+
+    def _residual(self, key: str, gradient: Tensor) -> Tensor:
+        residual = self._residuals.get(key)
+        if residual is None:
+            residual = self._residuals[key] = torch.zeros_like(gradient, dtype=self._dtype)
+        elif residual.numel() != gradient.numel():
+            raise CheckpointError(
+                f"{_PREFIX}{key}: found {residual.numel()} numbers for a gradient of {gradient.numel()}; allowed: a "
+                "state saved with the same parallel degrees; drop it to start afresh"
+            )
+        elif residual.device != gradient.device:
+            residual = self._residuals[key] = residual.to(gradient.device)
+        return residual
+
 
 _STEP = "step"
 

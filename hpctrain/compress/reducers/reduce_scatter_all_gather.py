@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
-from hpctrain.compress.collectives.all_gather import all_gather
+from hpctrain.compress.collectives.exchange import all_gather
 from hpctrain.compress.collectives.step_state import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer

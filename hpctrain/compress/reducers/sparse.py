@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
-from hpctrain.compress.collectives.sparse_exchange import balanced_borders, counts_between, exchange, gather
+from hpctrain.compress.collectives.exchange import balanced_borders, counts_between, exchange, gather
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 

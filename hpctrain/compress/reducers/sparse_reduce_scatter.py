@@ -17,10 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.compress.codecs.sparse_message import ALIGNMENT, decode, encode, rounded
-from hpctrain.compress.codecs.values import ValueCode
+from hpctrain.compress.codecs.sparse_message import ALIGNMENT, ValueCode, decode, encode, rounded
+from hpctrain.compress.collectives.exchange import counts_between, exchange
 from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ReduceScatter, ShardedParameter
-from hpctrain.compress.collectives.sparse_exchange import counts_between, exchange
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
 from hpctrain.compress.reducers.sparse import message_scales
 

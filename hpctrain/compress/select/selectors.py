@@ -3,16 +3,68 @@
 `sampled` estimates a threshold from a random sample, because an exact `torch.topk` over a gradient takes about ten
 times as long (docs/results/compression.md). So the count is only near k and differs between ranks, and each exchange
 sends sizes first.
+
+On a GPU, hpctrain's Triton kernels select by threshold if they compile, else torch's operations.
 """
 
 from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpctrain.compress.select import device_select
 from hpctrain.records.plan.compression import Selector
+
+ThresholdSelect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Function that selects the numbers whose magnitude reaches a threshold.
+
+It takes values [n] in fp32, contiguous, and a threshold [] above zero. It returns positions [k], int64, ascending, and
+the numbers there [k]. NaN is never selected.
+"""
+
+
+def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions and values whose magnitude reaches a threshold, by the implementation of
+    `threshold_select`.
+    """
+    return threshold_select(values.device)(values, threshold)
+
+
+@functools.cache
+def threshold_select(device: torch.device) -> ThresholdSelect:
+    """Return the implementation of `ThresholdSelect` for a device; all implementations select the same numbers.
+
+    It is hpctrain's kernels on CUDA or ROCm with a working Triton, which torch's GPU wheels include; else torch's
+    operations.
+    """
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return by_torch
+    try:
+        from hpctrain.compress.select import select_kernels
+
+        # A trial run on 16 numbers compiles the kernels for nearly all sizes.
+        select_kernels.at_least(torch.zeros(16, device=device), torch.ones((), device=device))
+    except Exception as error:  # no C compiler, no place for its cache, a GPU too old: Triton has a class for each
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(
+            f"hpctrain: Triton does not work on {device} ({reason}); torch's own operations choose the same numbers in "
+            "more time; what Triton needs: a C compiler (CC), and a folder that it may write to (TRITON_CACHE_DIR)",
+            file=sys.stderr,
+        )
+        return by_torch
+    return select_kernels.at_least
+
+
+def by_torch(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Select by threshold with torch's operations; see `ThresholdSelect`."""
+    positions = (values.abs() >= threshold).nonzero().flatten()
+    return positions, values.index_select(0, positions)
+
 
 TOLERANCE = 0.1
 """Largest deviation of the count of `sampled` from k, as a share of k."""
@@ -130,7 +182,7 @@ def _stratified(n: int, k: int, seed: int) -> Tensor:
 def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
     """Select the values whose magnitude reaches a threshold. NaN is never selected."""
     if values.device.type != "cpu":
-        return device_select.at_least(values, threshold)
+        return at_least(values, threshold)
     n = values.numel()
     magnitudes = torch.empty(min(n, CHUNK))
     passed = torch.empty(min(n, CHUNK), dtype=torch.bool)

@@ -11,7 +11,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.folder import RunFolder
-from hpctrain.schedule.agree import check_collective_order
+from hpctrain.schedule.resolve import check_collective_order
 from hpctrain.schedule.runnable import check_runnable
 
 

@@ -20,11 +20,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.imported.factory import call_factory
-from hpctrain.model.imported.forward_check import check_forward
-from hpctrain.model.imported.pieces import check_weights, shapes_of, split_into_pieces, weights_of
-from hpctrain.model.imported.shape_check import check_training, hidden_state, logits_of
-from hpctrain.model.imported.split_check import TOLERANCE, largest_difference, run_split
+from hpctrain.model.imported.checks import (
+    TOLERANCE,
+    check_forward,
+    check_training,
+    hidden_state,
+    largest_difference,
+    logits_of,
+    run_split,
+)
+from hpctrain.model.imported.model import call_factory, check_weights, shapes_of, split_into_pieces, weights_of
 from hpctrain.model.imported.user_error import describe_user_error
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes, Split
 

@@ -1,14 +1,140 @@
-"""A stage of an imported model: it holds some of the model's modules under their original names."""
+"""An imported model: calls the user's factory, splits its model into pieces, and builds a stage from them."""
 
 from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.imported.factory import call_factory, submodule
+from hpctrain.model.imported.user_error import describe_user_error
 from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
+
+
+def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:
+    """Call 'package.module:factory' and return its model.
+
+    Args:
+        known: keyword arguments that are passed if the factory accepts them.
+        args: keyword arguments of the run file, which are always passed.
+
+    Raises:
+        InputError: the factory cannot be imported or called, or returns no module.
+    """
+    factory = _find(name)
+    try:
+        taken = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # a callable written in C has no signature
+        taken = ()  # type: ignore[assignment]
+    names = {parameter.name for parameter in taken}
+    everything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken)
+    accepted = {key: value for key, value in known.items() if everything or key in names}
+    try:
+        model = factory(**{**accepted, **args})
+    except Exception as error:
+        raise InputError(f"model.import: {name} raised {describe_user_error(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model.import: {name} gave {type(model).__name__}; allowed: a torch.nn.Module")
+    return model
+
+
+def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
+    """Return the module at a dotted path.
+
+    Raises:
+        InputError: there is no such module; the message names the modules that the parent has.
+    """
+    here = model
+    done: list[str] = []
+    for part in path.split("."):
+        children = dict(here.named_children())
+        if part not in children:
+            where = f"{'.'.join(done)} has" if done else "the model has"
+            raise InputError(f"{field}: no module {path!r}; {where} {', '.join(children) or 'none'}")
+        here = children[part]
+        done.append(part)
+    return here
+
+
+def find_blocks(model: nn.Module) -> str:
+    """Return the path of the only container of equal blocks.
+
+    Raises:
+        InputError: there is no such container, or more than one.
+    """
+    containers = list(_containers(model, ""))
+    if len(containers) != 1:
+        names = ", ".join(f"{path} ({count})" for path, count in containers) or "none"
+        raise InputError(f"model.blocks: give the container of the repeated blocks; found: {names}")
+    return containers[0][0]
+
+
+def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
+    """Return the paths of the modules before and after the blocks, in the order in which the model registered them."""
+    front: list[str] = []
+    back: list[str] = []
+    prefix = ""
+    here = model
+    for part in blocks.split("."):
+        names = [name for name, _ in here.named_children()]
+        place = names.index(part)
+        front += [prefix + name for name in names[:place]]
+        back = [prefix + name for name in names[place + 1 :]] + back
+        here = dict(here.named_children())[part]
+        prefix += f"{part}."
+    return front, back
+
+
+def _find(name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise InputError(
+                f"model.import: no module {error.name!r}; searched {_searched()}, not the current folder; name the "
+                "folder that holds it with `code`"
+            ) from None
+        raise InputError(f"model.import: importing {module_name} raised {describe_user_error(error)}") from error
+    except Exception as error:
+        raise InputError(f"model.import: importing {module_name} raised {describe_user_error(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            callables = [key for key, value in vars(target).items() if callable(value) and not key.startswith("_")]
+            raise InputError(
+                f"model.import: {module_name} has no {attribute!r}; it has {', '.join(callables) or 'no callables'}"
+            )
+        target = getattr(target, part)
+    if not callable(target):
+        raise InputError(f"model.import: {name} is of type {type(target).__name__}; allowed: a function or class")
+    return target
+
+
+def _searched() -> str:
+    """Return the module search path as text, without the folders of the Python installation."""
+    installed = (sys.prefix, sys.base_prefix)
+    named = [path for path in sys.path if not path.startswith(installed)]
+    return ", ".join([*named[:5], "the installed packages"])
+
+
+def _containers(module: nn.Module, path: str) -> Iterator[tuple[str, int]]:
+    """Yield (path, number of children) of each outermost container of at least two equal blocks with weights."""
+    for name, child in module.named_children():
+        inner = list(child.children())
+        kinds = {type(block) for block in inner}
+        weights = any(True for block in inner for _ in block.parameters())
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(inner) > 1 and len(kinds) == 1:
+            if weights:
+                yield f"{path}{name}", len(inner)
+        else:
+            yield from _containers(child, f"{path}{name}.")
 
 
 class ImportedPart(nn.Module):
@@ -95,3 +221,95 @@ def _place(root: nn.Module, path: str, module: nn.Module) -> None:
             root.add_module(part, nn.Module())
         root = root.get_submodule(part)
     root.add_module(name, module)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model and the paths of its pieces."""
+
+    model: nn.Module
+    front: list[str]
+    blocks: str
+    back: list[str]
+
+    @property
+    def block_paths(self) -> list[str]:
+        """Paths of the blocks in the model."""
+        return block_names(self.model, self.blocks)
+
+    def modules(self, paths: Iterable[str]) -> list[nn.Module]:
+        """Return the modules at these paths."""
+        return [self.model.get_submodule(path) for path in paths]
+
+
+def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | None, back: list[str] | None) -> Pieces:
+    """Return the named pieces; by default, the only container of equal blocks and the modules before and after it.
+
+    Raises:
+        InputError: a name does not exist, or a piece was not named and is ambiguous.
+    """
+    blocks = blocks or find_blocks(model)
+    container = submodule(model, blocks, "model.blocks")
+    if not isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential) or not len(container):
+        raise InputError(
+            f"model.blocks: {blocks} is a {type(container).__name__} of {len(list(container.children()))} modules; "
+            "allowed: a ModuleList, ModuleDict or Sequential with the blocks in it"
+        )
+    if len(list(container.children())) != len(container):
+        raise InputError(f"model.blocks: {blocks} holds the same module more than once; each block needs its own")
+    before, after = around(model, blocks)
+    front, back = front or before, back or after
+    for field, paths in (("model.front", front), ("model.back", back)):
+        if not paths:
+            raise InputError(f"{field}: nothing lies on that side of {blocks}; name the modules that are applied there")
+        for path in paths:
+            submodule(model, path, field)
+    return Pieces(model, front, blocks, back)
+
+
+def check_weights(pieces: Pieces) -> None:
+    """Check the weights of the pieces.
+
+    Every weight must belong to a piece, be fp32 and be trained. All blocks must have weights of the same names and
+    shapes, and share none.
+
+    Raises:
+        InputError: a weight breaks one of these rules.
+    """
+    model, paths = pieces.model, pieces.block_paths
+    shapes = [shapes_of(block) for block in pieces.modules(paths)]
+    for path, block_shapes in zip(paths, shapes, strict=True):
+        if block_shapes != shapes[0]:
+            other = sorted(set(block_shapes.items()) ^ set(shapes[0].items()))[0]
+            raise InputError(
+                f"model.blocks: {path} is not like {paths[0]}: they differ in {other[0]} {list(other[1])}; all blocks "
+                "need the same weights"
+            )
+    held = {id(w) for w in weights_of(pieces.modules([*pieces.front, *paths, *pieces.back]))}
+    counts = sum(len({id(w) for w in block.parameters()}) for block in pieces.modules(paths))
+    ends = {id(w) for w in weights_of(pieces.modules([*pieces.front, *pieces.back]))}
+    if len(held - ends) != counts:
+        raise InputError(
+            f"model.blocks: blocks share weights with one another, with front ({', '.join(pieces.front)}) or with back "
+            f"({', '.join(pieces.back)}); no cut between them is possible"
+        )
+    for name, weight in model.named_parameters():
+        if id(weight) not in held:
+            raise InputError(
+                f"model: the weight {name} is in none of front ({', '.join(pieces.front)}), {pieces.blocks} and back "
+                f"({', '.join(pieces.back)}); put it into a module that is named there"
+            )
+        if weight.dtype != torch.float32 or not weight.requires_grad:
+            kind = str(weight.dtype) if weight.dtype != torch.float32 else "requires_grad False"
+            raise InputError(f"model.import: weight {name}: found {kind}; all weights are fp32 and trained")
+
+
+def weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Return the weights of the modules, each once."""
+    weights = {id(weight): weight for module in modules for weight in module.parameters()}
+    return list(weights.values())
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of a module's weights."""
+    return {name: tuple(weight.shape) for name, weight in module.named_parameters()}

@@ -19,7 +19,7 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.overlap import overlapped_share
 from hpctrain.records.plan.parallel_dims import ParallelDims
-from hpctrain.schedule.placement import stage_ranks
+from hpctrain.schedule.generate import stage_ranks
 
 
 class ClosedFormBound:

@@ -36,7 +36,7 @@ class RoundCounts(NamedTuple):
 
 
 def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
-    """Return the numbers of actions that the rounds of `hpctrain.schedule.rounds` lead to.
+    """Return the numbers of actions that the rounds of `hpctrain.schedule.generate` lead to.
 
     Args:
         micro_batches: [..., 1 or rank], each at least 1.

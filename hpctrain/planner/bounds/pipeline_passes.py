@@ -8,7 +8,7 @@ from hpctrain.planner.bounds.arrays import FloatArray
 from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
+from hpctrain.schedule.generate import V_SHAPED_SCHEDULES
 
 
 class PipelinePasses:

@@ -20,7 +20,7 @@ from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.links import scalar_all_reduce_s
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
 from hpctrain.planner.simulate.overlap import overlapped_share
-from hpctrain.schedule.placement import stage_ranks
+from hpctrain.schedule.generate import stage_ranks
 
 
 class RankSeconds(NamedTuple):

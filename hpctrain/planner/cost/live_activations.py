@@ -7,9 +7,14 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
-from hpctrain.schedule.placement import V_SHAPED_SCHEDULES, stages_by_rank
-from hpctrain.schedule.rounds import visit_order, warmup_count
+from hpctrain.schedule.generate import (
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SHAPED_SCHEDULES,
+    make_schedule,
+    stages_by_rank,
+    visit_order,
+    warmup_count,
+)
 
 LiveCounts = tuple[tuple[int, ...], ...]
 """[moment][stage of a rank] -> number of micro-batches."""

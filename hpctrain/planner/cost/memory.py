@@ -9,8 +9,7 @@ from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.live_activations import LiveCounts, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.records.plan.codec import BUCKET_BYTES
-from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
-from hpctrain.schedule.placement import stages_by_rank
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, stages_by_rank
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
 """Bytes of the gradient buckets that a device is sending at one moment, if there are several replicas."""

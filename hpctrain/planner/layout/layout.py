@@ -12,7 +12,7 @@ from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, first_of_each
 from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.plan.parallel_dims import ParallelDims
-from hpctrain.schedule.placement import stage_ranks, stages_by_rank
+from hpctrain.schedule.generate import stage_ranks, stages_by_rank
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Recompute
-from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
-from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES
 
 NEXT_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
 

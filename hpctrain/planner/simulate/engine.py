@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hpctrain.records.plan.schedule import Action, Schedule
-from hpctrain.schedule.check import execution_order
 from hpctrain.schedule.generate import make_schedule
+from hpctrain.schedule.resolve import execution_order
 
 SIMULATED_ROUNDS = 3
 """Number of rounds after which a table is assumed to repeat itself; a round is `pp` micro-batches."""

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hpctrain.compress.codecs.orthonormal import orthonormalize
-from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
-from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode, rounded
+from hpctrain.compress.collectives.sparse_state import ErrorFeedback
 from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
-from hpctrain.compress.reducers.power_sgd import MatrixBatch
+from hpctrain.compress.reducers.power_sgd import MatrixBatch, orthonormalize
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
 from hpctrain.compress.select.selectors import select_with_values

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.compress.select.densities import counts, sparsities
+from hpctrain.compress.select.sparse_counts import counts, sparsities
 from hpctrain.records.plan.compression import DensityMapping, VarianceForm
 
 MAPPINGS: list[DensityMapping] = ["linear", "log", "rank"]

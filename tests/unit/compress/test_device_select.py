@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpctrain.compress.select import selectors
-from hpctrain.compress.select.device_select import ThresholdSelect, by_torch, threshold_select
-from hpctrain.compress.select.selectors import select, select_with_values
+from hpctrain.compress.select.selectors import ThresholdSelect, by_torch, select, select_with_values, threshold_select
 from hpctrain.records.plan.compression import Selector
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -179,5 +178,5 @@ def test_without_a_triton_that_works_torch_finds_the_numbers(
 @not_inside
 def test_a_cpu_does_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr("hpctrain.compress.select.device_select.threshold_select", None)
+    monkeypatch.setattr("hpctrain.compress.select.selectors.threshold_select", None)
     assert select(torch.randn(20_000), 1000).numel() > 0

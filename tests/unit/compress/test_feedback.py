@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
-from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.collectives.sparse_state import ErrorFeedback
 from hpctrain.records.plan.compression import Feedback
 
 BETA = 0.9

@@ -8,9 +8,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpctrain.compress.codecs.indices import IndexForm, decode_positions, encode_positions
-from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
-from hpctrain.compress.codecs.values import BLOCK, ValueCode, decode_values, encode_values
+from hpctrain.compress.codecs.sparse_message import (
+    BLOCK,
+    IndexForm,
+    ValueCode,
+    decode,
+    decode_positions,
+    decode_values,
+    encode,
+    encode_positions,
+    encode_values,
+    rounded,
+)
 
 ERROR = {ValueCode.FP32: 0.0, ValueCode.FP16: 2**-11, ValueCode.BF16: 2**-8}
 

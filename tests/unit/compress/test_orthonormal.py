@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpctrain.compress.codecs.orthonormal import orthonormalize
+from hpctrain.compress.reducers.power_sgd import orthonormalize
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])

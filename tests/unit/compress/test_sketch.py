@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.compress.codecs.indices import mask_of, pack_bits, positions_of, unpack_bits
 from hpctrain.compress.codecs.sketch import PEELING_LOAD, fold, unfold
+from hpctrain.compress.codecs.sparse_message import mask_of, pack_bits, positions_of, unpack_bits
 
 NUMEL = 60_000
 

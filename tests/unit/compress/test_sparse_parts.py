@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.compress.collectives.sparse_exchange import balanced_borders
+from hpctrain.compress.collectives.exchange import balanced_borders
 
 
 @given(

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hpctrain.model.build import build_modules, build_part, build_stage
 from hpctrain.model.imported.model import blocks_of
-from hpctrain.model.relative_positions import relative_position_bias, relative_position_buckets
+from hpctrain.model.layers import relative_position_bias, relative_position_buckets
 from hpctrain.model.transformer_part import StageBlocks
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec

@@ -9,8 +9,7 @@ import pytest
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.cost.live_activations import live_micro_batches
 from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, SCHEDULE_SPECS
-from hpctrain.schedule.generate import why_no_schedule
-from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
+from hpctrain.schedule.generate import V_SHAPED_SCHEDULES, why_no_schedule
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from hpctrain.planner.simulate.predict import lower_bound, predict
 from hpctrain.records.plan.parallel_dims import ParallelDims
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
-from hpctrain.schedule.check import check_schedule
-from hpctrain.schedule.resolve import schedule_of
+from hpctrain.schedule.resolve import check_schedule, schedule_of
 
 PIPELINE = {"mode": "fixed", "pp": 2, "schedule": "1f1b"}
 REPLICAS = {"mode": "fixed", "dp": 2}

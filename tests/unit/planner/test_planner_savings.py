@@ -10,8 +10,7 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner.cost.live_activations import live_micro_batches
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.workload import ModelPart, workload_of
-from hpctrain.schedule.generate import make_schedule
-from hpctrain.schedule.placement import stages_by_rank
+from hpctrain.schedule.generate import make_schedule, stages_by_rank
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_COMPILED_TP, WHY_NOT_RECOMPUTED_HALVES
 
 LARGE = {"layers": 8, "dim": 512, "heads": 8}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
 from hpctrain.records.plan.plan import Plan, Replica, Stage
-from hpctrain.schedule.agree import check_collective_order, collectives
 from hpctrain.schedule.generate import make_schedule
+from hpctrain.schedule.resolve import check_collective_order, collectives
 
 FORWARDS = ["0F0", "1F0", "0F1", "1F1"]
 TABLES = {

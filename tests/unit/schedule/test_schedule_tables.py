@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from hpctrain.records.plan.plan import ScheduleName
 from hpctrain.records.plan.schedule import Action, Schedule
-from hpctrain.schedule.check import check_schedule
-from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
-from hpctrain.schedule.placement import stage_ranks
+from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, stage_ranks, why_no_schedule
+from hpctrain.schedule.resolve import check_schedule
 
 CHUNKS = {"gpipe": [1], "1f1b": [1], "interleaved_1f1b": [2, 3], "interleaved_zero_bubble": [1, 2, 3], "zbv": [2]}
 """Stages a rank for which each named schedule is defined."""

@@ -1,4 +1,4 @@
-"""Exchanges messages of unequal size between ranks: sizes first, then bytes."""
+"""All-gather, and exchanges of messages of unequal size between ranks: sizes first, then bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.collectives.all_gather import all_gather
+
+# torch 2.13 warns about the old name; torch 2.11 does not have the new one.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Called with (output [world · n], input [n], group, async_op), as `torch.distributed.all_gather_into_tensor`."""
+
 
 _SIZE_BYTES = 8
 

@@ -1,0 +1,166 @@
+"""Layers that several families share: norms, attention, feed-forward layers, positions, and a block with pre-norm.
+
+Shapes: activations x [batch, seq, dim], queries and keys [batch, heads, seq, head_dim].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpctrain.records.model.biased_spec import BiasedSpec
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root-mean-square norm (Zhang & Sennrich 2019) over the last dimension, computed in fp32 for any input dtype."""
+
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim] -> [..., dim]."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return scaled.to(x.dtype) * self.weight
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm (Ba et al. 2016) over the last dimension, computed in fp32 for any input dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim] -> [..., dim]."""
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)
+
+
+class MultiHeadAttention(nn.Module):
+    """The projections of multi-head attention (Vaswani et al. 2017)."""
+
+    def __init__(
+        self, dim: int, head_dim: int, query_width: int, key_value_width: int | None = None, bias: bool = False
+    ) -> None:
+        """
+        Args:
+            query_width: width of all query heads together.
+            key_value_width: width of all key heads together, and of all value heads together; None: that of the
+                queries.
+        """
+        super().__init__()
+        self.head_dim = head_dim
+        self.wq = nn.Linear(dim, query_width, bias=bias)
+        self.wk = nn.Linear(dim, key_value_width or query_width, bias=bias)
+        self.wv = nn.Linear(dim, key_value_width or query_width, bias=bias)
+        self.wo = nn.Linear(query_width, dim, bias=bias)
+
+    def heads(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of x, and the keys and values of `memory`; without `memory`, those of x."""
+        memory = x if memory is None else memory
+        return self._split(self.wq(x)), self._split(self.wk(memory)), self._split(self.wv(memory))
+
+    def merged(self, heads: Tensor) -> Tensor:
+        """Project the heads' results [batch, heads, seq, head_dim] to [batch, seq, dim]."""
+        return self.wo(heads.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        # The number of heads follows from the width of the projections, so that a tensor-parallel part of them works
+        # too.
+        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+
+class PreNormBlock(nn.Module):
+    """One layer of the model: attention and feed-forward layer, each with a norm before it and a residual
+    connection.
+    """
+
+    def __init__(self, make_norm: Callable[[], nn.Module], attention: nn.Module, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = make_norm()
+        self.attention = attention
+        self.feed_forward_norm = make_norm()
+        self.feed_forward = feed_forward
+
+    def forward(self, x: Tensor, *added: Tensor) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim].
+
+        Args:
+            added: further arguments of the attention.
+        """
+        x = x + self.attention(self.attention_norm(x), *added)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class BiasedAttention(MultiHeadAttention):
+    """Self-attention of GPT-2 and BERT, with a bias for every matrix."""
+
+    def __init__(self, spec: BiasedSpec, causal: bool) -> None:
+        super().__init__(spec.dim, spec.head_dim, spec.dim, bias=True)
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        return self.merged(F.scaled_dot_product_attention(*self.heads(x), is_causal=self.causal))
+
+
+class GeluLayer(nn.Module):
+    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016), exact or in the tanh approximation."""
+
+    def __init__(self, spec: BiasedSpec, form: Literal["none", "tanh"]) -> None:
+        super().__init__()
+        self.form = form
+        self.w1 = nn.Linear(spec.dim, spec.hidden)
+        self.w2 = nn.Linear(spec.hidden, spec.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        return self.w2(F.gelu(self.w1(x), approximate=self.form))
+
+
+class Positions(nn.Embedding):
+    """Learned position embeddings: one vector per position of a sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the position embeddings [1, seq, dim] for tokens [batch, seq]."""
+        return super().forward(torch.arange(x.shape[1], device=x.device)[None])
+
+
+def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> Tensor:
+    """Return T5's bias, a learned number per head and range of distances: [1, heads, seq, seq].
+
+    It is added to the attention scores, and is minus infinity where causal attention is masked.
+
+    Args:
+        table: [buckets, heads], of the encoder or the decoder.
+        x: [batch, seq, dim].
+        largest: distance from which on all distances share a bucket.
+    """
+    seq = x.shape[1]
+    # All scores of one distance get one number, so 2·seq − 1 look-ups are enough; shifted windows make a square of
+    # them.
+    distances = torch.arange(1 - seq, seq, device=x.device)
+    numbers = table(relative_position_buckets(distances, table.num_embeddings, largest, causal)).t()
+    if causal:
+        numbers = numbers.masked_fill(distances > 0, -math.inf)
+    return numbers.unfold(1, seq, 1).flip(1)[None]
+
+
+def relative_position_buckets(distances: Tensor, count: int, largest: int, causal: bool) -> Tensor:
+    """Return the bucket, a row of the table, of each distance (position of the key minus that of the query).
+
+    Small distances have a bucket each. Larger ones share buckets on a logarithmic scale up to `largest`; all distances
+    from there on share one bucket. Without a causal mask, each direction gets half of the buckets (Raffel et al. 2020,
+    section 2.1).
+    """
+    offset = torch.zeros_like(distances)
+    if causal:
+        away = (-distances).clamp(min=0)
+    else:
+        count //= 2
+        offset, away = (distances > 0).long() * count, distances.abs()
+    near = count // 2
+    # Keep this order of operations: powers of two fall on the edge of two buckets, and published models use this order.
+    far = near + (torch.log(away.clamp(min=1).float() / near) / math.log(largest / near) * (count - near)).long()
+    return offset + torch.where(away < near, away, far.clamp(max=count - 1))
