@@ -15,8 +15,8 @@ from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describ
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
 from hpctrain.base.net.vertex_cover import NodePair, vertex_cover
-from hpctrain.records.history.attempt import is_new_checkpoint, retries_spent_text
 from hpctrain.records.history.generation import Generation
+from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_text
 from hpctrain.records.run.run import Recovery
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]

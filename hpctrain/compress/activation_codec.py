@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
-from hpctrain.records.plan.stage_messages import Messages
+from hpctrain.records.plan.gradient_codec import Messages
 
 
 class ActivationCodec(Protocol):

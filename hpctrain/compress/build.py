@@ -22,11 +22,11 @@ from hpctrain.compress.reducers.sparse import SparseReducer
 from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter
 from hpctrain.compress.reducers.tagc import TagcReducer
 from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, FixedSendCounts, SendCounts
-from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import (
     MIN_COMPRESSED_ELEMENTS,
     Adaptive,
     Bf16,
+    CodecSpec,
     Layers,
     LocalSteps,
     NoCompression,

@@ -14,11 +14,8 @@ from pydantic import ValidationError
 
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.validation_errors import dotted
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.families import SEGMENTS, DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 
 CONFIG_NAME = "config.json"
 

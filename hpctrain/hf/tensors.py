@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.families import SEGMENTS, DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Type of an export -> bytes of a number."""

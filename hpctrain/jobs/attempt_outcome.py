@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.base.errors import EXIT_NO_PROGRESS, EXIT_REFUSED, EXIT_RESUMABLE, EXIT_USAGE
-from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, nodes_at_start, nodes_excluded_by_probe
 from hpctrain.records.history.fault import Fault, fault_named
+from hpctrain.records.history.ledger import ExitClass
 from hpctrain.slurm.job import JobInfo, JobState
 
 KILLED_BEFORE_HANDLERS = (128 + 15, 128 + 12)

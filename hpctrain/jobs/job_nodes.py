@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from hpctrain.jobs.partition_checks import candidate_partitions
-from hpctrain.records.format.node_set import expand_node_set
+from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.features import has_features

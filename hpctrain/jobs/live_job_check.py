@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.records.history.successor import job_chain, read_successors
+from hpctrain.records.history.ledger import job_chain, read_successors
 from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from hpctrain.jobs.attempt_outcome import AttemptOutcome, is_out_of_time, is_preempted, with_slurm_state
 from hpctrain.jobs.stop_cause import StopCause, stop_cause, stop_reason_text
-from hpctrain.records.history.attempt import COUNTED_AGAINST_RETRIES, ExitClass, retries_spent_text
+from hpctrain.records.history.ledger import COUNTED_AGAINST_RETRIES, ExitClass, retries_spent_text
 from hpctrain.records.run.run import NotifyState
 from hpctrain.slurm.job import JobInfo, JobState
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain.base.errors import InputError
 from hpctrain.lab.installation import SlurmInstallation
 from hpctrain.lab.spec import LabNode, LabSpec
-from hpctrain.records.format.node_set import compress_node_set, expand_node_set
+from hpctrain.records.format.node_name import compress_node_set, expand_node_set
 
 FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")

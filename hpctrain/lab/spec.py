@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.node_set import compress_node_set, expand_node_set
+from hpctrain.records.format.node_name import compress_node_set, expand_node_set
 from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 

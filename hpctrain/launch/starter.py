@@ -13,7 +13,7 @@ from hpctrain.corpus.input.sample_text import SAMPLE_TEXT_BYTES, find_sample_tex
 from hpctrain.corpus.prepare.options import PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.shards import check_target
-from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.format.yaml_file import parse_yaml
 from hpctrain.records.model.presets import PRESETS
 from hpctrain.records.run.cluster import Cluster

@@ -16,11 +16,8 @@ from hpctrain.model.encoder import Encoder
 from hpctrain.model.encoder_decoder import EncoderDecoder
 from hpctrain.model.imported.model import build_imported
 from hpctrain.model.transformer_part import StageBlocks, TransformerPart
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.encoder_spec import EncoderSpec
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 

@@ -21,8 +21,7 @@ from hpctrain.model.layers import (
     RMSNorm,
 )
 from hpctrain.model.transformer_part import DecoderPart, StageBlocks
-from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.families import DecoderSpec, Gpt2Spec
 
 
 class Attention(MultiHeadAttention):

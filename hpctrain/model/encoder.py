@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hpctrain.model.layers import BiasedAttention, GeluLayer, LayerNorm, Positions
 from hpctrain.model.transformer_part import StageBlocks, TransformerPart
-from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
+from hpctrain.records.model.families import SEGMENTS, EncoderSpec
 
 
 class EncoderBlock(nn.Module):

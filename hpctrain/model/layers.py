@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.records.model.biased_spec import BiasedSpec
+from hpctrain.records.model.families import BiasedSpec
 
 
 class RMSNorm(nn.RMSNorm):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from hpctrain.records.model.transformer_spec import TransformerSpec
+from hpctrain.records.model.block_stack import TransformerSpec
 
 
 class StageBlocks(NamedTuple):

@@ -11,9 +11,14 @@ from hpctrain.jobs.cancel import is_cancelled
 from hpctrain.jobs.policy import AttemptState, RunState
 from hpctrain.jobs.srun_error import with_srun_error
 from hpctrain.node.run import FINISHED_FILE
-from hpctrain.records.history.attempt import attempts_without_checkpoint, failures_since_checkpoint, is_new_checkpoint
 from hpctrain.records.history.event import Event
-from hpctrain.records.history.successor import job_chain, read_successors
+from hpctrain.records.history.ledger import (
+    attempts_without_checkpoint,
+    failures_since_checkpoint,
+    is_new_checkpoint,
+    job_chain,
+    read_successors,
+)
 from hpctrain.records.run.run import Run
 from hpctrain.runs.fault_fields import confirmed_suspects
 from hpctrain.runs.folder import RunFolder

@@ -16,7 +16,7 @@ from hpctrain.parallel.fsdp import (
     track_collectives,
 )
 from hpctrain.parallel.stage import InstrumentedStage
-from hpctrain.records.plan.codec import NO_COMPRESSION_CODEC
+from hpctrain.records.plan.compression import NO_COMPRESSION_CODEC
 from hpctrain.records.plan.plan import Plan
 
 

@@ -21,7 +21,7 @@ from hpctrain.parallel.boundary_codec import BoundaryCodec
 from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.random_stream import RandomStream
 from hpctrain.parallel.tracked_work import TrackedWork
-from hpctrain.records.plan.stage_messages import Messages
+from hpctrain.records.plan.gradient_codec import Messages
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Function that starts sends as torch's schedules do."""

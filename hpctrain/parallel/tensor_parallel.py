@@ -25,8 +25,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.encoder_spec import EncoderSpec
-from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.families import EncoderSpec, FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 SEQUENCE = Shard(1)

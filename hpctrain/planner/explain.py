@@ -8,8 +8,7 @@ from hpctrain.planner.make import PlanRequest, make_plan
 from hpctrain.planner.search.objective import Objective
 from hpctrain.planner.simulate.predict import largest_increase
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.parallel_dims import ParallelDims
-from hpctrain.records.plan.plan import Plan, Rejected
+from hpctrain.records.plan.plan import ParallelDims, Plan, Rejected
 from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
 from hpctrain.records.topology.topology import Topology
 

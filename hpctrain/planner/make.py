@@ -25,8 +25,7 @@ from hpctrain.planner.search.state_moves import minimise_moves, moves_between
 from hpctrain.planner.search.warm_start import uses_one_codec, warm_started
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import AutoCompression
+from hpctrain.records.plan.compression import AutoCompression, CodecSpec
 from hpctrain.records.plan.plan import Plan, Predicted
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run

@@ -11,7 +11,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned_files import open_owned
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import parse_json_line
+from hpctrain.records.format.input_file import parse_json_line
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 

@@ -6,9 +6,9 @@ from collections import deque
 from pathlib import Path
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.format.jsonl import read_jsonl
-from hpctrain.records.history.attempt import ATTEMPTS_FILE
+from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.event import Event
+from hpctrain.records.history.ledger import ATTEMPTS_FILE
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.follow_files import FileTail, rows_of

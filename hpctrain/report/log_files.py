@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.format.device_id import DeviceId
-from hpctrain.records.format.jsonl import read_jsonl
+from hpctrain.records.format.input_file import read_jsonl
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.plan.plan import Plan
 from hpctrain.report.log_lines import LogFile

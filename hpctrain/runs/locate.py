@@ -15,8 +15,8 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError, UntrustedError
 from hpctrain.base.owned_files import OwnedFolder, read_owned
+from hpctrain.records.history.ledger import queued_behind, read_successors
 from hpctrain.records.history.past_runs import read_past_runs
-from hpctrain.records.history.successor import queued_behind, read_successors
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
 JOB_FILE = "job_id"

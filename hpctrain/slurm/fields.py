@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hpctrain.base.errors import CommandError
-from hpctrain.records.format.node_set import expand_node_set
+from hpctrain.records.format.node_name import expand_node_set
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9/:_]*)=")
 # A job's name is free text before the other fields: "x JobState=FAILED" must not be read as a state.

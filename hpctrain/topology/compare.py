@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Node, Topology
+
+if TYPE_CHECKING:
+    from hpctrain.records.topology.pair_matrix import PairMatrix
 
 Group = Literal["nodes", "health", "drivers", "devices", "links"]
 GROUPS: tuple[Group, ...] = ("nodes", "health", "drivers", "devices", "links")
 """Groups of differences, the most important for a reader first."""
 
+_MATRIX_FIGURES = (
+    ("isolated_bytes_per_s", "bandwidth", "B/s"),
+    ("bytes_per_s", "bandwidth under load", "B/s"),
+    ("latency_p50_s", "latency", "s"),
+)
+"""(figure of the matrix of pairs, what, unit)"""
 _VERDICTS = ("ok", "degraded", "unknown", "bad")
 """Health verdicts, from the best to the worst."""
 Value = float | str | None
@@ -61,12 +71,7 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
     changes = [Difference("nodes", name, "", "there", None, nodes=(name,)) for name in gone]
     changes += [Difference("nodes", name, "", None, "there", nodes=(name,)) for name in come]
     if before.pairs is not None and after.pairs is not None:
-        from hpctrain.topology.compare_pairs import pair_changes  # numpy is only for large clusters
-
-        for change in pair_changes(before.pairs, after.pairs, both, tolerance):
-            ends = (change.source, change.target)
-            key: _Key = ("links", ends, f"{change.source} -> {change.target} {change.what}", change.unit)
-            changes.append(_difference(key, change.before, change.after))
+        changes += _pair_differences(before.pairs, after.pairs, both, tolerance)
         # The matrices contain every pair that the files list as links.
         before, after = _without_links(before), _without_links(after)
     once = _pairs(before) ^ _pairs(after)
@@ -154,3 +159,25 @@ def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
         figures += [("memory", "B", device.memory_bytes), ("memory bandwidth", "B/s", device.memory_bytes_per_s)]
         yield from _known("devices", (node.id,), place, figures)
     yield from _known("devices", (node.id,), node.id, [("device to device", "B/s", node.intra_bytes_per_s)])
+
+
+def _pair_differences(
+    before: PairMatrix, after: PairMatrix, names: Collection[str], tolerance: float
+) -> Iterator[Difference]:
+    """Yield the differences between two matrices of pairs, among nodes that both files have (`names`).
+
+    A million pairs as keys of a dictionary take a gigabyte, so arrays are compared and only differences become objects.
+    """
+    import numpy as np  # only for large clusters, as the matrices themselves
+
+    both = [name for name in before.nodes if name in names]
+    old_at = np.ix_(*[[before.index[name] for name in both]] * 2)
+    new_at = np.ix_(*[[after.index[name] for name in both]] * 2)
+    for figure, what, unit in _MATRIX_FIGURES:
+        old, new = before[figure][old_at].astype(np.float64), after[figure][new_at].astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            differs = (np.abs(new / old - 1) > tolerance) | (np.isnan(old) != np.isnan(new))
+        for row, column in zip(*(places.tolist() for places in np.nonzero(differs)), strict=True):
+            ends = (both[row], both[column])
+            values = (None if math.isnan(value) else float(value) for value in (old[row, column], new[row, column]))
+            yield _difference(("links", ends, f"{ends[0]} -> {ends[1]} {what}", unit), *values)

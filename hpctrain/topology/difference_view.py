@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hpctrain.base.units import format_bytes, format_seconds, format_si
 from hpctrain.topology.compare import GROUPS, Difference, Value
-from hpctrain.topology.view import ABSENT
+from hpctrain.topology.matrix_view import ABSENT
 
 ROWS_PER_GROUP_MAX = 20
 """Most rows that a group lists; further ones are counted. People read the largest changes, programs use --json."""

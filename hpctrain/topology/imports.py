@@ -8,8 +8,8 @@ from pathlib import Path
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.records.topology.topology import Fabric, Node, NodeCluster, Provenance, Topology
-from hpctrain.topology.formats.nccl_read import node_of_dump
-from hpctrain.topology.formats.slurm_read import clusters_of_conf, clusters_of_yaml
+from hpctrain.topology.formats.nccl import node_of_dump
+from hpctrain.topology.formats.slurm import clusters_of_conf, clusters_of_yaml
 
 
 def from_nccl(text: str, source: str, nodes: Sequence[str], wall: float) -> Topology:

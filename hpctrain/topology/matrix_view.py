@@ -14,8 +14,8 @@ from rich.text import Text
 from hpctrain.records.topology.link import Link, LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Topology
-from hpctrain.topology.device_view import ABSENT
 
+ABSENT = "·"
 MATRIX_NODES_MAX = 16
 """Most nodes with which rows and columns are nodes; with more, they are clusters."""
 _COLUMNS_UP_TO = 12

@@ -25,7 +25,7 @@ from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.loss_scaler import LossScaler
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import LossScale, Manifest
 from hpctrain.records.plan.plan import Plan

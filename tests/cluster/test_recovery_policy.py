@@ -10,7 +10,7 @@ import yaml
 from real_text import prepare_text
 from submitted import Project
 
-from hpctrain.records.history.bad_node import read_bad_nodes
+from hpctrain.records.history.ledger import read_bad_nodes
 from hpctrain.runs.locate import job_id
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model"

@@ -7,7 +7,7 @@ import re
 import pytest
 from submitted import ENDLESS, Job, Project
 
-from hpctrain.records.history.attempt import failures_since_checkpoint
+from hpctrain.records.history.ledger import failures_since_checkpoint
 
 pytestmark = [
     pytest.mark.slow,

@@ -29,11 +29,8 @@ from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import Manifest
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.encoder_spec import EncoderSpec
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, lengths, resolved_objective
 from hpctrain.schedule.resolve import schedule_of

@@ -30,8 +30,7 @@ from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.metric import read_metrics
-from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import Quantized
+from hpctrain.records.plan.compression import CodecSpec, Quantized
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.loop import train
 from hpctrain.worker.reducer_state import reducer_state_tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 
 
 class GptSpec(DecoderSpec):

@@ -20,8 +20,8 @@ from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.format.device_id import DeviceId
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.records.topology.link import Link, LinkClass, LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import DeviceType, Fabric, Node, Provenance, Topology

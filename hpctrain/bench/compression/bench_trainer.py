@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.compress.reducers.reducer import Reducer
-from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import CodecSpec
 
 
 class GradientSync:

@@ -17,8 +17,7 @@ from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import apply_sharding, flat_gradient_layouts, track_collectives
 from hpctrain.parallel.gradient_reducer import LocalSgdReducer
-from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import LocalSteps, make_codec
+from hpctrain.records.plan.compression import CodecSpec, LocalSteps, make_codec
 
 
 def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hpctrain.base.atomic import write_json
-from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
 BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)

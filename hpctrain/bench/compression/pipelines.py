@@ -13,10 +13,10 @@ from hpctrain.bench.small_run import make_plan
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.plan.compression import CodecSpec
+from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.stage_messages import Messages
 from hpctrain.schedule.resolve import schedule_of
 
 PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import InputError
-from hpctrain.records.format.jsonl import read_jsonl
+from hpctrain.records.format.input_file import read_jsonl
 
 
 class RowStore:

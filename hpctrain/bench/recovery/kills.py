@@ -30,7 +30,7 @@ from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temp
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.history.manifest import Manifest
-from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.run.run import Checkpoint
 from hpctrain.worker.build import Trainer, build
 

@@ -22,7 +22,7 @@ from hpctrain.bench.record import make_record
 from hpctrain.bench.runtime.baseline import PlainLoop
 from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.planner.simulate.engine import StageDurations, simulate
-from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 

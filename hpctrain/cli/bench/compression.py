@@ -168,7 +168,7 @@ def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
 
 def _spec(preset: str) -> Any:
     from hpctrain.bench.small_run import BYTES_VOCABULARY
-    from hpctrain.records.model.decoder_spec import DecoderSpec
+    from hpctrain.records.model.families import DecoderSpec
     from hpctrain.records.model.presets import PRESETS
 
     decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, DecoderSpec)}

@@ -14,7 +14,7 @@ from hpctrain.cli.options.named_numbers import node_names
 from hpctrain.jobs.job_nodes import nodes_of_allocation
 from hpctrain.launch.preflight.gpu_driver import local_driver_version
 from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS, staleness
-from hpctrain.records.format.node_set import compress_node_set
+from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.topology.topology import Topology
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.format.node_set import expand_node_set
+from hpctrain.records.format.node_name import expand_node_set
 
 
 class FiniteNumber(click.FloatRange):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from hpctrain.records.plan.codec import BUCKET_BYTES
+from hpctrain.records.plan.compression import BUCKET_BYTES
 
 
 class GradientReadyTracker:

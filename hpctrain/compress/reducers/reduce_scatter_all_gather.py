@@ -18,7 +18,7 @@ from hpctrain.compress.collectives.exchange import all_gather
 from hpctrain.compress.collectives.step_state import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
-from hpctrain.records.plan.codec import BUCKET_BYTES
+from hpctrain.records.plan.compression import BUCKET_BYTES
 
 BUCKETS_SCATTERED_AHEAD = 2
 """Number of buckets whose all-to-all starts before the first of them is added up, so that one is always on the wire."""

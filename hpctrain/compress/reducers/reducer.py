@@ -14,7 +14,7 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.collectives.step_state import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
-from hpctrain.records.plan.codec import BUCKET_BYTES
+from hpctrain.records.plan.compression import BUCKET_BYTES
 
 COPIES_IN_FLIGHT = 4
 """Number of buckets on the wire at a time that are copies of their gradients."""

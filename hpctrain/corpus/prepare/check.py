@@ -11,8 +11,7 @@ import numpy as np
 
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.corpus.read.index import read_index
-from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
-from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
+from hpctrain.records.corpus import INDEX_NAME, RECIPE_NAME, CorpusIndex, Recipe
 from hpctrain.records.format.input_file import open_input
 
 _CHUNK_BYTES = 1024 * 1024

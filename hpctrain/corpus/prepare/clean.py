@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.inputs import require_library
 from hpctrain.corpus.input.passages import Passage
-from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
+from hpctrain.records.corpus import NO_CLEANING, Cleaning
 
 _RUN = re.compile(r"\s+")
 

@@ -23,8 +23,7 @@ from hpctrain.corpus.prepare.clean import Cleaner
 from hpctrain.corpus.prepare.scan import UnitScan
 from hpctrain.corpus.prepare.shards import ShardWriter
 from hpctrain.corpus.prepare.tokenizer import Tokenizer, load_tokenizer
-from hpctrain.records.corpus.cleaning import Cleaning
-from hpctrain.records.corpus.index import PART_NAME, CorpusPart, Shard
+from hpctrain.records.corpus import PART_NAME, Cleaning, CorpusPart, Shard
 
 BATCH_BYTES = 1024 * 1024
 """Bytes of text that are cleaned and encoded at once; the library's results take many times that size."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hpctrain.corpus.input.inputs import FormatChoice, expand
 from hpctrain.corpus.prepare.shards import SHARD_TOKENS
-from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
-from hpctrain.records.corpus.recipe import Recipe, RecipeSource
+from hpctrain.records.corpus import NO_CLEANING, Cleaning, Recipe, RecipeSource
 
 SAMPLE_BYTES = 4 * 1024 * 1024
 """Default size in bytes of the text that a tokenizer is trained on; training takes about a second."""

@@ -21,8 +21,7 @@ from hpctrain.corpus.prepare.pool import WorkerPool, usable_cpus
 from hpctrain.corpus.prepare.shards import check_target, write_corpus
 from hpctrain.corpus.prepare.source_work import SourceWork, clean_sample, encode_all, scan_all
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer, train_tokenizer, trained_size
-from hpctrain.records.corpus.index import CorpusIndex
-from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
+from hpctrain.records.corpus import RECIPE_NAME, CorpusIndex, Recipe
 
 
 def prepare(

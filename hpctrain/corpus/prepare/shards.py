@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
-from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard, Sources
-from hpctrain.records.corpus.recipe import RECIPE_NAME
+from hpctrain.records.corpus import INDEX_NAME, RECIPE_NAME, CorpusIndex, Shard, Sources
 
 SHARD_TOKENS = 2**26
 """Most tokens in a shard: 128 MiB at two bytes a token, a file size that suits every file system."""

@@ -29,7 +29,7 @@ from hpctrain.corpus.prepare.scan import (
 )
 from hpctrain.corpus.prepare.shards import Part, dtype_of
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
-from hpctrain.records.corpus.index import Sources, TokenizerInfo
+from hpctrain.records.corpus import Sources, TokenizerInfo
 
 UNIT_SAMPLE_BYTES = 64 * 1024
 """Least bytes of text that a work unit offers for the tokenizer's sample. A large unit offers twice its share of the

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.format.bounds import TOKENIZER_BYTES
 from hpctrain.records.format.input_file import read_input
 

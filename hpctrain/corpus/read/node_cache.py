@@ -25,7 +25,7 @@ from hpctrain.base.errors import HpctrainError, StorageError, UntrustedError
 from hpctrain.base.owned_files import OwnedFolder
 from hpctrain.base.system.disk_space import check_disk_space, free_bytes
 from hpctrain.corpus.read.index import read_index
-from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard
+from hpctrain.records.corpus import INDEX_NAME, CorpusIndex, Shard
 from hpctrain.records.format.input_file import open_input, read_input
 
 VARIABLE = "HPCTRAIN_STAGED"

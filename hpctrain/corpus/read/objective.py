@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.corpus.read.index import read_indexes
 from hpctrain.corpus.read.tokens import splitmix64
-from hpctrain.records.corpus.index import CorpusIndex
+from hpctrain.records.corpus import CorpusIndex
 from hpctrain.records.format.bounds import TOKENIZER_BYTES
 from hpctrain.records.format.document import read_json
 from hpctrain.records.model.span_corruption import Lengths

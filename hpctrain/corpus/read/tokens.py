@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.corpus.read.index import read_index, read_indexes, same_tokens, tokenizer_option
-from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 
 Split = Literal["train", "valid", "all"]
 UInt64 = NDArray[np.uint64]

@@ -16,7 +16,7 @@ from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
 from hpctrain.corpus.read.tokens import Split
 from hpctrain.launch.worker_request import ask_worker
-from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.history.metric import perplexity
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.trust import check_trusted

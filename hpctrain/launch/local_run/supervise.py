@@ -14,8 +14,8 @@ from hpctrain.base.errors import EXIT_RESUMABLE
 from hpctrain.base.process import Process, Runner
 from hpctrain.jobs.attempt_outcome import read_outcome
 from hpctrain.launch.local import LocalNodes, local_nodes
-from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.ledger import ExitClass
 from hpctrain.records.run.run import NotifyState, run_of
 from hpctrain.runs.folder import RunFolder, RunLock, resume_text
 from hpctrain.runs.notify import send_notification

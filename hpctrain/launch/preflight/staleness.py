@@ -9,7 +9,7 @@ from typing import Any
 from hpctrain import __version__
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.base.units import format_seconds
-from hpctrain.records.format.node_set import compress_node_set
+from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.topology.topology import Topology
 
 MAX_AGE_DAYS = 7.0

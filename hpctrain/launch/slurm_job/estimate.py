@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import CommandError, RefusedError
 from hpctrain.base.units import format_seconds
-from hpctrain.records.format.node_set import compress_node_set
+from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.commands import Slurm, StartEstimate
 

@@ -18,7 +18,7 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.overlap import overlapped_share
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import stage_ranks
 
 

@@ -15,7 +15,7 @@ from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 
 INFEASIBLE_BLOCKS = 1e9
 """Number of blocks that counts as missing if a device cannot even hold a rank without blocks."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hpctrain.planner.cost.memory import RankRole
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 

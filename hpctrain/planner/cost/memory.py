@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.live_activations import LiveCounts, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, Workload
-from hpctrain.records.plan.codec import BUCKET_BYTES
+from hpctrain.records.plan.compression import BUCKET_BYTES
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, stages_by_rank
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES

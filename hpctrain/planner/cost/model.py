@@ -26,7 +26,7 @@ from hpctrain.planner.devices.links import (
 )
 from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.tensor_parallel_group import GroupSpec, Placement, TensorParallelGroup
-from hpctrain.records.plan.stage_messages import MESSAGES, Messages
+from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
 from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
-from hpctrain.records.plan.stage_messages import FULL_BYTES
+from hpctrain.records.plan.gradient_codec import FULL_BYTES
 
 COPY_PASSES = 2
 """Passes over memory that a copy from or to a flat buffer takes: one read and one write."""

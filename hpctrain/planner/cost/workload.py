@@ -11,7 +11,7 @@ from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryO
 from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
-from hpctrain.records.plan.stage_messages import FULL_BYTES, MESSAGES, Messages
+from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, Messages
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.records.plan.codec import BUCKET_BYTES
+from hpctrain.records.plan.compression import BUCKET_BYTES
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.link_cost import LinkCost
 
 

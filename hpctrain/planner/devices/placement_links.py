@@ -12,7 +12,7 @@ from itertools import pairwise, permutations
 
 from hpctrain.planner.devices.links import Links, message_alpha_beta, ring_hops, rings_crossing_nodes
 from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numbers, first_of_each
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 
 MAX_PAIRED_NODES = 64
 """Largest number of nodes in a group of which all pairs are compared."""

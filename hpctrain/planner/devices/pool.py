@@ -11,7 +11,7 @@ from hpctrain.base.net.vertex_cover import vertex_cover
 from hpctrain.planner.devices.constants import COST_CONSTANTS, CostConstants
 from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.planner.devices.links import Links
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link_cost import LinkCost

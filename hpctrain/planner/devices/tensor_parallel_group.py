@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from hpctrain.planner.devices.links import Links, message_s
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.topology import CodecSeconds
 
 Item = TypeVar("Item")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 
 EXHAUSTIVE_DEVICES = 64
 """Largest number of devices of which a plan may leave any number idle; with more, it may leave few or none idle."""

@@ -11,7 +11,7 @@ from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import DeviceSpec, make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Recovery, Run

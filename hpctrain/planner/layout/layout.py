@@ -10,8 +10,8 @@ from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, shard_group_size
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, first_of_each
-from hpctrain.records.format.device_id import DeviceId
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import stage_ranks, stages_by_rank
 
 

@@ -6,8 +6,8 @@ from itertools import accumulate, pairwise
 
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.plan import Plan, Replica, Stage
-from hpctrain.records.plan.stage_messages import Messages
 from hpctrain.schedule.generate import make_schedule
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, WINDOW, fit_profile, merge_profiles
-from hpctrain.records.format.jsonl import read_jsonl
+from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.model.imported_spec import Spec

@@ -15,8 +15,7 @@ from hpctrain.planner.search.objective import Objective, Score, goodput_shortfal
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.parallel_dims import ParallelDims
-from hpctrain.records.plan.plan import Rejected
+from hpctrain.records.plan.plan import ParallelDims, Rejected
 from hpctrain.records.run.run import Recovery, Run
 from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.topology import Topology

@@ -14,8 +14,7 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction
-from hpctrain.records.plan.parallel_dims import ParallelDims
-from hpctrain.records.plan.plan import Recompute
+from hpctrain.records.plan.plan import ParallelDims, Recompute
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES
 
 NEXT_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}

@@ -15,7 +15,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.column_placement import placements_of_mixtures
 from hpctrain.planner.limits import SearchLimits
 from hpctrain.planner.search.pool_placements import PoolPlacements
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 
 
 def can_shard(work: Workload, placement: Placement) -> bool:

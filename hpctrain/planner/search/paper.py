@@ -25,7 +25,7 @@ from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, describe_memory_
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 
 GRID = (2, 4, 8, 16)
 """Micro-batch counts M over which equation (7) is minimised (the paper, section 3.4)."""

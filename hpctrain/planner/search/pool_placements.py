@@ -13,7 +13,7 @@ from hpctrain.planner.devices.tensor_parallel_group import (
     make_tensor_parallel_groups,
 )
 from hpctrain.planner.layout.placement import placements
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 
 
 class PoolPlacements:

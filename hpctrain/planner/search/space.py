@@ -21,7 +21,7 @@ from hpctrain.planner.search.option_bounds import OptionBounds, can_shard
 from hpctrain.planner.search.pool_placements import PoolPlacements
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.plan.compression import Codec
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 

@@ -13,7 +13,7 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.plan import Move, Plan
 
 HeldState = dict[DeviceId, tuple[int, frozenset[int]]]

@@ -16,10 +16,9 @@ from hpctrain.planner.search.codecs.codec_choice import candidate_codecs
 from hpctrain.planner.search.evaluate import evaluate
 from hpctrain.planner.search.space import SearchSpace, WarmStart
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.compression import AutoCompression
-from hpctrain.records.plan.parallel_dims import ParallelDims
-from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.plan import ParallelDims, Plan
 from hpctrain.records.run.run import Run
 
 

@@ -15,7 +15,7 @@ from hpctrain.planner.devices.links import ring_hops
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import ActionProgram, StageDurations, named_program
 from hpctrain.planner.simulate.predict import SimulatedStep, simulate_step
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.topology import Topology
 
 FloatArray = NDArray[np.float64]

@@ -13,7 +13,7 @@ from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
 from hpctrain.planner.simulate.overlap import overlapped_s
-from hpctrain.records.plan.stage_messages import Messages
+from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
 
 STEP_TIME_TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")

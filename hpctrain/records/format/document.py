@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import json
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -21,7 +24,6 @@ from pydantic_core import CoreSchema
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.base.json_text import JsonError, parse_json
-from hpctrain.records.format.field_docs import describe_fields
 from hpctrain.records.format.input_file import DOCUMENT_BYTES, read_input_text
 from hpctrain.records.format.validation_errors import validation_errors
 
@@ -45,7 +47,7 @@ class Part(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler(core_schema)
-        describe_fields(cls, handler.resolve_ref_schema(schema).get("properties", {}))
+        _describe_fields(cls, handler.resolve_ref_schema(schema).get("properties", {}))
         return schema
 
     @model_serializer(mode="wrap")
@@ -137,3 +139,36 @@ def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = Fa
         return parse_json(text)
     except JsonError as error:
         raise FileError(path, [FieldError("", f"not valid JSON: {error}", error.line)]) from None
+
+
+def _describe_fields(model: type[BaseModel], properties: dict[str, Any]) -> None:
+    """Add each field's docstring to its entry in a schema's `properties`; an existing description stays.
+
+    Pydantic can read docstrings itself, but would do so for every class that is loaded. That takes a third of the
+    records' load time, in each command and on each node, and only `hpctrain schema` prints the texts.
+    """
+    for owner in model.__mro__:
+        if not issubclass(owner, BaseModel) or owner is BaseModel:
+            continue
+        for name, meaning in _docstrings(owner).items():
+            field = model.model_fields.get(name)
+            entry = None if field is None else properties.get(field.alias or name)
+            if entry is not None:
+                entry.setdefault("description", meaning)
+
+
+def _docstrings(owner: type) -> dict[str, str]:
+    """Return field -> docstring below its definition in the class's source."""
+    try:
+        source = inspect.getsource(owner)
+    except OSError:  # installed without sources
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for statement, after in zip(definition.body, definition.body[1:], strict=False):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+            docs[statement.target.id] = inspect.cleandoc(after.value.value)
+    return docs

@@ -1,4 +1,5 @@
-"""Reads YAML that people write: YAML 1.2 scalars, no duplicate keys, a line number for every key.
+"""Reads YAML that people write: YAML 1.2 scalars, no duplicate keys, a line number for every key. Then overrides
+(`--set key.path=value`) and defaults for the values of such a file; the same typed rules apply to all of them.
 
 PyYAML follows YAML 1.1, where `1:30:00` is 5400, `on` is true and `1e-4` is text. Nobody who writes a wall time, a
 switch or a learning rate means that, so scalars follow YAML 1.2's core schema (https://yaml.org/spec/1.2.2/, section
@@ -7,8 +8,10 @@ switch or a learning rate means that, so scalars follow YAML 1.2's core schema (
 
 from __future__ import annotations
 
+import copy
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +19,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from hpctrain.base.errors import FieldError, FileError
+from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.base.json_text import LEVELS_MAX, parse_integer
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.format.validation_errors import dotted, validation_errors
@@ -184,3 +187,66 @@ def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], m
                 mistakes.append(FieldError(dotted(here), f"given twice, first in line {lines[here]}", line))
             lines.setdefault(here, line)
             _walk(item, here, lines, mistakes)
+
+
+def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return a copy of `value` with each 'a.b=c' applied; values are read as in YAML.
+
+    Raises:
+        InputError: an override has no '=', has an empty key, or leads through a value that is no mapping.
+    """
+    result = copy.deepcopy(value)
+    for text in overrides:
+        path, equals, raw = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise InputError(f"--set {text}: write it as key.path=value, for instance --set batch.global=32")
+        _set_at_path(result, keys, _value(raw.strip(), text), text)
+    return result
+
+
+def override_paths(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the key paths that the overrides set."""
+    return [tuple(text.partition("=")[0].strip().split(".")) for text in overrides]
+
+
+def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `value` with `defaults` for keys that it leaves out; its own values, null included, stay."""
+    result = copy.deepcopy(dict(value))
+    for path in missing_paths(value, defaults):
+        leaf: Any = defaults
+        for key in path:
+            leaf = leaf[key]
+        inner = result
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = copy.deepcopy(leaf)
+    return result
+
+
+def missing_paths(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the key paths of `defaults` that `value` leaves out; a list counts as one value."""
+    for key, leaf in defaults.items():
+        given = value.get(key, {})
+        if isinstance(leaf, Mapping) and isinstance(given, Mapping):
+            yield from ((key, *rest) for rest in missing_paths(given, leaf))
+        elif key not in value:
+            yield (key,)
+
+
+def _value(raw: str, text: str) -> Any:
+    try:
+        return parse_scalar(raw)
+    except FileError as error:
+        raise InputError(f"--set {text}: the value is {error.mistakes[0].text}") from None
+
+
+def _set_at_path(value: dict[str, Any], keys: list[str], leaf: Any, text: str) -> None:
+    for key in keys[:-1]:
+        inner = value.get(key)
+        if inner is None:
+            inner = value[key] = {}
+        if not isinstance(inner, dict):
+            raise InputError(f"--set {text}: '{key}' holds {inner!r}, which has no keys below it")
+        value = inner
+    value[keys[-1]] = leaf

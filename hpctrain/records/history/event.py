@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import read_jsonl
+from hpctrain.records.format.input_file import read_jsonl
 
 EventKind = Literal[
     "attempt_started",

@@ -11,7 +11,7 @@ from pydantic import Field
 from hpctrain.base.errors import Superseded
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.file_name import PathBelow
-from hpctrain.records.format.node_set import NODE_NAME
+from hpctrain.records.format.node_name import NODE_NAME
 
 GENERATIONS = "generations"
 """Folder in a run folder: one record for each generation that was decided."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.jsonl import read_jsonl
+from hpctrain.records.format.input_file import read_jsonl
 
 
 class BytesSent(Part):

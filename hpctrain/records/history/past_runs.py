@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import FileError, InputError, StorageError
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import read_jsonl
+from hpctrain.records.format.input_file import read_jsonl
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 LINE_BYTES_MAX = 4096

@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from hpctrain.records.format.bounds import LAYERS_MAX, SEQ_MAX, WIDTH_MAX
 from hpctrain.records.format.document import content_sha256
+from hpctrain.records.model.block_stack import TransformerSpec, require_family
 from hpctrain.records.model.span_corruption import longest_text
-from hpctrain.records.model.transformer_spec import TransformerSpec, require_family
 
 
 class EncoderDecoderSpec(TransformerSpec):

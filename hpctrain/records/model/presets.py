@@ -3,11 +3,8 @@ vocabulary."""
 
 from __future__ import annotations
 
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.encoder_spec import EncoderSpec
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 
 
 def _t5(layers: int, dim: int, heads: int, head_dim: int, ffn_dim: int) -> EncoderDecoderSpec:

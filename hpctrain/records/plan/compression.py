@@ -1,4 +1,4 @@
-"""The modes of `compression` in run.yaml. All but `auto` are also the codecs of a plan.
+"""The modes of `compression` in run.yaml, and the codec of a plan. All modes but `auto` are also codecs.
 
 A codec's class states everything about it but its kernels: settings, bytes on the wire, state, processor time, and
 where it can be used. The checks of a plan, the planner, the bench and the tests read these classes from `CODECS`.
@@ -10,15 +10,18 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
+from hpctrain.records.format.document import Part
 from hpctrain.records.plan.gradient_codec import (
+    FULL_BYTES,
     RESIDUAL_BYTES,
+    SCALE_BYTES,
     VALUE_BYTES,
     CompressionSettings,
     GradientCodec,
+    Messages,
     Values,
     sparse_bytes,
 )
-from hpctrain.records.plan.stage_messages import FULL_BYTES, SCALE_BYTES, Messages
 
 
 def _layers(value: object) -> object:
@@ -325,3 +328,51 @@ _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)
 def make_codec(settings: dict[str, Any]) -> Codec:
     """Return the codec for settings as written under `compression` in run.yaml."""
     return _ADAPTER.validate_python(settings)
+
+
+BUCKET_BYTES = 8 * 2**20
+"""Size of a gradient bucket in bytes: large enough for full bandwidth, small enough for the first buckets to be sent
+early."""
+
+
+class CodecFigures(Part):
+    """The planner's prediction for one codec, on the pipeline rank whose all-reduce takes longest."""
+
+    codec: Codec
+    """The codec with its settings."""
+    sent_bytes: float | None = None
+    """Bytes that a device sends in a step, after the warm-up steps."""
+    wire_s: float | None = None
+    """Seconds of the messages on the slowest link: their number times alpha plus their bytes times beta."""
+    processor_s: float | None = None
+    """Seconds of selecting, encoding, decoding and copying numbers on the device."""
+    hidden_s: float | None = None
+    """Part of `wire_s` that overlaps the backward pass, seconds."""
+    step_s: float | None = None
+    """Seconds of a whole step: the mean over the run, warm-up steps included. Absent where the codec cannot be used."""
+    verdict: str
+    """'chosen', or why it was not chosen."""
+
+
+class CodecSpec(Part):
+    """How gradients are reduced between replicas."""
+
+    level: Literal["dp"] = "dp"
+    """Mesh axis of the reduction: the replicas or, under hybrid sharding, the copies of a sharded state."""
+    codec: Codec = Field(default_factory=NoCompression)
+    """The codec with all settings and the layers that it compresses."""
+    reason: str | None = None
+    """With mode auto: why this codec was chosen."""
+    compared: list[CodecFigures] = []
+    """With mode auto: the codecs that were compared, the least lossy first."""
+
+    @model_validator(mode="after")
+    def _only_gradients(self) -> CodecSpec:
+        if self.codec.activations is not None:
+            raise ValueError(
+                f"codec.activations: found {self.codec.activations}; a plan says it by stage: stages[…].messages"
+            )
+        return self
+
+
+NO_COMPRESSION_CODEC = CodecSpec()

@@ -5,19 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, model_validator
 
 from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
-from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.plan.codec import CodecSpec
-from hpctrain.records.plan.compression import Codec
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.plan.compression import Codec, CodecSpec
+from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.schedule import Action, Schedule
-from hpctrain.records.plan.stage_messages import Messages
+
+
+class ParallelDims(NamedTuple):
+    """The degrees pp (pipeline ranks of a replica), dp (replicas) and tp (devices that share each matrix)."""
+
+    pp: int
+    dp: int
+    tp: int
+
+    def __str__(self) -> str:
+        """Return the degrees as text: 'pp 2 × dp 1 × tp 1'."""
+        return f"pp {self.pp} × dp {self.dp} × tp {self.tp}"
+
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
 Recompute = Literal["none", "selective", "full"]

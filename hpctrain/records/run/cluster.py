@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hpctrain.records.format.document import Part
-from hpctrain.records.format.node_set import NODES_MAX
+from hpctrain.records.format.node_name import NODES_MAX
 
 MailType = Literal["BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80", "ALL"]
 

@@ -13,9 +13,15 @@ from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, STEPS_MAX
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.file_name import AnyPath, resolved_path
-from hpctrain.records.format.overrides import apply_overrides, missing_paths, override_paths, with_defaults
 from hpctrain.records.format.validation_errors import dotted, validation_errors
-from hpctrain.records.format.yaml_file import YamlFile, read_yaml
+from hpctrain.records.format.yaml_file import (
+    YamlFile,
+    apply_overrides,
+    missing_paths,
+    override_paths,
+    read_yaml,
+    with_defaults,
+)
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.model.presets import PRESETS
 from hpctrain.records.plan.compression import Compression, NoCompression

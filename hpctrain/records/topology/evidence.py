@@ -1,6 +1,10 @@
-"""Parts of topology.json with facts about a node or device: its links, and what its operating system reports."""
+"""Parts of topology.json with facts about a node or device: its links, its network cards, and what its operating system
+reports.
+"""
 
 from __future__ import annotations
+
+from pydantic import Field
 
 from hpctrain.records.format.document import Part
 
@@ -51,3 +55,16 @@ class HostFacts(Part):
     """Addresses of each interface that is up."""
     infiniband: list[str] = []
     """Active InfiniBand and RoCE ports: mlx5_0/1."""
+
+
+class Nic(Part):
+    """A network card of a node."""
+
+    name: str
+    """Name in the operating system: mlx5_0, eth0."""
+    bytes_per_s: float | None = None
+    """Line rate of the card's port."""
+    pci_path: list[str] | None = Field(default=None, min_length=1)
+    """PCI addresses on the path to the card: switches first, the card last."""
+    numa: int | None = None
+    """NUMA node that the card is attached to."""

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from hpctrain.records.format.device_id import DeviceId
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.node_set import DEVICE_NAME, NODE_NAME
-from hpctrain.records.topology.evidence import HostFacts, NvlinkPeer, PcieLink
+from hpctrain.records.format.node_name import DEVICE_NAME, NODE_NAME, DeviceId
+from hpctrain.records.topology.evidence import HostFacts, Nic, NvlinkPeer, PcieLink
 from hpctrain.records.topology.link import Link, LinkClass
-from hpctrain.records.topology.nic import Nic
 
 if TYPE_CHECKING:
     from hpctrain.records.topology.pair_matrix import PairMatrix

@@ -1,19 +1,23 @@
-"""Writes NCCL's topology XML of a node, for NCCL_TOPO_FILE. Pure.
+"""NCCL's topology XML of a node: written for NCCL_TOPO_FILE, and read from a dump (NCCL_TOPO_DUMP_FILE). Pure.
 
-Format: system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads it. Unknown figures are
-left out, because NCCL reads them from the machine. There is no XML declaration, because NCCL's parser stops at one.
+Format: system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads and writes it. Unknown
+figures are left out, because NCCL reads them from the machine. There is no XML declaration, because NCCL's parser stops
+at one. Speeds in a dump are nominal, not measured.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
+from xml.parsers import expat
 
 from ClusterShell.NodeSet import NodeSet
 
-from hpctrain.base.errors import InputError
-from hpctrain.records.topology.evidence import GIGATRANSFERS, PcieLink
-from hpctrain.records.topology.topology import Device, Node, Topology
+from hpctrain.base.errors import FieldError, FileError, InputError
+from hpctrain.records.topology.evidence import GIGATRANSFERS, Nic, NvlinkPeer, PcieLink
+from hpctrain.records.topology.topology import Device, DeviceType, Node, Topology
 
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
@@ -109,3 +113,207 @@ def _place(
         above.attrib["link_speed"] = f"{GIGATRANSFERS[pcie.generation_max]} GT/s PCIe"
         above.attrib["link_width"] = str(pcie.width_max)
     above.append(leaf)
+
+
+_DEPTH_MAX = 64
+_NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}
+"""Rate of one NVLink in one direction, by compute capability: data sheets of P100, V100, A100, H100 and B200."""
+
+
+@dataclass
+class _Element:
+    tag: str
+    attributes: dict[str, str]
+    line: int
+    children: list[_Element] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Position of an element in the tree of the dump."""
+
+    numa: int | None
+    pci: tuple[_Element, ...]
+
+
+def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, DeviceType]]:
+    """Return the node with its GPUs, network cards and NVLinks, and the types of its GPUs.
+
+    Args:
+        source: names the file in errors.
+        name: name and address of the node; the dump has none.
+
+    Raises:
+        FileError: the text is not XML, has a document type (which could name other files), or is no dump of a node.
+    """
+    system = _parse(text, source)
+    if system.tag != "system":
+        hint = "; NCCL_GRAPH_DUMP_FILE writes that, NCCL_TOPO_DUMP_FILE is meant" if system.tag == "graphs" else ""
+        raise _error(source, f"found <{system.tag}>; <system> is expected{hint}", system)
+    if len({cpu.attributes.get("host_hash") for cpu in system.children if cpu.tag == "cpu"}) > 1:
+        raise _error(source, "it describes several hosts; a dump of one node is expected", system)
+    places = list(_walk(system, _Place(None, ()), source))
+    gpus = {_gpu_name(element, source): (element, place) for element, place in places if element.tag == "gpu"}
+    if len(gpus) != sum(element.tag == "gpu" for element, _ in places):
+        raise _error(source, "two GPUs have the same `dev`; each has its own", system)
+    if not gpus:
+        raise _error(source, "there is no <gpu> in it", system)
+    addresses = {place.pci[-1].attributes["busid"]: gpu for gpu, (_, place) in gpus.items()}
+    types: dict[str, DeviceType] = {}
+    devices = []
+    for gpu in sorted(gpus, key=lambda gpu: int(gpu.removeprefix("cuda"))):
+        element, place = gpus[gpu]
+        key, types_name = _kind(element, place)
+        types[key] = DeviceType(kind="cuda", name=types_name)
+        devices.append(_device(gpu, key, element, place, addresses, source))
+    nics = [_nic(element, place, source) for element, place in places if element.tag == "net"]
+    intra = _within([gpus[device.id][0] for device in devices], devices, source)
+    return Node(id=name, addr=name, devices=devices, intra_bytes_per_s=intra, nics=nics or None), types
+
+
+def _parse(text: str, source: str) -> _Element:
+    """Return the root element. A document type is refused: its entities could grow without bound or name files."""
+    parser = expat.ParserCreate()
+    roots: list[_Element] = []
+    open_: list[_Element] = []
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        element = _Element(tag, attributes, parser.CurrentLineNumber)
+        if len(open_) >= _DEPTH_MAX:
+            raise _error(source, "nested too deep to be a topology of NCCL", element)
+        (open_[-1].children if open_ else roots).append(element)
+        open_.append(element)
+
+    def end(_tag: str) -> None:
+        open_.pop()
+
+    def doctype(*_: object) -> None:
+        text = "a document type (<!DOCTYPE>) is not allowed; NCCL writes none"
+        raise FileError(source, [FieldError("", text, parser.CurrentLineNumber)])
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.StartDoctypeDeclHandler = doctype
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        problem = f"not valid XML: {expat.ErrorString(error.code)}"
+        raise FileError(source, [FieldError("", problem, error.lineno)]) from None
+    return roots[0]
+
+
+def _walk(element: _Element, place: _Place, source: str) -> Iterator[tuple[_Element, _Place]]:
+    for child in element.children:
+        if child.tag == "cpu":
+            inner = _Place(_integer(child, "numaid", source), ())
+        elif child.tag == "pci":
+            if "busid" not in child.attributes:
+                raise _error(source, "<pci> has no busid", child)
+            inner = _Place(place.numa, (*place.pci, child))
+        else:
+            inner = place
+        if child.tag == "gpu" and not place.pci:
+            raise _error(source, "<gpu> is not inside a <pci>, so it has no address", child)
+        yield child, place
+        yield from _walk(child, inner, source)
+
+
+def _gpu_name(gpu: _Element, source: str) -> str:
+    number = _integer(gpu, "dev", source)
+    if number is None or number < 0:
+        raise _error(source, "<gpu> has no dev; a number from 0 is expected", gpu)
+    return f"cuda{number}"
+
+
+def _kind(gpu: _Element, place: _Place) -> tuple[str, str]:
+    """Return key and name of the GPU's type, made from its PCI numbers: the dump has no names."""
+    pci, sm = place.pci[-1].attributes, gpu.attributes.get("sm")
+    number = pci.get("device")
+    key = "gpu" + (f"-{number}" if number else "") + (f"-sm{sm}" if sm else "")
+    words = [
+        f"PCI device {pci.get('vendor', '?')}:{number}" if number else "",
+        f"compute capability {sm}" if sm else "",
+    ]
+    return key, "GPU, " + (", ".join(filter(None, words)) or "kind not told")
+
+
+def _device(
+    name: str, kind: str, gpu: _Element, place: _Place, addresses: dict[str, str], source: str
+) -> Device:  # fmt: skip
+    links: dict[str, NvlinkPeer] = {}
+    for link in gpu.children:
+        if link.tag == "nvlink":
+            target, count = link.attributes.get("target"), _integer(link, "count", source)
+            if target is None or count is None or count < 1:
+                raise _error(source, "<nvlink> needs a target and a count of 1 or more", link)
+            links[addresses.get(target, target)] = NvlinkPeer(links=count, active=count)
+    return Device(
+        id=name,
+        type=kind,
+        pci_path=[pci.attributes["busid"] for pci in place.pci],
+        numa=_numa(place),
+        pcie=_pcie(place.pci[-1], source),
+        nvlink=links,
+    )
+
+
+def _nic(net: _Element, place: _Place, source: str) -> Nic:
+    name, speed = net.attributes.get("name"), _integer(net, "speed", source)
+    if name is None:
+        raise _error(source, "<net> has no name", net)
+    path = [pci.attributes["busid"] for pci in place.pci] or None
+    rate = speed * 1e6 / 8 if speed is not None and speed > 0 else None
+    return Nic(name=name, bytes_per_s=rate, pci_path=path, numa=_numa(place))
+
+
+def _numa(place: _Place) -> int | None:
+    return place.numa if place.numa is not None and place.numa >= 0 else None
+
+
+def _pcie(pci: _Element, source: str) -> PcieLink | None:
+    """Return the PCIe link; None where the machine does not report it, as most virtual machines."""
+    speed, width = pci.attributes.get("link_speed", ""), _integer(pci, "link_width", source)
+    rate = re.match(r"\d+(\.\d+)?", speed)
+    generations = [number for number, text in GIGATRANSFERS.items() if rate and float(text) == float(rate.group())]
+    if not generations or not width:
+        return None
+    # NCCL writes the link that card and slot are capable of, not the one in use.
+    return PcieLink(generation=generations[0], width=width, generation_max=generations[0], width_max=width)
+
+
+def _within(gpus: list[_Element], devices: list[Device], source: str) -> float | None:
+    """Return the bytes/s of the slowest pair of GPUs in the node, by the links' nominal rates; None where it is
+    unknown."""
+    rates = []
+    for gpu, device in zip(gpus, devices, strict=True):
+        rate = _NVLINK_BYTES_PER_S.get(_integer(gpu, "sm", source) or 0)
+        others = {other.id for other in devices} - {device.id}
+        # Through switches a GPU reaches any other with all its links; without them only with those between the two.
+        links = device.nvlink
+        through = sum(link.links for peer, link in links.items() if peer not in others)
+        direct = min((links[peer].links if peer in links else 0 for peer in others), default=0)
+        count = max(through, direct)
+        rates.append(rate * count if rate and count else _pcie_bytes_per_s(device.pcie))
+    return min((rate for rate in rates if rate), default=None) if len(rates) > 1 and all(rates) else None
+
+
+def _pcie_bytes_per_s(pcie: PcieLink | None) -> float | None:
+    """Return the bytes/s of all lanes, less the line code of the generation (8b/10b up to 2, 128b/130b from 3)."""
+    if pcie is None:
+        return None
+    coding = 8 / 10 if pcie.generation <= 2 else 128 / 130
+    return pcie.width * float(GIGATRANSFERS[pcie.generation]) * 1e9 * coding / 8
+
+
+def _integer(element: _Element, key: str, source: str) -> int | None:
+    text = element.attributes.get(key)
+    if not text:
+        return None
+    try:
+        return int(text, 0) if text.startswith("0x") else int(text)
+    except ValueError:
+        raise _error(source, f"<{element.tag}> {key}: found {text[:40]!r}; a number is expected", element) from None
+
+
+def _error(source: str, text: str, element: _Element) -> FileError:
+    return FileError(source, [FieldError("", text, element.line)])

@@ -16,7 +16,7 @@ from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.step_times import local_site, measure_site
 from hpctrain.bench.small_run import make_corpus
 from hpctrain.cli.bench.group import command
-from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.compression import Quantized
 
 SMALL = LaunchSettings(

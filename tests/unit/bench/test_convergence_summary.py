@@ -16,7 +16,7 @@ from hpctrain.bench.compression.convergence_summary import Summary, band, loss_a
 from hpctrain.bench.compression.row_store import RowStore
 from hpctrain.bench.compression.step_times import make_text
 from hpctrain.corpus.input.sample_text import SampleText
-from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 
 MBIT = 1e6
 

@@ -15,7 +15,7 @@ from hpctrain.cli.commands.start import submit as hpctrain_submit
 from hpctrain.cli.views.provisional_plan import check_provisional, last_known
 from hpctrain.launch import submission
 from hpctrain.launch.preflight.prepare import PreparedRun
-from hpctrain.records.history.bad_node import read_bad_nodes
+from hpctrain.records.history.ledger import read_bad_nodes
 from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.link import Link, LinkFigures

@@ -22,7 +22,7 @@ import tokenizers
 import yaml
 
 from hpctrain.corpus.read.index import read_indexes
-from hpctrain.records.corpus.index import CorpusIndex
+from hpctrain.records.corpus import CorpusIndex
 
 Call = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.compress.activation_codec import build_activation_codec
-from hpctrain.records.plan.stage_messages import MESSAGES, Messages
+from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
 
 
 @settings(max_examples=40, deadline=None)

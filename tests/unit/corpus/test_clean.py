@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.passages import Passage
 from hpctrain.corpus.prepare.clean import Cleaner, check_cleaning
-from hpctrain.records.corpus.cleaning import Cleaning
+from hpctrain.records.corpus import Cleaning
 
 
 def cleaned(text: str, ends: bool = True, **steps: str) -> str:

@@ -18,7 +18,7 @@ from hpctrain.base.errors import HpctrainError, InputError, StorageError
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, load_tokenizer
-from hpctrain.records.corpus.index import CorpusIndex
+from hpctrain.records.corpus import CorpusIndex
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=10

@@ -10,8 +10,8 @@ from hpctrain.base.errors import FileError, InputError
 from hpctrain.hf.config import spec_of
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes, tensors_of
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.model.presets import PRESETS
 
 LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, TokenIds(5))

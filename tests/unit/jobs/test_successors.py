@@ -13,8 +13,7 @@ from hpctrain.base.errors import CommandError, StorageError
 from hpctrain.jobs.cancel import cancel_job, is_cancelled
 from hpctrain.jobs.successors import cancel_successors, ensure_queued, queue_successors, submit_next, waiting_successors
 from hpctrain.launch.slurm_job.queue import wait_for_job
-from hpctrain.records.history.bad_node import BAD_NODES_FILE
-from hpctrain.records.history.successor import Successor, job_chain, queued_behind, read_successors
+from hpctrain.records.history.ledger import BAD_NODES_FILE, Successor, job_chain, queued_behind, read_successors
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import find_run, job_id, open_jobs, record_job
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm

@@ -15,11 +15,8 @@ from hpctrain.model.build import build_modules, build_part, build_stage
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.layers import relative_position_bias, relative_position_buckets
 from hpctrain.model.transformer_part import StageBlocks
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.encoder_spec import EncoderSpec
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 from hpctrain.records.model.presets import PRESETS
 
 GPT2 = Gpt2Spec(layers=3, dim=24, heads=3, vocab=50, positions=16)

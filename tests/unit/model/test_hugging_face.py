@@ -124,7 +124,7 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder without transformers: our own GPT-2, seeded."""
-    from hpctrain.records.model.gpt2_spec import Gpt2Spec
+    from hpctrain.records.model.families import Gpt2Spec
 
     spec = Gpt2Spec(layers=2, dim=16, heads=2, vocab=50, positions=32, ffn_dim=64)
     module = build_part(spec, StageBlocks(0, 2, True, True), seed=1)

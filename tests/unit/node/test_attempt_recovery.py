@@ -14,7 +14,7 @@ from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
 from hpctrain.node import attempt
 from hpctrain.records.history.event import Event, EventKind
-from hpctrain.records.history.successor import read_successors
+from hpctrain.records.history.ledger import read_successors
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.slurm.fields import SEPARATOR

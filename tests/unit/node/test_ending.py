@@ -21,9 +21,8 @@ from hpctrain.base.process import CommandResult
 from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.jobs.srun_error import srun_log
 from hpctrain.node import attempt, run
-from hpctrain.records.history.attempt import failures_since_checkpoint
 from hpctrain.records.history.event import Event, EventKind
-from hpctrain.records.history.successor import read_successors
+from hpctrain.records.history.ledger import failures_since_checkpoint, read_successors
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id
 

@@ -20,8 +20,7 @@ from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.search.codecs.codec_choice import MIN_GAIN, candidate_codecs
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.plan.codec import BUCKET_BYTES
-from hpctrain.records.plan.compression import Bf16, NoCompression, PowerSgd, Quantized, TopK
+from hpctrain.records.plan.compression import BUCKET_BYTES, Bf16, NoCompression, PowerSgd, Quantized, TopK
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import CodecSeconds
 

@@ -17,7 +17,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.plan.plan import ParallelDims
 
 SAVINGS = (
     MemoryOptions(),

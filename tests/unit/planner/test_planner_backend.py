@@ -3,7 +3,7 @@
 import pytest
 
 from hpctrain.planner.devices.links import Links, message_s, ring_all_reduce_s
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.link_cost import LinkCost
 

@@ -18,8 +18,7 @@ from hpctrain.planner.search.evaluate import best_of
 from hpctrain.planner.search.local_search import refine
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import lower_bound, predict
-from hpctrain.records.plan.parallel_dims import ParallelDims
-from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.plan import ParallelDims, Plan
 from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.resolve import check_schedule, schedule_of
 

@@ -15,7 +15,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 from hpctrain.planner.layout.placement import MAX_ORDERS, placements, rank_permutations
 from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.engine import StageDurations, simulate
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.schedule import Schedule
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.schedule.generate import make_schedule

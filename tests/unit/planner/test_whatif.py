@@ -13,7 +13,7 @@ from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_
 from hpctrain.planner.simulate.critical_path import critical_path
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import predict, simulate_step
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.pair_matrix import PairMatrix
 

@@ -7,8 +7,8 @@ import pickle
 
 from pydantic import TypeAdapter
 
-from hpctrain.records.format.device_id import DeviceId
-from hpctrain.records.plan.parallel_dims import ParallelDims
+from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.plan.plan import ParallelDims
 
 
 def test_a_device_is_its_text_and_knows_its_node() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.compression import NoCompression
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.link_cost import INTRA_NODE_LATENCY_S, LinkCost

@@ -15,7 +15,7 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import FileError
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.metric import BytesSent, MetricRow, last_row_of_each_step, read_metrics
-from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.records.run.run import Run, read_run

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from hpctrain.records.corpus.index import CorpusIndex
-from hpctrain.records.corpus.recipe import Recipe
+from hpctrain.records.corpus import CorpusIndex, Recipe
 from hpctrain.records.format.validation_errors import known_keys, models_in
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run

@@ -20,11 +20,9 @@ from hpctrain.records.topology.topology import (  # fmt: skip
     Provenance,
     Topology,
 )
-from hpctrain.topology.formats.astra_sim import network_yml
-from hpctrain.topology.formats.metis import metis_files
+from hpctrain.topology.formats.other_planners import metis_files, network_yml
 from hpctrain.topology.formats.pairs_csv import COLUMNS, pairs_csv
-from hpctrain.topology.formats.slurm import block_yaml, tree_conf
-from hpctrain.topology.formats.slurm_read import clusters_of_conf, clusters_of_yaml
+from hpctrain.topology.formats.slurm import block_yaml, clusters_of_conf, clusters_of_yaml, tree_conf
 
 CLASS = LinkClass(id="network", alpha_s=5e-6, beta_s_per_byte=1e-9, pairs=1)
 

@@ -3,8 +3,7 @@
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
-from hpctrain.records.topology.nic import Nic
+from hpctrain.records.topology.evidence import Nic, NvlinkPeer, PcieLink
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.formats.nccl import nccl_files
 from hpctrain.topology.imports import from_nccl, from_slurm

@@ -27,7 +27,7 @@ from hpctrain.planner.explain import extra_neighbours
 from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.replan.run_profile import learned_profile
 from hpctrain.planner.search.objective import Goal, GoodputConstraint, Objective
-from hpctrain.records.format.node_set import compress_node_set
+from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile

@@ -19,9 +19,8 @@ from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.compare import differences
 from hpctrain.topology.difference_view import render_differences, summary
-from hpctrain.topology.formats.astra_sim import network_yml
-from hpctrain.topology.formats.metis import metis_files
 from hpctrain.topology.formats.nccl import nccl_files
+from hpctrain.topology.formats.other_planners import metis_files, network_yml
 from hpctrain.topology.formats.pairs_csv import pairs_csv
 from hpctrain.topology.formats.slurm import block_yaml, tree_conf
 from hpctrain.topology.imports import from_nccl, from_slurm

@@ -26,9 +26,7 @@ from hpctrain.corpus.prepare.options import (
 )
 from hpctrain.corpus.prepare.pool import PeakMemory, peak_memory
 from hpctrain.corpus.prepare.prepare import prepare, prepare_sources
-from hpctrain.records.corpus.cleaning import Cleaning
-from hpctrain.records.corpus.index import CorpusIndex
-from hpctrain.records.corpus.recipe import Recipe, read_recipe
+from hpctrain.records.corpus import Cleaning, CorpusIndex, Recipe, read_recipe
 
 _BESIDE_A_RECIPE = ("output", "recipe_file", "workers", "force", "as_json")
 """Parameters that may be given together with --recipe, because a recipe has no keys for them."""

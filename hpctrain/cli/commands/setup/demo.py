@@ -29,7 +29,7 @@ from hpctrain.launch.preflight.prepare import RunInputs, prepare, resolve_run
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.planner import make_plan
-from hpctrain.records.format.device_id import DeviceId
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import read_run
 from hpctrain.records.topology.topology import Topology

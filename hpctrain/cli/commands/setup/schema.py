@@ -6,7 +6,7 @@ import json
 
 import click
 
-from hpctrain.records.corpus.recipe import Recipe
+from hpctrain.records.corpus import Recipe
 from hpctrain.records.format.document import Document
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run

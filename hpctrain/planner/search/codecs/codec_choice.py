@@ -12,8 +12,15 @@ from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.neighbours import describe_memory_shortage
 from hpctrain.planner.simulate.overlap import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.codec import CodecFigures, CodecSpec
-from hpctrain.records.plan.compression import CODECS, Codec, NoCompression, PowerSgd, make_codec
+from hpctrain.records.plan.compression import (
+    CODECS,
+    Codec,
+    CodecFigures,
+    CodecSpec,
+    NoCompression,
+    PowerSgd,
+    make_codec,
+)
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
 MIN_GAIN = 0.03

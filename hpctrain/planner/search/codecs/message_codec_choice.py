@@ -12,7 +12,7 @@ from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.codecs.codec_choice import min_gain
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.stage_messages import MESSAGES, Messages
+from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,20 @@
-"""attempts.jsonl, the ledger of a run: one line per attempt, and counts over the lines. Pure functions."""
+"""The ledgers of a run over its jobs: attempts, the jobs that were queued to continue it, and bad nodes.
+
+attempts.jsonl has one line per attempt. successors.jsonl has one line per job that was queued behind another.
+bad_nodes.jsonl has the nodes that had faults, the reason, and how long the run's next jobs exclude them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hpctrain.records.format.document import Document
+from hpctrain.records.format.input_file import read_jsonl
+from hpctrain.records.format.node_name import NODE_NAME
 
 ATTEMPTS_FILE = "attempts.jsonl"
 
@@ -80,3 +91,84 @@ def _caused_by_bad_nodes(line: dict[str, Any], bad: Collection[str]) -> bool:
 
 def _saved_checkpoint(line: dict[str, Any]) -> bool:
     return is_new_checkpoint(line.get("checkpoint_before"), line.get("checkpoint_after"))
+
+
+SUCCESSORS_FILE = "successors.jsonl"
+"""File in a run folder; lines are only added."""
+
+
+class Successor(Document):
+    """A line of successors.jsonl: one job that starts when another job has ended in any way."""
+
+    schema_kind: ClassVar[str] = "successor"
+
+    job_id: str
+    after: str
+    """Id of the job that the successor waits for."""
+    exclude: list[str] = []
+    """Nodes that the successor's submission excluded."""
+    time_s: float
+    """When it was queued, seconds since 1970."""
+
+
+def read_successors(folder: Path) -> list[Successor]:
+    """Return every successor of the run, in the order in which they were queued.
+
+    Raises:
+        FileError: a line is no valid successor.
+    """
+    path = folder / SUCCESSORS_FILE
+    return [Successor.from_json(value, str(path)) for value in read_jsonl(path)]
+
+
+def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
+    """Return the ids of the jobs that led to `job`: first the one that the user submitted, last `job` itself.
+
+    The list is empty for a run without a job.
+    """
+    if job is None:
+        return []
+    before = {item.job_id: item.after for item in successors}
+    chain = [job]
+    while before.get(chain[0]) not in (None, *chain):
+        chain.insert(0, before[chain[0]])
+    return chain
+
+
+def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
+    """Return the ids of the jobs that wait for `job`, directly or indirectly, the next one first."""
+    queue = [job]
+    for item in successors:
+        if item.after in queue and item.job_id not in queue:
+            queue.append(item.job_id)
+    return queue[1:]
+
+
+BAD_NODES_FILE = "bad_nodes.jsonl"
+"""File in a run folder; hpctrain only adds lines, and you may remove some."""
+
+
+class BadNode(Document):
+    """A line of bad_nodes.jsonl: one node that had a fault in one attempt."""
+
+    schema_kind: ClassVar[str] = "bad_node"
+
+    node: str = Field(pattern=NODE_NAME)
+    attempt: int
+    """Attempt in which the node had a fault."""
+    time_s: float
+    """Seconds since 1970."""
+    expires_s: float
+    """When the node may be used again, seconds since 1970."""
+    reason: str
+    """Why the node is excluded, in one sentence."""
+
+
+def read_bad_nodes(folder: Path) -> list[BadNode]:
+    """Return every line of the file.
+
+    Raises:
+        FileError: a line is invalid, for example its name is no host name.
+    """
+    path = folder / BAD_NODES_FILE
+    return [BadNode.from_json(value, str(path)) for value in read_jsonl(path)]

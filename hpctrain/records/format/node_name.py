@@ -1,12 +1,15 @@
-"""Expands and folds node sets as Slurm writes them, 'gpu[01-03],mig1', with bounded work."""
+"""Names of nodes and devices. Node sets as Slurm writes them, 'gpu[01-03],mig1', expanded and folded with bounded work."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 NODES_MAX = 100_000
 """Nodes of a set, more than the largest cluster has; Slurm's own limit is 65,533."""
@@ -59,3 +62,25 @@ def _choices(text: str) -> int:
     for first, last in _RANGE.findall(text):
         most += max(0, int(last) - int(first)) if max(len(first), len(last)) <= 18 else NODES_MAX
     return most
+
+
+class DeviceId(str):
+    """A device's name, written `node:device`, as `node3:cuda0`. It compares and is stored as its text."""
+
+    node: str
+    device: str
+    """The device's name within its node; empty where the text has no ':'."""
+
+    def __new__(cls, text: str) -> DeviceId:
+        made = super().__new__(cls, text)
+        made.node, _, made.device = text.partition(":")
+        return made
+
+    @classmethod
+    def of(cls, node: str, device: str) -> DeviceId:
+        """Return the device id of a node's device."""
+        return cls(f"{node}:{device}")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())

@@ -1,0 +1,202 @@
+"""Files of a corpus folder and of the recipe that several of them are made from.
+
+index.json of a corpus folder lists its token shards, its tokenizer and the counts of its input. unit.json is the same
+list of shards for one work unit, while the corpus is being made. recipe.yaml names several sources of text, each made
+into a corpus folder, with one tokenizer for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from hpctrain.records.format.bounds import VOCAB_MAX
+from hpctrain.records.format.document import Document, OneOrSeveral, Part
+from hpctrain.records.format.file_name import AnyPath, PlainName
+from hpctrain.records.format.yaml_file import read_yaml_model
+
+
+class Cleaning(Part):
+    """Cleaning steps in the order in which they run; by default the text stays as it is."""
+
+    normalize: Literal["none", "nfkc"] = "none"
+    """nfkc: Unicode's compatibility composition (UAX #15): full-width letters, ligatures and the like become plain."""
+    whitespace: Literal["keep", "collapse"] = "keep"
+    """collapse: a run of white space becomes one line end if it contains one, else one blank; both ends are trimmed."""
+    sentences: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
+    """Language code, as 'en': each sentence gets its own line, by the rules of spaCy's sentencizer."""
+
+
+NO_CLEANING = Cleaning()
+"""No cleaning step."""
+
+
+INDEX_NAME = "index.json"
+"""Name of the index within a corpus folder."""
+SHARD_TOKENS_MAX = 2**48
+"""Tokens of one file, about the largest that a file system takes."""
+
+
+class TokenizerInfo(Part):
+    """The tokenizer of a corpus folder; folders with equal entries may be trained on together."""
+
+    kind: Literal["bytes", "trained", "given"]
+    """bytes: a token for each byte. trained: byte-level BPE of this text. given: a tokenizer.json of the user."""
+    end_of_text: int = Field(ge=0, le=VOCAB_MAX)
+    """Token that ends each document."""
+    file: PlainName | None = None
+    """tokenizer.json within the folder; absent for bytes."""
+    sha256: str | None = None
+    """SHA-256 of tokenizer.json; absent for bytes."""
+
+
+class Shard(Part):
+    """One file of little-endian tokens without a header."""
+
+    file: PlainName
+    """Name of the file within the corpus folder."""
+    split: Literal["train", "valid"]
+    """Whether the shard is for training or validation; a run never trains on valid."""
+    tokens: int = Field(ge=1, le=SHARD_TOKENS_MAX)
+    """Number of tokens in the file."""
+    sha256: str
+    """SHA-256 of the file."""
+
+
+class Sources(Part):
+    """Counts of the input that a corpus was made from."""
+
+    files: int = Field(ge=0)
+    """Input files that are in the corpus."""
+    documents: int = Field(default=0, ge=0)
+    """Documents in the corpus: records, or whole text files."""
+    text_bytes: int = Field(ge=0)
+    """Bytes of text in the corpus, uncompressed."""
+    skipped_not_text: int = Field(default=0, ge=0)
+    """Files left out because they are binary or not UTF-8."""
+    skipped_unreadable: int = Field(default=0, ge=0)
+    """Files left out because they could not be read: permission, a damaged archive."""
+    skipped_bad: int = Field(default=0, ge=0)
+    """Records left out because they are damaged or hold no text."""
+    damaged_files: int = Field(default=0, ge=0)
+    """Damaged files, also counted above: the text after the damage is lost, in packed text files all of it."""
+    beside_records: int = Field(default=0, ge=0)
+    """Text files left out because they are in a folder with files of records."""
+    other_splits: int = Field(default=0, ge=0)
+    """Files left out because their names say validation or test, next to files whose names say train."""
+    clean: Cleaning = NO_CLEANING
+    """Cleaning steps that the text went through."""
+
+
+class CorpusIndex(Document):
+    """A corpus folder: shards, tokenizer, sources. The same text and options give the same index."""
+
+    schema_kind: ClassVar[str] = "corpus"
+
+    vocab_size: int = Field(ge=2, le=VOCAB_MAX)
+    """Size of the vocabulary; all tokens are below it."""
+    dtype: Literal["uint16", "uint32"]
+    """Type in which the shards store a token."""
+    tokenizer: TokenizerInfo
+    """The tokenizer that made the tokens."""
+    shards: list[Shard] = Field(min_length=1)
+    """Token shards, in the order of reading."""
+    sources: Sources
+    """Counts of the input that the corpus was made from."""
+
+    @field_validator("shards")
+    @classmethod
+    def _files_of_their_own(cls, value: list[Shard]) -> list[Shard]:
+        names = Counter(shard.file for shard in value)
+        taken = next((name for name, count in names.items() if count > 1 or name == INDEX_NAME), None)
+        if taken is not None:
+            raise ValueError(f"{taken!r} is named twice or is the index itself; each shard is a file of its own")
+        return value
+
+    def tokens(self, split: str) -> int:
+        """Return the number of tokens of one split."""
+        return sum(shard.tokens for shard in self.shards if shard.split == split)
+
+
+PART_NAME = "unit.json"
+"""Name of the file in the folder of a work unit; the folder gets its final name only when it is complete."""
+
+
+class CorpusPart(Document):
+    """The shards of one work unit."""
+
+    schema_kind: ClassVar[str] = "corpus_part"
+
+    text_sha256: str
+    """SHA-256 over the passages that the shards were made from."""
+    shards: list[Shard]
+    """Token shards in the work unit's folder; may be empty."""
+
+
+RECIPE_NAME = "recipe.json"
+"""Name of the recipe's copy in the folder made from it; the copy marks the folder as written by `hpctrain data
+prepare`."""
+
+Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+
+
+class RecipeSource(Part):
+    """Text that becomes one corpus folder."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
+    """Name of the corpus folder made from this source."""
+    path: OneOrSeveral[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
+    """Files and folders, relative to the recipe's folder; * ? [] match parts of names, ** matches folders."""
+    format: Format = "auto"
+    """Format of the files. auto: by their names."""
+    text_field: str = Field(default="text", min_length=1)
+    """Field or column that holds the text, in formats that have several."""
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """How often training draws from this source, relative to the other sources; does not change the corpus folder."""
+    clean: Cleaning | None = None
+    """Cleaning of this source's text. Default: the recipe's `clean`."""
+    valid_fraction: float | None = Field(default=None, ge=0, lt=1)
+    """Share of this source's text for validation. Default: the recipe's `valid_fraction`."""
+    limit_bytes: int | None = Field(default=None, ge=1)
+    """Most bytes of this source's text that are used. Default: all."""
+
+
+class Recipe(Document):
+    """How a corpus of several sources is made."""
+
+    schema_kind: ClassVar[str] = "recipe"
+
+    tokenizer: AnyPath = "bytes"
+    """bytes; train:N, which trains one of N tokens on all sources together; or the path of a tokenizer.json, relative
+    to the recipe's folder."""
+    sample_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of text that a tokenizer is trained on. Default: 4 MiB."""
+    valid_fraction: float = Field(default=0.01, ge=0, lt=1)
+    """Share of each source's text for validation."""
+    clean: Cleaning = NO_CLEANING
+    """Cleaning of the text before it becomes tokens; a source may override it."""
+    skip_bad: bool = False
+    """Leave out and count records that cannot be read, instead of stopping at the first."""
+    sources: list[RecipeSource] = Field(min_length=1)
+    """The sources; `data.train` of a run lists their folders in this order."""
+
+    @field_validator("sources")
+    @classmethod
+    def _own_names(cls, value: list[RecipeSource]) -> list[RecipeSource]:
+        names = [source.name for source in value]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"found the name {twice[0]!r} twice; each source needs its own folder")
+        return value
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read recipe.yaml.
+
+    Raises:
+        FileError: the file is missing, no YAML, or has errors; all are listed with their lines.
+    """
+    return read_yaml_model(path, Recipe, "sources: [{name: …, path: …}]")
