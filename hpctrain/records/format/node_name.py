@@ -1,4 +1,4 @@
-"""Names of nodes and devices. Node sets as Slurm writes them, 'gpu[01-03],mig1', expanded and folded with bounded work."""
+"""Names of nodes and devices, and node sets as Slurm writes them: 'gpu[01-03],mig1', expanded with bounded work."""
 
 from __future__ import annotations
 
