@@ -27,7 +27,7 @@ from hpctrain.doctor.facts import (
 )
 from hpctrain.doctor.inspect_folder import inspect_local_disks, inspect_runs_folder
 from hpctrain.launch.local import local_environment
-from hpctrain.probe.system.address import interface_of, routed_address
+from hpctrain.probe.system.host import interface_of, routed_address
 from hpctrain.slurm.cluster import NodeInfo
 from hpctrain.slurm.commands import NotConfiguredError, Slurm
 

@@ -15,9 +15,8 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.node.node_address import add_node_arguments, node_address
 from hpctrain.node.parent_process import Parent
 from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, default_mode, local_settings
-from hpctrain.probe.pair_selection.prior import switches_of
-from hpctrain.probe.protocol.member import ProbeNode
-from hpctrain.probe.protocol.run import probe_nodes
+from hpctrain.probe.pair_selection.switches import switches_of
+from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
 from hpctrain.records.topology.topology import Topology
 
 

@@ -32,9 +32,8 @@ from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.node.threads import thread_environment
 from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode
-from hpctrain.probe.protocol.member import ProbeNode
-from hpctrain.probe.protocol.run import probe_nodes
-from hpctrain.probe.system.address import interface_of
+from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
+from hpctrain.probe.system.host import interface_of
 from hpctrain.records.history.generation import GENERATIONS, Generation
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of

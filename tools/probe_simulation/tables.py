@@ -16,11 +16,10 @@ from hpctrain.bench.record import machine_and_versions
 from hpctrain.probe.faults.network_faults import network_faults
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import ContentionRound, PairResult, ProbeOutcome
-from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import Mode, ProbeSettings
-from hpctrain.probe.pair_selection.contention import oversubscription
 from hpctrain.probe.pair_selection.measurement_schedule import measurement_schedule, switch_tree
-from hpctrain.probe.pair_selection.prior import PriorSwitches
+from hpctrain.probe.pair_selection.rounds import Round, oversubscription
+from hpctrain.probe.pair_selection.switches import PriorSwitches
 from hpctrain.probe.protocol.coordinator import Coordinator
 from hpctrain.records.topology.link import Latency
 from tools.probe_simulation.fabric import FabricFaults, FabricSpec, Ints, SimulatedFabric

@@ -17,9 +17,9 @@ import numpy as np
 
 from hpctrain.base.net.wire import Message
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.protocol.connections import ConnectionLost
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
 from hpctrain.probe.protocol.pair_measurement import BLOCK_BYTES, MIN_MESSAGES, PING_BYTES
-from hpctrain.probe.protocol.transport import ConnectionLost
 from tools.probe_simulation.backend import SimulatedRanks
 from tools.probe_simulation.fabric import Floats, Ints, SimulatedFabric
 

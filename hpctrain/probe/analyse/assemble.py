@@ -1,25 +1,28 @@
-"""Makes a topology from the raw measurements of a probe. Pure."""
+"""Makes a topology from the raw measurements of a probe, and sets the nodes' clocks against each other. Pure."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.probe.analyse.classes import fabric_of
-from hpctrain.probe.analyse.clocks import Offset, clock_offsets
 from hpctrain.probe.analyse.verdict import find_faults, node_healths, overall
-from hpctrain.probe.measure.clusters import SwitchTree
-from hpctrain.probe.measure.cpu_time import CONTENDED
-from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.line_fit import AlphaBetaLine
+from hpctrain.probe.measure.figures import AlphaBetaLine, PairFigures
 from hpctrain.probe.measure.outcome import ALL_LINKS_MAX_NODES, PairResult, ProbeOutcome, pair_lines
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.pair_selection.contention import oversubscription
 from hpctrain.probe.pair_selection.measurement_schedule import switch_tree
+from hpctrain.probe.pair_selection.rounds import oversubscription
+from hpctrain.probe.pair_selection.switches import SwitchTree
 from hpctrain.records.topology.link import BackendFigures, Link, LinkFigures
 from hpctrain.records.topology.topology import DeviceType, Node, Provenance, Topology
+
+CONTENDED = 0.9
+"""Share of a transfer's time in which its thread needs a processor; above it, the processor and not the network limits
+the transfer."""
+Offset = tuple[float, float]
+"""(offset in seconds, largest error in seconds)"""
 
 
 def assemble(
@@ -149,3 +152,36 @@ def _figures(
 def _contended(sender: PairFigures, receiver: PairFigures) -> bool | None:
     shares = [share for share in (sender.sending_cpu, receiver.receiving_cpu) if share is not None]
     return max(shares) > CONTENDED if shares else None
+
+
+def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str, Offset]:
+    """Return each node's clock minus the first node's clock, in seconds, measured directly or else over other nodes.
+
+    The first node's offset is exactly 0. A node that no chain of measured pairs connects with it is absent.
+    """
+    between = _between(pairs)
+    known: dict[str, Offset] = {nodes[0]: (0.0, 0.0)} if nodes else {}
+    edge = list(known)
+    while edge:
+        reached: dict[str, Offset] = {}
+        for source in edge:
+            offset, error = known[source]
+            for target, (step, step_error) in between.get(source, {}).items():
+                if target not in known and (target not in reached or error + step_error < reached[target][1]):
+                    reached[target] = (offset + step, error + step_error)
+        known |= reached
+        edge = list(reached)
+    return known
+
+
+def _between(pairs: Iterable[PairResult]) -> dict[str, dict[str, Offset]]:
+    """Return node -> peer -> the peer's clock minus the node's; of several measurements the most accurate."""
+    best: dict[str, dict[str, Offset]] = {}
+    for seen in (view for pair in pairs for view in pair.from_both_ends()):
+        offset, error = seen.at_a.clock_offset_s, seen.at_a.clock_error_s
+        if offset is None or error is None:
+            continue
+        if seen.b not in best.get(seen.a, {}) or error < best[seen.a][seen.b][1]:
+            best.setdefault(seen.a, {})[seen.b] = (offset, error)
+            best.setdefault(seen.b, {})[seen.a] = (-offset, error)
+    return best

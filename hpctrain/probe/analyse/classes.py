@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.switches import SwitchTree
 from hpctrain.records.topology.link import BackendFigures, Link, LinkClass
 from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import Fabric, NodeCluster

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 from ClusterShell.NodeSet import NodeSet
 
-from hpctrain.probe.faults.device_faults import device_faults
-from hpctrain.probe.faults.finding import ProbeFinding, make_finding
-from hpctrain.probe.faults.host_faults import host_faults, interface_env
 from hpctrain.probe.faults.network_faults import network_faults, oversubscribed
-from hpctrain.probe.measure.clusters import SwitchTree
+from hpctrain.probe.faults.node_faults import ProbeFinding, device_faults, host_faults, interface_env, make_finding
 from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.switches import SwitchTree
 from hpctrain.records.topology.topology import DeviceType, Health, Node, Reason, Verdict
 
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from hpctrain.probe.faults.finding import ProbeFinding, Severity, make_finding
-from hpctrain.probe.measure.clusters import SwitchTree
+from hpctrain.probe.faults.node_faults import ProbeFinding, Severity, make_finding
 from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.pair_selection.contention import OVERSUBSCRIBED_FROM
+from hpctrain.probe.pair_selection import outliers
 from hpctrain.probe.pair_selection.measurement_schedule import retest_candidates
-from hpctrain.probe.pair_selection.outliers import (
-    LATENCY_EXCLUDE,
-    LATENCY_WARN,
-    RelativePerformance,
-    relative_performance,
-)
-from hpctrain.probe.pair_selection.retests import RetestResult, retested_links, retested_nodes
+from hpctrain.probe.pair_selection.rounds import OVERSUBSCRIBED_FROM, RetestResult, retested_links, retested_nodes
+from hpctrain.probe.pair_selection.switches import SwitchTree
 
 UNCONFIRMED_RATIO = 0.8
 """Share of the peers' bandwidth below which a node is slow even without a retest."""
@@ -51,7 +45,7 @@ def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSetti
         return []
     suspects, links = retest_candidates(outcome, settings, tree)
     names, pairs = [outcome.nodes[node] for node in suspects], [(outcome.nodes[a], outcome.nodes[b]) for a, b in links]
-    now = relative_performance(outcome.matrix(), tree)
+    now = outliers.relative_performance(outcome.matrix(), tree)
     again = retested_nodes(outcome.retests, names, pairs)
     together = _of_one_machine(outcome)
     faults = []
@@ -88,7 +82,7 @@ def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
     return [make_finding(None, "note", "OVERSUBSCRIBED", text, evidence, fix) for text in texts]
 
 
-def _suspect_figures(now: RelativePerformance, node: int, again: RetestResult | None) -> _SuspectFigures:
+def _suspect_figures(now: outliers.RelativePerformance, node: int, again: RetestResult | None) -> _SuspectFigures:
     figures = (float(now.sent[node]), float(now.received[node]), float(now.latency[node]))
     return _SuspectFigures(*figures, int(now.partners[node]), again)
 
@@ -102,13 +96,13 @@ def _judge(name: str, seen: _SuspectFigures, settings: ProbeSettings, shared: bo
     slow_ratio = min(settings.slow_ratio, SHARED_RATIO) if shared else settings.slow_ratio
     if seen.again is None:
         slow = seen.bandwidth < min(slow_ratio, UNCONFIRMED_RATIO)
-        late = seen.latency > LATENCY_EXCLUDE and not settings.loopback and not shared
+        late = seen.latency > outliers.LATENCY_EXCLUDE and not settings.loopback and not shared
         leave_out = False
     else:
         slow = seen.again.bandwidth < slow_ratio
-        late = min(seen.again.latency, seen.latency) > LATENCY_WARN and not shared
+        late = min(seen.again.latency, seen.latency) > outliers.LATENCY_WARN and not shared
         leave_out = max(seen.again.bandwidth, seen.bandwidth) < settings.exclude_ratio or (
-            late and min(seen.again.latency, seen.latency) > LATENCY_EXCLUDE and settings.exclude_ratio > 0
+            late and min(seen.again.latency, seen.latency) > outliers.LATENCY_EXCLUDE and settings.exclude_ratio > 0
         )
     if not slow and not late:
         return None

@@ -1,1 +1,1 @@
-"""Settings and rounds of a probe, and the computation of figures of pairs and devices from samples."""
+"""Settings of a probe, its raw measurements, and the computation of figures of pairs and devices from samples."""

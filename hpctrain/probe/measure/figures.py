@@ -1,13 +1,19 @@
 """Computes the figures of a link from its samples: percentiles of latency, bandwidth from arrivals, clock offset.
-Pure."""
+
+The times of messages become a line t = alpha + beta·bytes, or two lines with a break between small and large messages.
+Pure.
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from hpctrain.records.format.document import Part
@@ -16,6 +22,16 @@ from hpctrain.records.topology.link import Latency
 SLICES = 8
 """Number of slices of the timed part of a transfer; the median of their rates is the bandwidth."""
 MAX_SIZES = 64
+Floats = npt.NDArray[np.float64]
+Point = tuple[float, float]
+"""(bytes, seconds)"""
+BREAK_GAIN = 4.0
+"""Factor by which two lines must lower the squared error of one line for a break to be reported."""
+MIN_BREAK_ERROR = 0.1
+"""Root mean square of the relative error below which one line is good enough."""
+SMALL_BYTES = 4096
+LARGE_SHARE = 16
+"""A message counts as large if it has at least the largest size divided by this number."""
 
 
 def _ascending(rungs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -113,3 +129,132 @@ def clock_offset(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """
     round_trip, offset = min(samples)
     return offset, round_trip / 2
+
+
+@dataclass(frozen=True)
+class AlphaBetaLine:
+    """The time of a message of n bytes: alpha + beta·n."""
+
+    alpha_s: float
+    """Start-up time; with a break, that of small messages."""
+    beta_s_per_byte: float
+    """Time per byte; with a break, that of large messages."""
+    break_bytes: int | None
+    """Smallest size of the second line; None when there is no clear one."""
+
+
+def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
+    """Return for each link one line through all its points, or two where small and large messages behave differently.
+
+    A single line is wrong where libraries send small messages at once ("eager") and negotiate large ones, or where
+    network cards and traffic shapers let a burst pass. Times of a busy machine may fit neither one line nor two: then
+    alpha is the time of small messages, beta the slope of large ones, and no break is reported. All lines are fitted at
+    once, because a probe of 1,000 nodes has a million directions.
+
+    Raises:
+        ValueError: fewer than two different sizes, or a time that is not positive.
+    """
+    groups: dict[tuple[float, ...], list[int]] = {}
+    ordered = [sorted(points) for points in many]
+    for place, points in enumerate(ordered):
+        groups.setdefault(tuple(size for size, _ in points), []).append(place)
+    lines: dict[int, AlphaBetaLine] = {}
+    for sizes, places in groups.items():
+        seconds = np.array([[seconds for _, seconds in ordered[place]] for place in places])
+        lines |= zip(places, _of_same_sizes(sizes, seconds), strict=True)
+    return [lines[place] for place in range(len(many))]
+
+
+def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLine]:
+    """Return the lines of links with messages of the same sizes.
+
+    Args:
+        sizes: bytes of each message, ascending.
+        seconds: times of shape (links, sizes).
+    """
+    size = np.asarray(sizes, dtype=np.float64)
+    alpha, beta = _fit(size, seconds)
+    whole = _error(size, seconds, alpha, beta)
+    breaks = np.zeros(len(seconds), dtype=np.int64)
+    poor = np.flatnonzero((whole / max(1, len(size))) ** 0.5 >= MIN_BREAK_ERROR)
+    if len(poor):
+        alpha[poor], beta[poor], breaks[poor] = _two_lines(size, seconds[poor], whole[poor], alpha[poor], beta[poor])
+    return [
+        AlphaBetaLine(start_up, per_byte, at or None)
+        for start_up, per_byte, at in zip(alpha.tolist(), beta.tolist(), breaks.tolist(), strict=True)
+    ]
+
+
+def _two_lines(
+    size: Floats, seconds: Floats, whole: Floats, alpha: Floats, beta: Floats
+) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+    """Return (alpha, beta, size of the break or 0) of links that one line fits poorly.
+
+    Args:
+        whole: error of the one line.
+        alpha, beta: the one line, which stays where nothing is better.
+    """
+    breaks = np.zeros(len(seconds), dtype=np.int64)
+    small, large = size <= SMALL_BYTES, size * LARGE_SHARE >= size[-1]
+    if size[large][0] < size[-1]:
+        # Where no message is small, the smallest is used.
+        few = seconds[:, small] if small.any() else seconds[:, :1]
+        steep = _fit(size[large], seconds[:, large])[1]
+        alpha, beta = np.where(steep > 0, np.median(few, axis=1), alpha), np.where(steep > 0, steep, beta)
+    best = whole / BREAK_GAIN
+    for cut in range(2, len(size) - 1):
+        if size[0] == size[cut - 1] or size[cut] == size[-1] or size[cut - 1] == size[cut]:
+            continue  # each line needs two sizes, and a size belongs to one of them
+        low, high = _fit(size[:cut], seconds[:, :cut]), _fit(size[cut:], seconds[:, cut:])
+        error = _error(size[:cut], seconds[:, :cut], *low) + _error(size[cut:], seconds[:, cut:], *high)
+        # Large messages that take no time per byte are noise, not a second line.
+        better = (high[1] > 0) & (error < best)
+        best, breaks = np.where(better, error, best), np.where(better, int(size[cut]), breaks)
+        alpha, beta = np.where(better, low[0], alpha), np.where(better, high[1], beta)
+    return alpha, beta, breaks
+
+
+def one_way_s(round_trip_s: float, answer_s: float) -> float:
+    """Return the one-way seconds of a message whose small answer takes `answer_s`.
+
+    It is at least half of the round trip, because the answer is the smaller message. Otherwise a delayed answer would
+    make the message seem to take no time.
+    """
+    return max(round_trip_s - answer_s, round_trip_s / 2)
+
+
+def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
+    """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
+
+    Least squares of the relative error (each residual divided by its time), so that the large messages do not outweigh
+    the small ones, which alone determine alpha. Neither figure is ever negative.
+
+    Raises:
+        ValueError: fewer than two different sizes, or a time that is not positive.
+    """
+    alpha, beta = _fit(np.array([size for size, _ in points]), np.array([[seconds for _, seconds in points]]))
+    return float(alpha[0]), float(beta[0])
+
+
+def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Return (alpha, beta) for each row of `seconds`, fitted as `fit_alpha_beta` does."""
+    if len(size) < 2 or (size == size[0]).all() or (seconds <= 0).any():
+        raise ValueError("a line needs two sizes and positive times")
+    # Only ratios of weights matter. The fastest message has weight 1, so that tiny times do not overflow.
+    weights = (seconds.min(axis=1, keepdims=True) / seconds) ** 2
+    total = weights.sum(axis=1)
+    mean_size, mean_time = (weights * size).sum(axis=1) / total, (weights * seconds).sum(axis=1) / total
+    away = size - mean_size[:, None]
+    spread, rise = (weights * away**2).sum(axis=1), (weights * away * (seconds - mean_time[:, None])).sum(axis=1)
+    beta = np.maximum(0.0, rise / spread)
+    alpha = mean_time - beta * mean_size
+    # Where alpha would be negative: the best line through the origin. Its slope is positive, as the times are.
+    through_origin = (weights * size * seconds).sum(axis=1) / (weights * size**2).sum(axis=1)
+    return np.where(alpha >= 0, alpha, 0.0), np.where(alpha >= 0, beta, through_origin)
+
+
+def _error(size: Floats, seconds: Floats, alpha: Floats, beta: Floats) -> Floats:
+    """Return the sum of the squared relative errors of each row."""
+    predicted = alpha[:, None] + beta[:, None] * size
+    error: Floats = (((predicted - seconds) / seconds) ** 2).sum(axis=1)
+    return error

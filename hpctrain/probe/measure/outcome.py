@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hpctrain.probe.measure.devices import DeviceReport
-from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.line_fit import AlphaBetaLine, Point, fit_lines
+from hpctrain.probe.measure.figures import AlphaBetaLine, PairFigures, Point, fit_lines
 from hpctrain.records.format.document import Part
 from hpctrain.records.topology.evidence import HostFacts
 from hpctrain.records.topology.link import BackendFigures

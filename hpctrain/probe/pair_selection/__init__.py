@@ -1,1 +1,1 @@
-"""Chooses the pairs of nodes that a probe measures, their order, and the pairs to measure again."""
+"""Chooses the pairs of nodes that a probe measures, their rounds, and the pairs to measure again; infers switches."""

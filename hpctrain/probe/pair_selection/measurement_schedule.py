@@ -9,15 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpctrain.probe.measure.clusters import MIN_NODES_FOR_TREE, SwitchTree, declared_tree, distances_of, infer_tree
 from hpctrain.probe.measure.outcome import ProbeOutcome
-from hpctrain.probe.measure.pair_sampling import ROUNDS_SHARE_MAX, SwitchGroups, next_round, sampled_tree
-from hpctrain.probe.measure.rounds import Round, plan_rounds, rounds
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.pair_selection.contention import contention_rounds
+from hpctrain.probe.pair_selection import rounds, switches
 from hpctrain.probe.pair_selection.outliers import relative_performance, suspect_links, suspects
-from hpctrain.probe.pair_selection.prior import contradicts
-from hpctrain.probe.pair_selection.retests import MAX_LINKS, MAX_SUSPECTS, retest_links, retest_nodes
+from hpctrain.probe.pair_selection.rounds import Round
+from hpctrain.probe.pair_selection.switches import SwitchTree
 
 MIN_NODES_TO_RETEST = 4
 """Fewest nodes for a retest: a suspect, a partner, and a good pair to compare with."""
@@ -31,14 +28,14 @@ def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iter
     share a switch. Every mode but health then loads each switch level. Retests of suspects come last. Virtual nodes of
     one machine have no switches and differ by chance, so they get only the first list.
     """
-    yield plan_rounds(len(outcome.nodes), _first_step(outcome, settings))
+    yield rounds.plan_rounds(len(outcome.nodes), _first_step(outcome, settings))
     if settings.loopback:
         return
     if settings.mode == "sampled":
         yield from _sample(outcome, settings)
     tree = switch_tree(outcome, settings)
     if tree.levels and settings.mode != "health":
-        yield contention_rounds(tree, _alive(outcome), settings.seed)
+        yield rounds.contention_rounds(tree, _alive(outcome), settings.seed)
     again = _retests(outcome, settings, tree)
     if again:
         yield again
@@ -47,14 +44,18 @@ def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iter
 def switch_tree(outcome: ProbeOutcome, settings: ProbeSettings) -> SwitchTree:
     """Return the switches: inferred from latencies when the mode measures enough, else as declared."""
     declared = _declared_tree(outcome)
-    if settings.loopback or len(outcome.alive) < MIN_NODES_FOR_TREE:
+    if settings.loopback or len(outcome.alive) < switches.MIN_NODES_FOR_TREE:
         return SwitchTree()
     if settings.mode == "health":
         return declared
     if settings.mode == "sampled":
         groups = _groups(outcome)
-        return declared if declared.levels and not contradicts(declared, groups) else sampled_tree(groups)
-    return infer_tree(distances_of(outcome.matrix()))
+        return (
+            declared
+            if declared.levels and not switches.contradicts(declared, groups)
+            else switches.sampled_tree(groups)
+        )
+    return switches.infer_tree(switches.distances_of(outcome.matrix()))
 
 
 def retest_candidates(
@@ -67,8 +68,8 @@ def retest_candidates(
     if settings.mode == "health":
         return nodes, []  # too few pairs to judge a link
     known = set(nodes)
-    links = [pair for pair in suspect_links(matrix, tree, now, MAX_LINKS + len(nodes)) if not known & set(pair)]
-    return nodes, links[:MAX_LINKS]
+    links = [pair for pair in suspect_links(matrix, tree, now, rounds.MAX_LINKS + len(nodes)) if not known & set(pair)]
+    return nodes, links[: rounds.MAX_LINKS]
 
 
 def _retests(outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree) -> list[Round]:
@@ -79,7 +80,7 @@ def _retests(outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree) -
     good = [node for node in alive if node not in set(nodes)]
     if len(good) < max(MIN_NODES_TO_RETEST - 1, len(nodes)):
         return []  # with too few good nodes there is nothing to compare with
-    return retest_nodes(nodes[:MAX_SUSPECTS], good, tree) + retest_links(links, good, tree)
+    return rounds.retest_nodes(nodes[: rounds.MAX_SUSPECTS], good, tree) + rounds.retest_links(links, good, tree)
 
 
 def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings:
@@ -98,12 +99,12 @@ def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Rou
     declared = _declared_tree(outcome)
     if declared.levels:
         yield _inside_leaves(declared, _alive(outcome), settings.seed)
-        if not contradicts(declared, _groups(outcome)):
+        if not switches.contradicts(declared, _groups(outcome)):
             return
     rng = random.Random(settings.seed)
-    for _ in range(int(ROUNDS_SHARE_MAX * len(outcome.nodes)) - settings.sampled_rounds):
+    for _ in range(int(switches.ROUNDS_SHARE_MAX * len(outcome.nodes)) - settings.sampled_rounds):
         groups = _groups(outcome)
-        met = next_round(groups, rng) if groups.near_below is not None else []
+        met = switches.next_round(groups, rng) if groups.near_below is not None else []
         if not met:
             return
         yield [Round(tuple(met), alone=False)]
@@ -112,24 +113,25 @@ def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Rou
 def _inside_leaves(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
     """Return rounds with every pair within a leaf, all leaves at the same time."""
     schedules = [
-        [[(nodes[a], nodes[b]) for a, b in met] for met in rounds(len(nodes), seed)] for nodes in tree.members(1, alive)
+        [[(nodes[a], nodes[b]) for a, b in met] for met in rounds.rounds(len(nodes), seed)]
+        for nodes in tree.members(1, alive)
     ]
     turns = itertools.zip_longest(*schedules, fillvalue=())
     return [Round(tuple(itertools.chain.from_iterable(turn)), alone=False) for turn in turns]
 
 
-def _groups(outcome: ProbeOutcome) -> SwitchGroups:
+def _groups(outcome: ProbeOutcome) -> switches.SwitchGroups:
     alive = np.array([name not in outcome.lost for name in outcome.nodes])
-    return SwitchGroups(distances_of(outcome.matrix()), alive)
+    return switches.SwitchGroups(switches.distances_of(outcome.matrix()), alive)
 
 
 def _declared_tree(outcome: ProbeOutcome) -> SwitchTree:
     """Return the switches of the prior, else those of Slurm, which writes 'top.middle.leaf.node' for each node."""
-    given = declared_tree([outcome.prior.get(name, ()) for name in outcome.nodes], "prior")
+    given = switches.declared_tree([outcome.prior.get(name, ()) for name in outcome.nodes], "prior")
     if given.levels:
         return given
     texts = [outcome.joined[name].switches if name in outcome.joined else None for name in outcome.nodes]
-    return declared_tree([text.split(".")[:-1] if text else [] for text in texts], "slurm")
+    return switches.declared_tree([text.split(".")[:-1] if text else [] for text in texts], "slurm")
 
 
 def _alive(outcome: ProbeOutcome) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hpctrain.probe.measure.clusters import SwitchTree
+from hpctrain.probe.pair_selection.switches import SwitchTree
 from hpctrain.records.topology.pair_matrix import PairMatrix
 
 Floats = npt.NDArray[np.floating]

@@ -1,1 +1,1 @@
-"""The probe's processes: one coordinator, a member on each node, and the messages between them."""
+"""The probe's processes: one coordinator, a member on each node, and the connections and messages between them."""

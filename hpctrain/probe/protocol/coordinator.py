@@ -7,22 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hpctrain.base.clock import Clock
-from hpctrain.probe.measure.backend import BackendReport, backend_lines, choose_backend
 from hpctrain.probe.measure.outcome import ContentionRound, PairResult, ProbeOutcome
-from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.measurement_schedule import measurement_schedule
-from hpctrain.probe.pair_selection.prior import PriorSwitches
-from hpctrain.probe.protocol.messages import (
-    Answer,
-    DevicesAnswer,
-    ExchangeAnswer,
-    PairAnswer,
-    Ready,
-    RendezvousAnswer,
-    RendezvousOrder,
-)
-from hpctrain.probe.protocol.transport import ConnectionLost, Transport
+from hpctrain.probe.pair_selection.rounds import Round
+from hpctrain.probe.pair_selection.switches import PriorSwitches
+from hpctrain.probe.protocol import messages
+from hpctrain.probe.protocol.backend import BackendReport, backend_lines, choose_backend
+from hpctrain.probe.protocol.connections import ConnectionLost, Transport
 
 GRACE_S = 3.0
 """Seconds beyond a node's own deadline, in which it can report that its measurement failed, on a busy machine too."""
@@ -31,7 +23,7 @@ BACKEND_GRACE_S = 10.0
 """Seconds beyond the deadline of the training backend's measurement: a node first ends its measuring process, which may
 hang in a collective."""
 
-Wanted = TypeVar("Wanted", bound=Answer)
+Wanted = TypeVar("Wanted", bound=messages.Answer)
 MAX_SECOND_TRIES = 16
 """Most broken pairs that are measured once more, one at a time. A pair whose link is cut costs another deadline."""
 Progress = Callable[[str, int, int], None]
@@ -116,7 +108,9 @@ class Coordinator:
         for name in set(self.outcome.alive) - busy:
             self._transport.send(name, {"kind": "idle"})
         waited_s = self.settings.slot_deadline_s + GRACE_S
-        answers = self._collect(busy, PairAnswer, waited_s, f"in round {number}", lambda answer: answer.round == number)
+        answers = self._collect(
+            busy, messages.PairAnswer, waited_s, f"in round {number}", lambda answer: answer.round == number
+        )
         results = [self._result(planned, len(pairs), pair, answers) for pair in pairs]
         measured = [result for result in results if result is not None]
         self._keep(planned, measured)
@@ -137,7 +131,7 @@ class Coordinator:
         self._transport.send(a, call)
 
     def _result(
-        self, planned: Round, concurrency: int, pair: tuple[str, str], answers: dict[str, PairAnswer]
+        self, planned: Round, concurrency: int, pair: tuple[str, str], answers: dict[str, messages.PairAnswer]
     ) -> PairResult | None:
         a, b = pair
         ends = [answers[name].figures for name in pair if name in answers]
@@ -157,14 +151,14 @@ class Coordinator:
         self._tell("devices", 0, len(alive))
         for name in alive:
             self._transport.send(name, {"kind": "devices"})
-        ready = self._collect(alive, (Ready, DevicesAnswer), limit_s, "while starting to measure")
+        ready = self._collect(alive, (messages.Ready, messages.DevicesAnswer), limit_s, "while starting to measure")
         self._tell("devices", len(ready), len(ready))
-        started = {name for name, answer in ready.items() if isinstance(answer, Ready)}
+        started = {name for name, answer in ready.items() if isinstance(answer, messages.Ready)}
         for name in started:
             self._transport.send(name, {"kind": "go"})
-        reports = self._collect(started, DevicesAnswer, limit_s, "while measuring its devices")
+        reports = self._collect(started, messages.DevicesAnswer, limit_s, "while measuring its devices")
         for name, answer in {**ready, **reports}.items():
-            if isinstance(answer, DevicesAnswer):
+            if isinstance(answer, messages.DevicesAnswer):
                 self._take_report(name, answer)
 
     def _backend(self) -> None:
@@ -180,8 +174,9 @@ class Coordinator:
         limit_s = self.settings.backend_deadline_s + BACKEND_GRACE_S
         first = names[0]
         addr = self.outcome.joined[first].addr
-        self._transport.send(first, RendezvousOrder(addr=addr).to_json())
-        rendezvous = self._collect({first}, RendezvousAnswer, limit_s, "while opening the rendezvous").get(first)
+        self._transport.send(first, messages.RendezvousOrder(addr=addr).to_json())
+        opened = self._collect({first}, messages.RendezvousAnswer, limit_s, "while opening the rendezvous")
+        rendezvous = opened.get(first)
         if rendezvous is None or rendezvous.port is None:
             self.outcome.backend_failed[first] = (rendezvous and rendezvous.error) or "no rendezvous"
             return
@@ -197,10 +192,10 @@ class Coordinator:
         }
         for rank, name in enumerate(names):
             self._transport.send(name, order | {"rank": rank})
-        answers = self._collect(set(names), ExchangeAnswer, limit_s, "in its messages")
+        answers = self._collect(set(names), messages.ExchangeAnswer, limit_s, "in its messages")
         self._take_backend(names, answers)
 
-    def _take_backend(self, names: Sequence[str], answers: dict[str, ExchangeAnswer]) -> None:
+    def _take_backend(self, names: Sequence[str], answers: dict[str, messages.ExchangeAnswer]) -> None:
         reports: dict[str, BackendReport] = {}
         for name, answer in answers.items():
             if answer.report is not None:
@@ -209,7 +204,7 @@ class Coordinator:
                 self.outcome.backend_failed[name] = answer.error or "no figures"
         self.outcome.backend = backend_lines(names, reports)
 
-    def _take_report(self, name: str, answer: DevicesAnswer) -> None:
+    def _take_report(self, name: str, answer: messages.DevicesAnswer) -> None:
         if answer.report is not None:
             self.outcome.devices[name] = answer.report
         else:

@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from hpctrain.base.net.wire import Message
-from hpctrain.probe.measure.backend import BackendReport
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import JoinedNode, MaybeEmpty, Port, Text
+from hpctrain.probe.protocol.backend import BackendReport
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.message import parse_message
 

@@ -2,8 +2,7 @@
 each direction.
 
 Both ends follow the same script; the caller starts. The end of each part is agreed between the two, so the coordinator
-sends nothing during a timed part.
-"""
+sends nothing during a timed part."""
 
 from __future__ import annotations
 
@@ -11,15 +10,15 @@ import math
 import socket
 import statistics
 import struct
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.base.clock import Clock
-from hpctrain.probe.measure.cpu_time import cpu_demand_s
-from hpctrain.probe.measure.figures import PairFigures, bandwidth_of, clock_offset, latency_of
-from hpctrain.probe.measure.line_fit import one_way_s
+from hpctrain.probe.measure.figures import PairFigures, bandwidth_of, clock_offset, latency_of, one_way_s
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.peer_connection import PeerError
+from hpctrain.probe.protocol.connections import PeerError
 
 PING_BYTES = 8
 BLOCK_BYTES = 128 * 1024
@@ -96,6 +95,16 @@ class DeadlineSocket:
             got += count
             if self.clock.now() > self._deadline:
                 raise PeerError("its slot ran out")
+
+
+def cpu_demand_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:
+    """Return the seconds that this thread has run on a processor or waited for one. Without CONFIG_SCHED_INFO in the
+    kernel, the waiting is not counted."""
+    try:
+        on_cpu_ns, waiting_ns, _ = schedstat.read_text().split()
+        return (int(on_cpu_ns) + int(waiting_ns)) / 1e9
+    except (OSError, ValueError):
+        return time.thread_time()
 
 
 def measure_pair(

@@ -1,25 +1,38 @@
-"""Runs a probe inside the node processes: every node calls `probe_nodes`, and the first node gets the topology."""
+"""Runs a probe inside the node processes: every node calls `probe_nodes`, and the first node gets the topology.
+
+Every node, the first too, is a member: it joins the coordinator and executes its orders until the probe is over.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.errors import CommandError, HpctrainError, InputError
+from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
+from hpctrain.base.process import Runner
 from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.measure.devices import MeasuringProcess
 from hpctrain.probe.measure.outcome import ProbeOutcome
-from hpctrain.probe.pair_selection.prior import PriorSwitches
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.switches import PriorSwitches
+from hpctrain.probe.protocol.connections import HANDSHAKE_S, PeerError, ProbeListener, StarTransport, connect
 from hpctrain.probe.protocol.coordinator import Coordinator, Progress
-from hpctrain.probe.protocol.member import COORDINATOR_FILE, ProbeNode, run_member
-from hpctrain.probe.protocol.peer_connection import ProbeListener
-from hpctrain.probe.protocol.transport import StarTransport
+from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, RendezvousOrder, read_order
+from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
+from hpctrain.probe.system.host import host_facts, interface_of, own_address
 from hpctrain.records.topology.topology import Topology
 
 PROBE_FOLDER = "probe"
@@ -28,6 +41,8 @@ PARTIAL_EVERY_S = 2.0
 the last one."""
 
 SavePartial = Callable[[Topology], None]
+COORDINATOR_FILE = "coordinator.json"
+"""File in the probe's folder, readable by its owner only: address, port and token of the coordinator."""
 
 
 def probe_nodes(
@@ -123,3 +138,180 @@ def _publish(node: ProbeNode, listener: ProbeListener) -> None:
     # 0600: only the token keeps other users of a shared machine out of the probe.
     text = json.dumps({"addr": node.addr, "port": listener.port, "token": listener.token})
     write_text(node.folder / COORDINATOR_FILE, text + "\n", mode=0o600)
+
+
+@dataclass(frozen=True)
+class ProbeNode:
+    """One node of a probe: its name, address, folder and settings."""
+
+    name: str
+    addr: str
+    """Address of this node that the others can reach."""
+    folder: Path
+    """Folder of the probe, which all nodes share."""
+    settings: ProbeSettings
+    """Settings of the probe, equal on every node."""
+    runner: Runner
+    clock: Clock
+
+
+class ProbeMember:
+    """One node of a probe, connected to the coordinator."""
+
+    def __init__(self, node: ProbeNode, channel: LineChannel, listener: ProbeListener) -> None:
+        self._node = node
+        self._channel = channel
+        self._listener = listener
+        self._measuring: MeasuringProcess | None = None
+
+    def serve(self) -> None:
+        """Execute the coordinator's orders until the probe is over.
+
+        Raises:
+            HpctrainError: the coordinator died, was silent for too long or sent a malformed order.
+        """
+        while True:
+            message = self._channel.wait_message(self._node.settings.silence_s)
+            if message is None:
+                how = f"was silent for {self._node.settings.silence_s:g} s"
+                if self._channel.closed:
+                    how = f"was left: {self._channel.fault}" if self._channel.fault else "ended"
+                raise HpctrainError(f"probe: the coordinating node {how}; see its log")
+            order = self._order(message)
+            if order.kind == "over":
+                return
+            if isinstance(order, PairOrder):
+                self._channel.send(self._pair(order))
+            elif order.kind == "devices":
+                self._channel.send(self._devices())
+            elif isinstance(order, RendezvousOrder):
+                self._channel.send(self._ask(order))
+            elif isinstance(order, ExchangeOrder):
+                self._channel.send(self._ask(order.model_copy(update={"iface": interface_of(self._node.addr)})))
+
+    def _order(self, message: Message) -> Order:
+        try:
+            return read_order(message)
+        except MalformedMessage as error:
+            self._channel.refuse(str(error))
+            raise HpctrainError(f"probe: left the coordinating node: {error}") from None
+
+    def close(self) -> None:
+        """End the measuring process, if there is one."""
+        if self._measuring is not None:
+            self._measuring.close()
+            self._measuring = None
+
+    def _pair(self, order: PairOrder) -> Message:
+        """Measure with the peer of this round. Return an answer with the figures, or with the error."""
+        deadline = self._node.clock.now() + self._node.settings.slot_deadline_s
+        answer: Message = {"kind": "pair", "round": order.round}
+        try:
+            channel = self._call(order, deadline) if order.caller else self._answer(order, deadline)
+            try:
+                stream = DeadlineSocket(channel.sock, self._node.clock, deadline)
+                figures = measure_pair(stream, order.caller, self._node.settings)
+                used = interface_of(own_address(channel.sock))
+            finally:
+                channel.close()
+        except PeerError as error:
+            return answer | {"error": str(error)[:ERROR_CHARS]}
+        except ValidationError as error:
+            return answer | {"error": f"its figures are not valid: {error.errors()[0]['msg']}"[:ERROR_CHARS]}
+        return answer | {"figures": figures.model_copy(update={"iface": used}).model_dump(mode="json")}
+
+    def _call(self, order: PairOrder, deadline: float) -> LineChannel:
+        assert order.addr is not None, "read_order saw to it"
+        assert order.port is not None, "read_order saw to it"
+        claims = {"kind": "pair", "node": self._node.name, "round": order.round}
+        clock = self._node.clock
+        return connect(order.addr, order.port, self._listener.token, claims, deadline - clock.now(), clock)
+
+    def _answer(self, order: PairOrder, deadline: float) -> LineChannel:
+        def is_peer(hello: Message) -> bool:
+            return (hello.get("node"), hello.get("round")) == (order.peer, order.round)
+
+        admitted = self._listener.admit(is_peer, deadline)
+        if admitted is None:
+            raise PeerError(f"{order.peer} did not connect")
+        return admitted[0]
+
+    def _devices(self) -> Message:
+        node = self._node
+        try:
+            self._measuring = MeasuringProcess(node.runner, node.clock, node.folder / f"{node.name}.log", node.settings)
+            report = self._measuring.devices(self._all_ready)
+        except (CommandError, ValidationError) as error:
+            self.close()
+            return {"kind": "devices", "error": str(error)[:ERROR_CHARS]}
+        return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
+
+    def _ask(self, order: RendezvousOrder | ExchangeOrder) -> Message:
+        """Return the measuring process's answer, or an answer with the error."""
+        if self._measuring is None:
+            return {"kind": order.kind, "error": "its devices were not measured"}
+        try:
+            return self._measuring.ask(order.to_json(), self._node.settings.backend_deadline_s)
+        except CommandError as error:
+            self.close()  # a process that hangs in a collective does not recover
+            return {"kind": order.kind, "error": str(error)[:ERROR_CHARS]}
+
+    def _all_ready(self) -> bool:
+        self._channel.send({"kind": "ready"})
+        message = self._channel.wait_message(self._node.settings.silence_s)
+        return message is not None and self._order(message).kind == "go"
+
+
+def run_member(node: ProbeNode, given_up: Callable[[], bool] = lambda: False) -> None:
+    """Join the probe whose coordinator published its address in the node's folder, and serve until the probe is over.
+
+    Args:
+        given_up: returns whether to stop searching for a coordinator.
+
+    Raises:
+        HpctrainError: no coordinator before the deadline, or it died.
+    """
+    channel, listener = _find(node, given_up)
+    member = ProbeMember(node, channel, listener)
+    try:
+        member.serve()
+    finally:
+        member.close()
+        channel.close()
+        listener.close()
+
+
+def _find(node: ProbeNode, given_up: Callable[[], bool]) -> tuple[LineChannel, ProbeListener]:
+    """Try until the coordinator admits this node. Return the connection, and this node's own listener."""
+    clock, limit_s = node.clock, node.settings.join_deadline_s
+    deadline = clock.now() + limit_s
+    hostname = socket.gethostname()
+    about: Message = {
+        "iface": interface_of(node.addr), "host": hostname, "facts": host_facts(hostname).to_json(),
+        "switches": os.environ.get("SLURM_TOPOLOGY_ADDR"),
+    }  # fmt: skip
+    pause = 0.05
+    reason = f"no {COORDINATOR_FILE}"
+    while clock.now() < deadline and not given_up():
+        try:
+            return _join(node, json.loads((node.folder / COORDINATOR_FILE).read_text()), about)
+        except (OSError, ValueError, KeyError, PeerError) as error:
+            # Not there yet, or of an earlier probe that was killed: try again.
+            reason = str(error)
+        clock.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+    raise HpctrainError(
+        f"probe: {node.name} found no coordinating node within {limit_s:g} s ({reason}); "
+        "is the folder shared by all nodes?"
+    )
+
+
+def _join(node: ProbeNode, place: Message, about: Message) -> tuple[LineChannel, ProbeListener]:
+    token = str(place["token"])
+    listener = ProbeListener(node.addr, token, node.clock)
+    claims = {"kind": "join", "node": node.name, "addr": node.addr, "port": listener.port, **about}
+    try:
+        return connect(place["addr"], place["port"], token, claims, HANDSHAKE_S, node.clock), listener
+    except (PeerError, KeyError):
+        listener.close()
+        raise

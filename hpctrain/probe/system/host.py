@@ -1,16 +1,118 @@
-"""Reads the processor's name and the memory that a process may use from the operating system."""
+"""Reads facts and the health of this machine: interfaces, addresses, processor, memory and its errors, energy, quotas.
+
+It reads sysfs, procfs and cgroups, without root. A figure that this machine hides is None.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import platform
+import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
+from hpctrain.base.errors import InputError
 from hpctrain.base.system.kernel import cgroup_folders, kernel_number, kernel_text
+from hpctrain.records.topology.evidence import HostFacts
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _UNLIMITED = 2**60
 """Smallest number that means no limit: cgroup v1 writes one near 2**63."""
+SYSFS = Path("/sys")
+Periods = tuple[int, int]
+"""(periods of a CPU quota so far, periods in which the cgroup had used up its quota)"""
+
+
+def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) -> HostFacts:
+    """Return the facts of this machine, without its clock offset, which pairs measure.
+
+    Args:
+        hostname: the machine's own host name. Resolving it takes as long as the name servers need, as in every library
+            that resolves it.
+        infiniband: the kernel's folder of InfiniBand devices.
+    """
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return HostFacts(
+        kernel=platform.release() or None,
+        boot_id=kernel_text(_BOOT_ID),
+        interfaces={name: addresses for name, addresses in sorted(_addresses().items()) if name in up},
+        mtu={name: state.mtu for name, state in sorted(psutil.net_if_stats().items()) if name in up and state.mtu > 0},
+        infiniband=active_ports(infiniband),
+        hostname_resolves_to=resolve(hostname),
+    )
+
+
+def resolve(hostname: str) -> str | None:
+    """Return the first address of a host name, to which libraries bind; None when it cannot be resolved."""
+    try:
+        return str(socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return None
+
+
+def active_ports(infiniband: Path) -> list[str]:
+    """Return the InfiniBand and RoCE ports that are up, as device/port; unreadable ones are skipped."""
+    states = {file: kernel_text(file) or "" for file in sorted(infiniband.glob("*/ports/*/state"))}
+    return [
+        f"{file.parts[-4]}/{file.parts[-2]}"
+        for file, state in states.items()
+        if state.partition(":")[2].strip() == "ACTIVE"
+    ]
+
+
+def _addresses() -> dict[str, list[str]]:
+    addresses: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            address = entry.address.partition("%")[0]
+            # Every interface has a link-local IPv6 address; it does not show where the interface leads.
+            if not ipaddress.ip_address(address).is_link_local:
+                addresses.setdefault(name, []).append(address)
+    return addresses
+
+
+def routed_address(peer: str) -> str:
+    """Return the address that this machine uses towards `peer`, from the routing table and not from its host name.
+
+    A host name often resolves to 127.0.0.1 or to a management network. Nothing is sent.
+
+    Raises:
+        InputError: the peer's name is unknown, or only loopback leads there.
+    """
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.connect(target)
+            address = str(sock.getsockname()[0])
+    except OSError as error:
+        raise InputError(
+            f"{peer}: no route to this node ({error.strerror or error}); name the address to use with --addr"
+        ) from None
+    if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise InputError(f"{peer}: only loopback ({address}) leads there; name the address to use with --addr")
+    return address
+
+
+def interface_of(addr: str) -> str | None:
+    """Return the network interface that has this address; None when there is none."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == addr for entry in entries):
+            return str(name)
+    # The loopback interface answers for all of 127.0.0.0/8 and lists only 127.0.0.1.
+    return "lo" if addr.startswith("127.") and "lo" in psutil.net_if_addrs() else None
+
+
+def own_address(sock: socket.socket) -> str:
+    """Return the address of this end of a connection, as the kernel chose it; an IPv4-mapped one as IPv4."""
+    address = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -38,3 +140,71 @@ def cgroup_memory_room(process: Path = Path("/proc/self/cgroup"), mount: Path = 
         if limit is not None and limit < _UNLIMITED:
             rooms.append(max(0, limit - (usage or 0)))
     return min(rooms, default=None)
+
+
+def memory_errors(sysfs: Path = SYSFS) -> int | None:
+    """Return the uncorrectable memory errors since the machine started (EDAC); None where they are not counted."""
+    return _sum(sysfs.glob("devices/system/edac/mc/mc*/ue_count"))
+
+
+def energy_j(sysfs: Path = SYSFS) -> float | None:
+    """Return the energy counters of all processor packages in joules (RAPL); None where only root may read them.
+
+    A counter starts over after some minutes, so only differences over short times are valid.
+    """
+    zones = sysfs.glob("class/powercap/intel-rapl:*")
+    # intel-rapl:0 is a package; intel-rapl:0:0 is a part of it and counted in it.
+    microjoules = _sum(zone / "energy_uj" for zone in zones if zone.name.count(":") == 1)
+    return None if microjoules is None else microjoules / 1e6
+
+
+def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:
+    """Return the CPU quotas of this process's cgroup and its parents, from cpu.stat of cgroup v1 or v2.
+
+    The parents count because Slurm sets a job's limit above its steps. Empty when there is no quota, or when it cannot
+    be read.
+    """
+    folders = (folder for folder, _ in cgroup_folders("cpu", proc / "cgroup", cgroup))
+    return {folder: periods for folder in folders if (periods := _periods(folder / "cpu.stat"))}
+
+
+def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) -> bool:
+    """Whether a CPU quota stopped one of the cgroups in at least a quarter of the periods between `before` and
+    `after`."""
+    for group, (periods, held) in after.items():
+        then = before.get(group, (0, 0))
+        if periods > then[0] and 4 * (held - then[1]) >= periods - then[0]:
+            return True
+    return False
+
+
+def _periods(file: Path) -> Periods | None:
+    """Return the counts of a cpu.stat file; None without a quota, when the kernel counts no periods."""
+    try:
+        counts = dict(line.split() for line in (kernel_text(file) or "").splitlines())
+        periods = (int(counts["nr_periods"]), int(counts["nr_throttled"]))
+    except (ValueError, KeyError):
+        return None
+    return periods if periods[0] else None
+
+
+def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> int | None:
+    """Return the NUMA node of all processors that this process may use; None when they are on several nodes.
+
+    Args:
+        allowed: numbers of the processors; by default those of this process.
+    """
+    wanted = set(os.sched_getaffinity(0) if allowed is None else allowed)
+    for folder in sorted(sysfs.glob("devices/system/node/node[0-9]*")):
+        try:
+            processors = set(RangeSet(kernel_text(folder / "cpulist") or "").intiter())
+        except RangeSetParseError:
+            continue
+        if wanted and wanted <= processors:
+            return int(folder.name.removeprefix("node"))
+    return None
+
+
+def _sum(files: Iterable[Path]) -> int | None:
+    counts = [count for file in files if (count := kernel_number(file)) is not None]
+    return sum(counts) if counts else None

@@ -13,8 +13,7 @@ from typing import Literal
 
 import torch
 
-from hpctrain.probe.system.nvml import driver_version, find_gpu
-from hpctrain.probe.system.pci import nearest_nic, numa_node, pci_path, pcie_link
+from hpctrain.probe.system.gpu import driver_version, find_gpu, nearest_nic, numa_node, pci_path, pcie_link
 from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.topology.topology import Device
 from hpctrain.worker.measure.codec_rates import codec_seconds

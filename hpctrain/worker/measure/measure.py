@@ -19,21 +19,11 @@ import torch
 
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.net.wire import LineChannel, MalformedMessage
-from hpctrain.probe.faults.device_faults import CPU_QUOTA
+from hpctrain.probe.faults.node_faults import CPU_QUOTA
 from hpctrain.probe.measure.devices import DeviceReport
-from hpctrain.probe.protocol.messages import (
-    DevicesAnswer,
-    ExchangeAnswer,
-    ExchangeOrder,
-    Order,
-    Ready,
-    RendezvousAnswer,
-    RendezvousOrder,
-    read_order,
-)
-from hpctrain.probe.system.host import cpu_name, usable_memory_bytes
-from hpctrain.probe.system.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
-from hpctrain.probe.system.nvml import open_nvml
+from hpctrain.probe.protocol import messages
+from hpctrain.probe.system import host
+from hpctrain.probe.system.gpu import open_nvml
 from hpctrain.records.topology.topology import Device, DeviceType
 from hpctrain.worker.measure.backend_messages import BackendMeasurement
 from hpctrain.worker.measure.codec_rates import codec_seconds
@@ -69,14 +59,14 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
         kind = device_kind(device)
         # The first product loads the libraries. It comes before the common start, so that no figure contains that time.
         _warm(torch.device(kind))
-        channel.send(Ready().to_json())
+        channel.send(messages.Ready().to_json())
         message = channel.wait_message(GO_S)
-        if message is None or read_order(message).kind != "go":
+        if message is None or messages.read_order(message).kind != "go":
             return HpctrainError.exit_code  # the node process gave up or is gone
-        channel.send(DevicesAnswer(report=_report(device, share)).to_json())
+        channel.send(messages.DevicesAnswer(report=_report(device, share)).to_json())
         exchange = BackendMeasurement()
         while (message := channel.wait_message(GO_S)) is not None:
-            channel.send(_answer(exchange, read_order(message)).to_json())
+            channel.send(_answer(exchange, messages.read_order(message)).to_json())
     except (HpctrainError, MalformedMessage, RuntimeError, ValueError) as error:
         channel.send({"kind": "error", "text": _first_line(error)})
         return HpctrainError.exit_code
@@ -84,11 +74,11 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
     return 0
 
 
-def _answer(exchange: BackendMeasurement, order: Order) -> RendezvousAnswer | ExchangeAnswer:
+def _answer(exchange: BackendMeasurement, order: messages.Order) -> messages.RendezvousAnswer | messages.ExchangeAnswer:
     """Open the port for the store, or measure messages with all ranks, as ordered."""
-    if isinstance(order, RendezvousOrder):
-        return RendezvousAnswer(port=exchange.open_rendezvous(order.addr))
-    if isinstance(order, ExchangeOrder):
+    if isinstance(order, messages.RendezvousOrder):
+        return messages.RendezvousAnswer(port=exchange.open_rendezvous(order.addr))
+    if isinstance(order, messages.ExchangeOrder):
         return exchange.run(order)
     raise MalformedMessage(f"it ordered {order.kind!r} of a process that measures messages")
 
@@ -97,7 +87,7 @@ def _report(device: str, share: int) -> DeviceReport:
     """Return the figures of every device of the kind `device`."""
     kind = device_kind(device)
     if kind == "cpu":
-        name = cpu_name()
+        name = host.cpu_name()
         devices, types = [_measure_cpu(_slug(name), share)], {_slug(name): DeviceType(kind="cpu", name=name)}
     else:
         devices, types = _measure_gpus()
@@ -121,12 +111,12 @@ def device_kind(device: str) -> str:
 
 def _measure_cpu(type_key: str, share: int) -> Device:
     # Free memory is read first, because a run can use the memory that the measurement takes.
-    timer, memory = DeviceTimer(torch.device("cpu")), usable_memory_bytes() / share
-    periods = quota_periods()
-    began_s, used_j = time.perf_counter(), energy_j()
+    timer, memory = DeviceTimer(torch.device("cpu")), host.usable_memory_bytes() / share
+    periods = host.quota_periods()
+    began_s, used_j = time.perf_counter(), host.energy_j()
     flops = {name: matmul_flops(timer, dtype) for name, dtype in DTYPES.items()}
-    held = is_held_by_quota(periods, quota_periods())
-    took_s, after_j = time.perf_counter() - began_s, energy_j()
+    held = host.is_held_by_quota(periods, host.quota_periods())
+    took_s, after_j = time.perf_counter() - began_s, host.energy_j()
     # A counter that restarted in between is useless; virtual nodes share the counter of the machine.
     known = share == 1 and used_j is not None and after_j is not None and after_j > used_j
     return Device(
@@ -137,9 +127,9 @@ def _measure_cpu(type_key: str, share: int) -> Device:
         memory_bytes_per_s=copy_bytes_per_s(timer),
         launch_s=launch_seconds(timer),
         codec_s=codec_seconds(timer),
-        numa=own_numa_node(),
+        numa=host.own_numa_node(),
         throttle_reasons=[CPU_QUOTA] if held else [],
-        ecc_errors=memory_errors(),
+        ecc_errors=host.memory_errors(),
         power_w=(after_j - used_j) / took_s if known and used_j is not None and after_j is not None else None,
     )
 

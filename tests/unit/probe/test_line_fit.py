@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.probe.measure.line_fit import fit_alpha_beta, fit_lines, one_way_s
+from hpctrain.probe.measure.figures import fit_alpha_beta, fit_lines, one_way_s
 
 POSITIVE = st.floats(1e-9, 1e3)
 LADDER = [1024 * 4**step for step in range(6)]

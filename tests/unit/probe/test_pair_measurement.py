@@ -10,6 +10,7 @@ import pytest
 from hpctrain.base.clock import SystemClock
 from hpctrain.probe.measure.figures import PairFigures, bandwidth_of
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
+from hpctrain.probe.protocol.connections import PeerError
 from hpctrain.probe.protocol.pair_measurement import (
     DeadlineSocket,
     answer_size_sweep,
@@ -18,7 +19,6 @@ from hpctrain.probe.protocol.pair_measurement import (
     stream_receive,
     stream_send,
 )
-from hpctrain.probe.protocol.peer_connection import PeerError
 
 CLOCK = SystemClock()
 QUICK = ProbeSettings(bulk_bytes=MIB, bulk_bytes_max=2 * MIB, bulk_s=0.0, pings=20)

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect
+from hpctrain.probe.protocol.connections import PeerError, ProbeListener, connect
 
 CLOCK = SystemClock()
 

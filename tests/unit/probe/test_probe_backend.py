@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.probe.measure.backend import (
+from hpctrain.probe.protocol.backend import (
     MAX_ROUNDS,
     BackendReport,
     backend_lines,

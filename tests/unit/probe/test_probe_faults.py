@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.probe.faults.device_faults import device_faults
-from hpctrain.probe.faults.host_faults import host_faults, interface_env
+from hpctrain.probe.faults.node_faults import device_faults, host_faults, interface_env
 from hpctrain.records.topology.evidence import HostFacts, NvlinkPeer, PcieLink
 from hpctrain.records.topology.topology import Device, DeviceType, Node
 

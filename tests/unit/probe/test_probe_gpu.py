@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.probe.system.nvml import open_nvml
+from hpctrain.probe.system.gpu import open_nvml
 from hpctrain.records.topology.evidence import NvlinkPeer
 from hpctrain.worker.measure.gpu import GpuReader, confirm_p2p, load_gpus, nvlink_peers
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from hpctrain.probe.system.address import interface_of
-from hpctrain.probe.system.host import cgroup_memory_room, cpu_name, usable_memory_bytes
+from hpctrain.probe.system.host import cgroup_memory_room, cpu_name, interface_of, usable_memory_bytes
 
 
 def group(mount: Path, path: str, limit: str, usage: int) -> None:

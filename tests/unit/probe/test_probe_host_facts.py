@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.probe.analyse.clocks import clock_offsets
-from hpctrain.probe.measure.cpu_time import cpu_demand_s
+from hpctrain.probe.analyse.assemble import clock_offsets
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import PairResult
-from hpctrain.probe.system.host_facts import active_ports, host_facts, resolve
+from hpctrain.probe.protocol.pair_measurement import cpu_demand_s
+from hpctrain.probe.system.host import active_ports, host_facts, resolve
 from hpctrain.records.topology.link import Latency
 
 

@@ -27,12 +27,11 @@ from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import SystemRunner
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
+from hpctrain.probe.protocol.connections import ConnectionLost, PeerError, ProbeListener, StarTransport, connect
 from hpctrain.probe.protocol.coordinator import Coordinator
-from hpctrain.probe.protocol.member import ProbeMember, ProbeNode
 from hpctrain.probe.protocol.messages import Answer, read_answer, read_join, read_order
 from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
-from hpctrain.probe.protocol.peer_connection import PeerError, ProbeListener, connect
-from hpctrain.probe.protocol.transport import ConnectionLost, StarTransport
+from hpctrain.probe.protocol.run import ProbeMember, ProbeNode
 from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
 from tools.probe_simulation.tables import node_names
 from tools.probe_simulation.transport import SimulatedClock, SimulatedTransport

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from hpctrain.probe.system.nvml import Gpu, driver_version, find_gpu, open_nvml
+from hpctrain.probe.system.gpu import Gpu, driver_version, find_gpu, open_nvml
 from hpctrain.records.topology.evidence import PcieLink
 
 SOURCE = Path(__file__).parents[2] / "fakes" / "nvml.c"

@@ -14,9 +14,8 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
-from hpctrain.probe.protocol.member import ProbeMember, ProbeNode
 from hpctrain.probe.protocol.messages import PairOrder
-from hpctrain.probe.protocol.run import probe_nodes
+from hpctrain.probe.protocol.run import ProbeMember, ProbeNode, probe_nodes
 
 SETTINGS = ProbeSettings(
     share=3,

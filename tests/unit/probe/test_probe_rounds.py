@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.probe.measure.rounds import plan_rounds, rounds
 from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.pair_selection.rounds import plan_rounds, rounds
 
 
 @settings(max_examples=30)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.faults.device_faults import CPU_QUOTA, device_faults
+from hpctrain.probe.faults.node_faults import CPU_QUOTA, device_faults
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import JoinedNode, PairResult, ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.system.host_health import is_held_by_quota, quota_periods
+from hpctrain.probe.system.host import is_held_by_quota, quota_periods
 from hpctrain.records.topology.evidence import HostFacts
 from hpctrain.records.topology.link import Latency
 from hpctrain.records.topology.topology import Device, DeviceType, Node

@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from hpctrain.probe.measure.clusters import declared_tree, infer_tree
-from hpctrain.probe.measure.pair_sampling import SwitchGroups, near_limit, next_round
-from hpctrain.probe.pair_selection.contention import contention_rounds
+from hpctrain.probe.pair_selection.rounds import contention_rounds
+from hpctrain.probe.pair_selection.switches import SwitchGroups, declared_tree, infer_tree, near_limit, next_round
 from tools.probe_simulation.tables import pair_f1
 
 

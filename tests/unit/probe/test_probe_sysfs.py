@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.probe.system.host_health import energy_j, memory_errors, own_numa_node
-from hpctrain.probe.system.pci import nearest_nic, numa_node, pci_path, pcie_link
+from hpctrain.probe.system.gpu import nearest_nic, numa_node, pci_path, pcie_link
+from hpctrain.probe.system.host import energy_j, memory_errors, own_numa_node
 from hpctrain.records.topology.evidence import PcieLink
 
 GPU, FAR_GPU = "0000:4e:00.0", "0000:c1:00.0"

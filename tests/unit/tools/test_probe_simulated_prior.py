@@ -8,7 +8,7 @@ import pytest
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.measurement_schedule import switch_tree
-from hpctrain.probe.pair_selection.prior import switches_of
+from hpctrain.probe.pair_selection.switches import switches_of
 from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
 from tools.probe_simulation.tables import node_names, pair_f1, simulated_probe
 

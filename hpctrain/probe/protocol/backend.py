@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hpctrain.probe.measure.figures import SizeTimes
-from hpctrain.probe.measure.line_fit import fit_lines
-from hpctrain.probe.measure.rounds import Pair, rounds
+from hpctrain.probe.measure.figures import SizeTimes, fit_lines
+from hpctrain.probe.pair_selection.rounds import Pair, rounds
 from hpctrain.records.format.document import Part
 from hpctrain.records.topology.link import BackendFigures
 

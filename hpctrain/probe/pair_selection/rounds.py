@@ -1,0 +1,305 @@
+"""Makes the rounds of a probe: all pairs, all members of a switch level at once, and retests of suspects.
+
+It also computes the oversubscription and the results of retests from the measurements. Pure.
+
+Random pairs load each uplink by chance and do not show oversubscription. So the clusters of a level are matched in
+twos: first one pair of nodes measures alone across them, then all members of one cluster send to members of the other
+at once.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+
+from hpctrain.probe.measure.outcome import ContentionRound, PairResult
+from hpctrain.probe.measure.settings import Mode, ProbeSettings
+from hpctrain.probe.pair_selection.switches import Pair, SwitchTree
+
+Purpose = Literal["pairs", "contention", "retest"]
+ROUNDS_PER_LEVEL = 3
+"""Number of rounds with one pair, and of rounds with all members, for each level; each round matches other clusters."""
+MIN_MEMBERS = 2
+"""Fewest nodes of a cluster: a single node shares no uplink."""
+OVERSUBSCRIBED_FROM = 1.5
+"""Ratio from which a finding is made. Below, the hashing of flows onto equal uplinks may explain it."""
+RETEST_PARTNERS = 2
+RETEST_REPEATS = 3
+"""Number of measurements with each partner. Their median counts, so that one burst of other traffic decides nothing."""
+PAIRS_AT_ONCE = 16
+"""Most pairs of one round, suspects and good pairs together, so that the network is quiet."""
+MAX_SUSPECTS = 64
+MAX_LINKS = 16
+
+
+@dataclass(frozen=True)
+class Round:
+    """Pairs that measure at the same time, no node twice. The first node of a pair connects and sends first."""
+
+    pairs: tuple[Pair, ...]
+    alone: bool
+    """Whether so few pairs measure that each has the network to itself."""
+    purpose: Purpose = "pairs"
+    """pairs: figures of links. contention: bandwidth of a switch level. retest: suspects with good partners."""
+
+
+def rounds(n: int, seed: int, most: int | None = None) -> list[list[Pair]]:
+    """Return rounds with all pairs (a < b) of 0…n-1 once, no node twice in a round: n-1 rounds for even n, n for odd n.
+
+    The nodes are shuffled first: in the order of their names, all pairs of a round would cross the same uplinks of a
+    fat tree at once. The same seed gives the same schedule.
+
+    Args:
+        most: return only the first so many rounds.
+    """
+    rng = random.Random(seed)
+    circle: list[int | None] = list(range(n))
+    rng.shuffle(circle)
+    if n % 2:
+        circle.append(None)  # the partner of None pauses
+    schedule = []
+    for _ in islice(range(len(circle) - 1), most):
+        half = len(circle) // 2
+        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
+        met = [(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None]
+        schedule.append(met)
+        # The first node stays, the others move by one position.
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return schedule if n > 1 else []
+
+
+def plan_rounds(n: int, settings: ProbeSettings) -> list[Round]:
+    """Return the first rounds of a probe: all rounds, or as many as the mode begins with.
+
+    In the mode full, few nodes first measure each pair alone. With two or three nodes a round is one pair anyway.
+    """
+    begin: dict[Mode, int | None] = {
+        "full": None,
+        "health": settings.health_rounds,
+        "sampled": settings.sampled_rounds,
+    }
+    met = rounds(n, settings.seed, begin[settings.mode])
+    isolated = settings.mode == "full" and 3 < n <= settings.isolated_up_to
+    alone = [Round((pair,), alone=True) for pairs in met for pair in pairs] if isolated else []
+    # The first sender is drawn: if it were always the smaller number, the first switch would at first only send.
+    rng = random.Random(settings.seed)
+    drawn = [tuple(pair if rng.random() < 0.5 else pair[::-1] for pair in pairs) for pairs in met]
+    return alone + [Round(pairs, alone=False) for pairs in drawn]
+
+
+def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
+    """Return, for each switch level, rounds with one pair for each two clusters, and rounds with all members of both
+    clusters."""
+    rng = random.Random(seed)
+    planned: list[Round] = []
+    for height in range(1, len(tree.levels) + 1):
+        families = _families(tree, height, alive, rng)
+        matches = [rounds(len(clusters), seed, ROUNDS_PER_LEVEL) for clusters in families]
+        for alone in (True, False):
+            for turn in range(ROUNDS_PER_LEVEL):
+                pairs = [
+                    pair
+                    for clusters, schedule in zip(families, matches, strict=True)
+                    for a, b in (schedule[turn] if turn < len(schedule) else [])
+                    for pair in _between(clusters[a], clusters[b], alone)
+                ]
+                if pairs:
+                    planned.append(Round(tuple(pairs), alone, "contention"))
+    return planned
+
+
+def oversubscription(tree: SwitchTree, index: dict[str, int], done: Sequence[ContentionRound]) -> dict[int, float]:
+    """Return switch level -> oversubscription: bandwidth of a pair alone, divided by a pair's bandwidth while all
+    members send at once.
+
+    The ratio of a level includes the levels below it: a pair that crosses a spine also crosses two leaves. With fixed
+    routes it includes the loss when several flows take the same uplink. A level that was not measured is absent.
+    """
+    ratios: dict[int, float] = {}
+    for height in range(1, len(tree.levels) + 1):
+        alone, loaded = (_rates(tree, index, done, height, kind) for kind in (True, False))
+        if alone and loaded:
+            # The mean, because the sum over a cluster is what its uplinks carry, however unevenly its flows share them.
+            ratios[height] = max(1.0, statistics.median(alone) / statistics.fmean(loaded))
+    return ratios
+
+
+def _rates(
+    tree: SwitchTree, index: dict[str, int], done: Sequence[ContentionRound], height: int, alone: bool
+) -> list[float]:
+    return [
+        rate
+        for step in done
+        if step.alone == alone
+        for result in step.results
+        if _crossed(tree, index, result) == height
+        for rate in (result.at_a.bytes_per_s, result.at_b.bytes_per_s)
+    ]
+
+
+def _crossed(tree: SwitchTree, index: dict[str, int], result: PairResult) -> int:
+    """Return the highest level whose clusters this pair leaves."""
+    shared = int(tree.pair_levels[index[result.a], index[result.b]])
+    return (shared or len(tree.levels) + 1) - 1
+
+
+def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.Random) -> list[list[list[int]]]:
+    """Return the members of this level's clusters, grouped by the cluster above. Only clusters of one group are
+    matched, because other flows would cross the level above as well."""
+    families: dict[int, list[list[int]]] = {}
+    for nodes in tree.members(height, alive):
+        family = families.setdefault(int(tree.levels[height][nodes[0]]) if height < len(tree.levels) else 0, [])
+        if len(nodes) >= MIN_MEMBERS:
+            family.append(nodes)
+    for nodes in (nodes for family in families.values() for nodes in family):
+        rng.shuffle(nodes)
+    return list(families.values())
+
+
+def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pair]:
+    """Return pairs of nodes from one cluster to the other. The first nodes of all pairs are in one cluster, so that one
+    direction is fully loaded."""
+    pairs = list(zip(ones, others, strict=False))
+    return pairs[:1] if alone else pairs
+
+
+@dataclass(frozen=True)
+class RetestResult:
+    """Performance of a node with its better partner, relative to good pairs in the same rounds."""
+
+    sent: float
+    received: float
+    latency: float
+    times: int
+    """Number of measurements."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Relative bandwidth of the slower direction."""
+        return min(self.sent, self.received)
+
+
+def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree) -> list[Round]:
+    """Return rounds in which each suspect measures with two good nodes, of the suspect's own leaf switch where there
+    are some."""
+    planned: list[Round] = []
+    batch = max(1, min(PAIRS_AT_ONCE // 2, len(good) // 4 or 1))
+    for start in range(0, len(suspects), batch):
+        some = suspects[start : start + batch]
+        for turn in range(RETEST_PARTNERS):
+            pairs = _with_partners(some, good, tree, turn)
+            planned += [Round(tuple(pairs), alone=True, purpose="retest")] * RETEST_REPEATS
+    return planned
+
+
+def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Round]:
+    """Return rounds of suspected links with good pairs. No two suspected links of a round touch the same switch."""
+    planned: list[Round] = []
+    remaining = list(links)
+    while remaining:
+        busy: set[tuple[int, int]] = set()
+        some: list[Pair] = []
+        for pair in remaining:
+            used = {part for node in pair for part in ((-1, node), *_switches(node, tree))}
+            if not busy & used and len(some) < PAIRS_AT_ONCE // 2:
+                some.append(pair)
+                busy |= used
+        remaining = [pair for pair in remaining if pair not in some]
+        pairs = some + _controls(some, good, tree)
+        planned += [Round(tuple(pairs), alone=True, purpose="retest")] * RETEST_REPEATS
+    return planned
+
+
+def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
+    return [(height, int(labels[node])) for height, labels in enumerate(tree.levels)]
+
+
+def retested_nodes(
+    results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
+) -> dict[str, RetestResult]:
+    """Return the retest results of the suspects; a suspect that was not measured again is absent."""
+    doubted = set(suspects)
+    usual = _usual(results, doubted, set(links))
+    retested: dict[str, RetestResult] = {}
+    for name in suspects:
+        by_partner: dict[str, list[tuple[float, float, float]]] = {}
+        for seen in (result.seen_from(name) for result in results if name in (result.a, result.b)):
+            figures = (seen.at_b.bytes_per_s, seen.at_a.bytes_per_s, seen.at_a.latency.p50)
+            by_partner.setdefault(seen.b, []).append(figures)
+        if usual is None or not by_partner:
+            continue
+        rate, latency = usual
+        medians = [[statistics.median(column) for column in zip(*rows, strict=True)] for rows in by_partner.values()]
+        retested[name] = RetestResult(
+            sent=max(row[0] for row in medians) / rate,
+            received=max(row[1] for row in medians) / rate,
+            latency=min(row[2] for row in medians) / latency,
+            times=sum(len(rows) for rows in by_partner.values()),
+        )
+    return retested
+
+
+def retested_links(
+    results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the bandwidth (first to second, back) of each suspected link, relative to good pairs in the same rounds.
+
+    The best measurement counts: a bad cable is always slow, other traffic comes in bursts.
+    """
+    usual = _usual(results, set(suspects), set(links))
+    ratios = {}
+    for pair in links:
+        seen = [result.seen_from(pair[0]) for result in results if {result.a, result.b} == set(pair)]
+        if seen and usual is not None:
+            there, back = max(one.at_b.bytes_per_s for one in seen), max(one.at_a.bytes_per_s for one in seen)
+            ratios[pair] = (there / usual[0], back / usual[0])
+    return ratios
+
+
+def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, turn: int) -> list[Pair]:
+    """Return the suspects with their partners in round number `turn`, and good pairs of the remaining nodes."""
+    free = list(good)
+    met: list[Pair] = []
+    for place, suspect in enumerate(some):
+        leaf = tree.levels[0] if tree.levels else None
+        choice = [node for node in free if leaf is not None and leaf[node] == leaf[suspect] >= 0] or free
+        if not choice:
+            break
+        # Each turn takes another partner, also when there is only one suspect.
+        partner = choice[(place + turn * (1 + len(choice) // 2)) % len(choice)]
+        free.remove(partner)
+        met.append((suspect, partner))
+    return met + _controls(met, free, tree)
+
+
+def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Pair]:
+    """Return good pairs to compare with, about as many as `taken`, from free nodes. Where switches are known, the two
+    nodes of a pair share a switch, because such pairs share no uplink with others."""
+    busy = {node for pair in taken for node in pair}
+    free = [node for node in good if node not in busy]
+    wanted = max(1, min(len(taken), PAIRS_AT_ONCE - len(taken)))
+    if not tree.levels:
+        return list(zip(free[: 2 * wanted : 2], free[1 : 2 * wanted : 2], strict=False))
+    by_leaf: dict[int, list[int]] = {}
+    for node in free:
+        by_leaf.setdefault(int(tree.levels[0][node]), []).append(node)
+    near = [(nodes[0], nodes[1]) for nodes in by_leaf.values() if len(nodes) > 1]
+    return near[:wanted]
+
+
+def _usual(results: Sequence[PairResult], doubted: set[str], links: set[tuple[str, str]]) -> tuple[float, float] | None:
+    """Return the median bandwidth and latency of the good pairs; None when there are none."""
+    good = [
+        result
+        for result in results
+        if not {result.a, result.b} & doubted and not {(result.a, result.b), (result.b, result.a)} & links
+    ]
+    rates = [end.bytes_per_s for result in good for end in (result.at_a, result.at_b)]
+    latencies = [end.latency.p50 for result in good for end in (result.at_a, result.at_b)]
+    return (float(np.median(rates)), float(np.median(latencies))) if rates else None
