@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hpctrain.base.errors import InputError
 from hpctrain.probe.system.host import routed_address
-from hpctrain.records.format.node_set import expand_node_set
+from hpctrain.records.format.node_name import expand_node_set
 
 LOOPBACK = "127.0.0.1"
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from hpctrain import __version__
 from hpctrain.planner import make_plan
 from hpctrain.probe.measure.figures import fit_alpha_beta
-from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.plan.compression import CodecSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
