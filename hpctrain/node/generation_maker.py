@@ -14,8 +14,8 @@ from hpctrain.base.errors import HpctrainError, RefusedError
 from hpctrain.checkpoint import published
 from hpctrain.launch.preflight.checks import check_devices, check_plan
 from hpctrain.planner import make_plan
+from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
-from hpctrain.planner.replan.run_profile import learned_profile
 from hpctrain.records.history.event import EventKind, read_events
 from hpctrain.records.history.generation import Generation, StoreAddress
 from hpctrain.records.plan.plan import Plan

@@ -5,24 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.planner.bounds.ideal import ideal_step_s
+from hpctrain.planner.bounds.closed_form import ideal_step_s
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.to_plan import plan_of_layout
+from hpctrain.planner.layout.plan_conversion import plan_of_layout
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
 from hpctrain.planner.search.by_objective import PlanSearch, choose, other_spaces
-from hpctrain.planner.search.codecs.codec_choice import CodecDecision, choose_codec, compression_may_gain, searched
-from hpctrain.planner.search.codecs.message_codec_choice import choose_messages
+from hpctrain.planner.search.codec_choice import (
+    CodecDecision,
+    choose_codec,
+    choose_messages,
+    compression_may_gain,
+    searched,
+)
 from hpctrain.planner.search.local_search import cut_at_seam
 from hpctrain.planner.search.neighbours import rejected_neighbours
 from hpctrain.planner.search.objective import FASTEST_STEP, Objective
+from hpctrain.planner.search.replacement import minimise_moves, moves_between, uses_one_codec, warm_started
 from hpctrain.planner.search.solve import Solver, solve
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
-from hpctrain.planner.search.state_moves import minimise_moves, moves_between
-from hpctrain.planner.search.warm_start import uses_one_codec, warm_started
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, CodecSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.metric import BytesSent, MetricRow, RankPlacement

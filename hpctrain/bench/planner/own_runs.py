@@ -22,7 +22,7 @@ from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.launch.probe.progress import ProbeRequest
-from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.metric import MetricRow, read_metrics

@@ -20,7 +20,7 @@ from hpctrain.bench.planner.cases import CASES, SearchCase, scene_of_case
 from hpctrain.bench.record import make_record
 from hpctrain.planner import make_plan
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
-from hpctrain.planner.layout.from_plan import CostedLayout, layout_of_plan
+from hpctrain.planner.layout.plan_conversion import CostedLayout, layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule.generate import why_no_schedule
 

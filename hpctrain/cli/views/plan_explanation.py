@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.table import Table
 
 from hpctrain.base.units import format_bytes, format_delta, format_seconds
-from hpctrain.planner.layout.from_plan import CostedLayout
-from hpctrain.planner.simulate.critical_path import PathSegment, critical_path
+from hpctrain.planner.layout.plan_conversion import CostedLayout
+from hpctrain.planner.simulate.engine import PathSegment, critical_path
 from hpctrain.planner.simulate.predict import simulate_step
 from hpctrain.records.plan.plan import Plan, Rejected
 from hpctrain.records.plan.profile import CalibrationProfile

@@ -8,15 +8,17 @@ linear programs; the code solves them in closed form.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
-from hpctrain.planner.bounds.ideal import relative_speeds
 from hpctrain.planner.bounds.option import Option
-from hpctrain.planner.bounds.pipeline_passes import PipelinePasses
+from hpctrain.planner.bounds.rank_times import PipelinePasses
 from hpctrain.planner.bounds.unit_counts import UnitCounts, counts_all_reduce
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.split_evenly import split_evenly
+from hpctrain.planner.cost.workload import ScheduleSpec, Workload
+from hpctrain.planner.devices.constants import CostConstants
+from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
+from hpctrain.planner.layout.partition import split_evenly
 from hpctrain.planner.simulate.overlap import overlapped_share
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import stage_ranks
@@ -169,3 +171,47 @@ class ClosedFormBound:
         counts = split_evenly(self.count, lambda i, n: n * seconds[i], [1] * dp, [self.count] * dp)
         assert counts is not None, "there are at least as many micro-batches as replicas"
         return max(n * s for n, s in zip(counts, seconds, strict=True)) + tail
+
+
+def ideal_step_s(pool: DevicePool, work: Workload) -> float:
+    """Seconds of a step that no plan on the pool beats.
+
+    The bound counts matrix products, activations that are saved for the backward pass, logits and the update. It leaves
+    out launches, messages, bubbles, weight traffic and duplicated work, because some plan may avoid them.
+    """
+    parts = [_unavoidable(work, device, pool.constants[device.kind]) for device in pool.devices]
+    speeds, whole = relative_speeds(parts)
+    together = sum(speeds)
+    # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
+    # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
+    lightest = min(
+        speed / together * pool.constants[device.kind].optimizer_bytes / device.bytes_per_s
+        for speed, device in zip(speeds, pool.devices, strict=True)
+    )
+    return work.sequences * whole / together + work.spec.parameters() * lightest
+
+
+def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], float]:
+    """Return the speed of each device relative to the first device, and the total work.
+
+    The unit of work is such that the first device has speed 1 at the first part. The work of a part is the smallest
+    product of speed and seconds over the devices. So no device does more work in a second than its speed, however the
+    parts are distributed.
+
+    Args:
+        parts: [device][part] -> seconds of each part of the work.
+    """
+    speeds = [parts[0][0] / seconds[0] for seconds in parts]
+    by_part = zip(*parts, strict=True)
+    return speeds, sum(min(speed * s for speed, s in zip(speeds, part, strict=True)) for part in by_part)
+
+
+def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -> tuple[float, float]:
+    """Return the seconds per sequence that all blocks take on a device, and those that the head takes."""
+    spec, seq_len = work.spec, work.seq_len
+    head = spec.forward_flops(1, seq_len, spec.layers)
+    blocks = spec.forward_flops(1, seq_len) - head
+    activations = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
+    logits = spec.logits_bytes(1, seq_len) * sum(constants.logits_passes)
+    speed = device.flops * constants.efficiency
+    return 3 * blocks / speed + activations / device.bytes_per_s, 3 * head / speed + logits / device.bytes_per_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.planner.cost.all_reduce import (
+from hpctrain.planner.cost.collectives import (
     NO_ALL_REDUCE,
     AllReduceTime,
     StageGradients,

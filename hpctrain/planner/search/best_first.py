@@ -5,18 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 from typing import NamedTuple
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.candidates import Candidate, UnopenedCandidate
 from hpctrain.planner.search.evaluate import Evaluation
-from hpctrain.planner.search.local_search import shift_counts
-from hpctrain.planner.search.many_devices import search_many_devices
+from hpctrain.planner.search.local_search import pack_within_nodes, shift_counts
 from hpctrain.planner.search.space import SearchSpace
-from hpctrain.planner.search.state import SearchResult, SearchState
-from hpctrain.planner.search.within_nodes import pack_within_nodes
+from hpctrain.planner.search.state import Candidate, SearchResult, SearchState, UnopenedCandidate
 from hpctrain.planner.simulate.predict import predict
 
 
@@ -213,3 +211,46 @@ class _BestFirstSearch(SearchState):
             bound = candidate.space.bounds.knapsack(candidate.option)
             lowest, _ = bound.bracket(candidate.bound_s, lowest, memory=False)
         return lowest
+
+
+def search_many_devices(state: SearchState) -> SearchResult:
+    """Search the queued candidates until none can win or patience has run out for all of them; return the best plan."""
+    candidates, misfit_factor = state.candidates, state.limits.misfit_factor
+    patience = misfit_factor * _patience(state)
+    lowest, ended = math.inf, True
+    used_patience: Counter[tuple[int, int]] = Counter()
+    while candidates.queue and state.can_win(candidates.queue[0]):
+        candidate = candidates.pop()
+        pp, _, tp = candidate.dims
+        if state.best is not None and used_patience[pp, tp] >= patience:
+            lowest, ended = min(lowest, candidate.bound_s), False
+            continue
+        if isinstance(candidate, UnopenedCandidate):
+            candidates.open(candidate, state.best)
+            continue
+        fits = _may_fit(candidate)
+        if fits:
+            before = state.best
+            fits = state.evaluate_sampled(candidate.space, candidate.option).fits
+            lowest = min(lowest, candidate.bound_s)
+            used_patience[pp, tp] += misfit_factor if fits else 1
+            if state.best is not before:
+                used_patience[pp, tp] = 0
+        if not fits:
+            candidates.push_leaner_options(candidate)
+    if candidates.queue:
+        lowest = min(lowest, candidates.queue[0].bound_s)
+    state.try_variants_of_best(sampled=True)
+    return state.result(lowest, ended)
+
+
+def _patience(state: SearchState) -> int:
+    limits, devices = state.limits, len(state.plain.pool.devices)
+    if state.best is not None:
+        return limits.warm_start_patience
+    return next((options for limit, options in limits.patience_by_devices if devices <= limit), limits.min_patience)
+
+
+def _may_fit(candidate: Candidate) -> bool:
+    bounds, option = candidate.space.bounds, candidate.option
+    return not bounds.is_too_large(option) and bounds.may_fit(option)  # the condition that is cheapest to compute first

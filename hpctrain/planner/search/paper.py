@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.even_parts import even_parts
-from hpctrain.planner.bounds.ideal import ideal_step_s
+from hpctrain.planner.bounds.closed_form import ideal_step_s
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.pool import DevicePool

@@ -1,25 +1,33 @@
-"""The space of a search: the options that one pool of devices has for one workload."""
+"""The space of a search: the options that one pool of devices has for one workload, their placements and bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
+from hpctrain.planner.bounds.closed_form import ClosedFormBound
+from hpctrain.planner.bounds.knapsack import KnapsackBound
+from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
 from hpctrain.planner.bounds.option import Option
-from hpctrain.planner.cost.memory_options import MemoryOptions
+from hpctrain.planner.bounds.unit_counts import UnitCounts
+from hpctrain.planner.cost.memory_options import MemoryOptions, shard_group_size
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import Workload
+from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, ScheduleSpec, Workload
 from hpctrain.planner.devices.pool import DevicePool
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
-from hpctrain.planner.layout.degrees import enumerate_dims
+from hpctrain.planner.devices.tensor_parallel_group import (
+    Placement,
+    TensorParallelGroup,
+    interchangeable_classes,
+    make_tensor_parallel_groups,
+)
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.partition import fit_layout, why_no_layout
+from hpctrain.planner.layout.placement import placements, placements_of_mixtures
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
-from hpctrain.planner.search.option_bounds import OptionBounds, can_shard
-from hpctrain.planner.search.pool_placements import PoolPlacements
 from hpctrain.planner.simulate.predict import Prediction
+from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import Codec
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
@@ -130,3 +138,146 @@ class SearchSpace:
         if pp * dp > units:
             return f"pp × dp = {pp * dp} groups of {tp} equal devices are needed, there are {units}"
         return None
+
+
+def can_shard(work: Workload, placement: Placement) -> bool:
+    """Whether the placement has replicas to shard over; also True if no sharding is asked for."""
+    if work.memory_options.zero == 0:
+        return True
+    shards = shard_group_size(placement, work.memory_options)
+    # With degrees given by hand, `check_runnable` refuses a codec that cannot be sharded, and says why.
+    return shards > 1 and (shards < len(placement) or work.fixed is not None or work.may_shard_gradients)
+
+
+class OptionBounds:
+    """Bounds for one pool of devices and one workload; caches its results."""
+
+    def __init__(self, cost: CostModel, pool_placements: PoolPlacements, limits: SearchLimits) -> None:
+        self.cost, self.pool_placements, self.limits = cost, pool_placements, limits
+        self._memory = MemoryFeasibility(cost)
+        self._closed_form = cache(lambda tp, size: ClosedFormBound(cost, pool_placements.counts(tp), size))
+        self.knapsack = cache(self._knapsack)
+        """Option -> its knapsack bound."""
+
+    def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
+        """Seconds of a step that computation alone takes with any schedule: a weaker bound, by which degrees are
+        sorted.
+        """
+        return self._closed_form(dims[2], micro_batch).work_s(dims)
+
+    def step_s(self, option: Option) -> float:
+        """Seconds of a step that no layout of the option beats, by the closed-form bound."""
+        return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
+
+    def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
+        """Placements that by the knapsack bound may finish within `limit_s` seconds."""
+        mixtures = knapsack_bound.mixtures_by(limit_s)
+        if mixtures is None:
+            return []
+        units = self.pool_placements.units(knapsack_bound.tp)
+        classes = [[unit for unit in units if self.cost.kind(unit) in c.kinds] for c in knapsack_bound.classes]
+        return [made for made in placements_of_mixtures(classes, mixtures) if can_shard(self.cost.work, made)]
+
+    def can_hold(self, option: Option, shards: int) -> bool:
+        """Whether devices have memory for the model if `shards` replicas share a state."""
+        return self._memory.can_hold(self.pool_placements.counts(option.dims.tp), option, shards)
+
+    def may_fit(self, option: Option) -> bool:
+        """False if no placement of the option has memory for the model."""
+        return self.can_hold(option, self._most_shards(option.dims))
+
+    def is_too_large(self, option: Option) -> bool:
+        """Whether `may_fit` is already known to be False."""
+        return self._memory.is_too_large(option, self._most_shards(option.dims))
+
+    def any_may_fit(self, dims: ParallelDims, micro_batch: int) -> bool:
+        """False if no schedule except a V-shaped one could have memory for the model; judged by
+        `FEWEST_ACTIVATIONS`.
+        """
+        memory_options = self.cost.work.memory_options
+        if memory_options.zero or memory_options.recompute != "none":
+            return True  # with several stages a rank, less is gathered or recomputed at a time
+        return self.may_fit(Option(dims, FEWEST_ACTIVATIONS, micro_batch))
+
+    def any_feasible_within(self, dims: ParallelDims, micro_batch: int, limit_s: float) -> bool:
+        """False if no schedule except a V-shaped one could finish within `limit_s` seconds, even with unlimited
+        memory.
+        """
+        return self._knapsack(Option(dims, ScheduleSpec("1f1b"), micro_batch), waits=False).feasible_within(limit_s)
+
+    def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:
+        counts, shards = self.pool_placements.counts(option.dims.tp), self._most_shards(option.dims)
+        return KnapsackBound(self.cost, counts, option, shards, waits, self.limits)
+
+    def _most_shards(self, dims: ParallelDims) -> int:
+        """The largest number of replicas that share one state."""
+        work = self.cost.work
+        if work.memory_options.zero and work.memory_options.shard == "node":
+            possible = (p for p in self.pool_placements.placements(dims) if can_shard(work, p))
+            return max((shard_group_size(placement, work.memory_options) for placement in possible), default=1)
+        return dims[1] if work.memory_options.zero else 1
+
+
+class PoolPlacements:
+    """Groups and placements of one pool, cached. They do not depend on memory options or codecs.
+
+    Args:
+        max_compared_units: largest number of groups whose links are compared pair by pair.
+    """
+
+    def __init__(self, pool: DevicePool, cost: CostModel, max_compared_units: int) -> None:
+        self.pool, self.cost, self.max_compared_units = pool, cost, max_compared_units
+        self.complete = True
+        """False if some orders of devices were left out."""
+        self.units = cache(partial(make_tensor_parallel_groups, pool))
+        """tp -> the tensor-parallel groups of that size."""
+        self.counts = cache(lambda tp: UnitCounts(cost, self.units(tp)))
+        """tp -> the tensor-parallel groups of that size, counted by kind."""
+        self.placements = cache(self._likely_placements)
+        """Degrees -> their likely placements."""
+
+    def _likely_placements(self, dims: ParallelDims) -> list[Placement]:
+        units = self.units(dims.tp)
+        classes = list(range(len(units)))
+        if len(units) <= self.max_compared_units:
+            classes = interchangeable_classes(units, self.pool.links, self.cost.work.stage_boundary_bytes(1))
+        likely, complete = placements(units, classes, dims.pp, dims.dp, lambda a, b: self.cost.send_s(a, b, 1))
+        self.complete = self.complete and complete
+        return likely
+
+
+EXHAUSTIVE_DEVICES = 64
+"""Largest number of devices of which a plan may leave any number idle; with more, it may leave few or none idle."""
+IDLE_DIVISOR = 8
+"""With more than `EXHAUSTIVE_DEVICES` devices, at most one device in this many is left idle."""
+FEW_DEVICES = 8
+"""Largest number of devices for which impossible degrees are listed too, so that the plan can give the reasons."""
+
+
+def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
+    """The (pp, dp, tp) to try, with a product of at most `devices`."""
+    if devices <= FEW_DEVICES:
+        whole = range(1, devices + 1)
+        return [ParallelDims(pp, dp, tp) for pp in whole for dp in whole for tp in whole if pp * dp * tp <= devices]
+    dims = []
+    splits = [tp for tp in range(1, devices + 1) if spec.tensor_parallel_error(tp) is None]
+    for pp in range(1, min(devices, spec.layers) + 1):
+        if devices > EXHAUSTIVE_DEVICES and spec.layers % pp and pp & (pp - 1):
+            continue  # neither an even cut nor a power of two
+        for tp in splits:
+            most = min(devices // (pp * tp), sequences)
+            if devices <= EXHAUSTIVE_DEVICES:
+                dims += [ParallelDims(pp, dp, tp) for dp in range(1, most + 1)]
+                continue
+            least = -(-min_devices_used(devices) // (pp * tp))
+            if most < least and most < sequences:
+                continue
+            # Try the largest number of replicas, and the largest number that divides the batch evenly.
+            even = next((dp for dp in range(most, max(least, 1) - 1, -1) if sequences % dp == 0), most)
+            dims += [ParallelDims(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
+    return dims if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*dims, ParallelDims(1, 1, 1)]))
+
+
+def min_devices_used(devices: int) -> int:
+    """The fewest devices that a plan uses out of more than `EXHAUSTIVE_DEVICES`, unless it uses only one."""
+    return devices - devices // IDLE_DIVISOR

@@ -1,21 +1,24 @@
-"""State and result of a best-first search: the remaining candidates, the best plan so far, its lower bound."""
+"""State and result of a best-first search: the queue of candidates, the best plan so far, its lower bound."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from hpctrain.planner.bounds.ideal import ideal_step_s
+from hpctrain.planner.bounds.closed_form import ideal_step_s
 from hpctrain.planner.bounds.option import Option
+from hpctrain.planner.cost.memory_options import MemoryOptions
+from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.degrees import min_devices_used
-from hpctrain.planner.search.candidates import Candidate, CandidateQueue, UnopenedCandidate
 from hpctrain.planner.search.evaluate import Evaluation, evaluate
-from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace, min_devices_used
 from hpctrain.planner.simulate.predict import Prediction
-from hpctrain.records.plan.plan import Rejected
+from hpctrain.records.plan.plan import ParallelDims, Recompute, Rejected
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES
 
 
 class SearchResult(NamedTuple):
@@ -118,3 +121,151 @@ class SearchState:
         if self.best is not None:
             bound_s = min(bound_s, self.best.total)
         return SearchResult(self.winner, self.best, bound_s, ended)
+
+
+NEXT_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
+
+
+class UnopenedCandidate(NamedTuple):
+    """Degrees and a micro-batch size in the queue, before their schedules are queued."""
+
+    priority_s: float
+    """Priority of the candidate in seconds: the candidate with the smallest value is taken first."""
+    number: int
+    bound_s: float
+    """Seconds that no plan of the candidate beats."""
+    dims: ParallelDims
+    micro_batch: int
+
+
+class Candidate(NamedTuple):
+    """An option in the queue, and the space with the memory options that it uses."""
+
+    priority_s: float
+    number: int
+    bound_s: float
+    option: Option
+    space: SearchSpace
+
+    @property
+    def dims(self) -> ParallelDims:
+        return self.option.dims
+
+
+class CandidateQueue:
+    """The candidates that a search has not evaluated yet.
+
+    Args:
+        plain: the space with the memory options of the run file.
+    """
+
+    def __init__(self, plain: SearchSpace) -> None:
+        self.plain = plain
+        self.may_save_memory = False
+        """Whether ZeRO, sequence parallelism and recomputation may be chosen.
+
+        By the cost model, sharding is sometimes a little faster. No measurement has confirmed this, so speed alone is
+        no reason to shard.
+        """
+        self.spaces = {plain.work.memory_options: plain}
+        self.few_devices = len(plain.pool.devices) <= EXHAUSTIVE_DEVICES
+        self.queue: list[UnopenedCandidate | Candidate] = []
+        self._numbers = itertools.count()
+
+    def fill(self) -> None:
+        """Put all degrees with all micro-batch sizes into the queue, without schedules."""
+        work = self.plain.work
+        for dims, size in itertools.product(self.plain.candidate_dims, work.micro_batch_sizes()):
+            if work.sequences // size >= dims[1]:
+                bound_s = min(space.bounds.work_s(dims, size) for space in self.first_spaces(dims))
+                priority_s = self._priority_s(bound_s, dims, size, None)
+                candidate = UnopenedCandidate(priority_s, next(self._numbers), bound_s, dims, size)
+                heapq.heappush(self.queue, candidate)
+
+    def pop(self) -> UnopenedCandidate | Candidate:
+        """Remove and return the candidate with the smallest priority."""
+        return heapq.heappop(self.queue)
+
+    def open(self, candidate: UnopenedCandidate, best: Prediction | None) -> None:
+        """Put the schedules of these degrees and this micro-batch size into the queue."""
+        for space in self.first_spaces(candidate.dims):
+            specs = space.work.schedule_specs(candidate.dims[0])
+            # Leaner memory options are derived from schedules that are too slow as well as from those that do not fit.
+            if not self.may_save_memory and not self._any_can_win(space, candidate, best):
+                specs = [schedule_spec for schedule_spec in specs if schedule_spec.name in V_SHAPED_SCHEDULES]
+            for schedule_spec in specs:
+                self._push(Option(candidate.dims, schedule_spec, candidate.micro_batch), space, candidate.bound_s)
+
+    def _any_can_win(self, space: SearchSpace, candidate: UnopenedCandidate, best: Prediction | None) -> bool:
+        """False if no schedule of these degrees and this micro-batch size, except a V-shaped one, could fit and beat
+        the best.
+        """
+        dims, size = candidate.dims, candidate.micro_batch
+        if not space.bounds.any_may_fit(dims, size):
+            return False
+        return best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
+
+    def first_spaces(self, dims: ParallelDims) -> Iterator[SearchSpace]:
+        """Yield the spaces with the memory options to begin with; `push_leaner_options` adds more if these do not
+        fit.
+        """
+        yield self.plain
+        if not self.may_save_memory:
+            return
+        work, (_, dp, tp) = self.plain.work, dims
+        split = tp > 1 and work.spec.supports_sequence_parallel and work.seq_len % tp == 0
+        # Gradients are summed exactly within nodes, so sharding there works with every codec.
+        shard: Literal["all", "node"] = "all" if work.may_shard_gradients else "node"
+        if dp > 1:
+            yield self._space(MemoryOptions(zero=1, shard=shard))
+        if split:
+            yield self._space(MemoryOptions(sequence_parallel=True))
+        if split and dp > 1:
+            yield self._space(MemoryOptions(zero=1, shard=shard, sequence_parallel=True))
+
+    def push_leaner_options(self, candidate: Candidate) -> None:
+        """Queue the option with more recomputation or a higher ZeRO level, because it does not fit as it is."""
+        if not self.may_save_memory:
+            return
+        memory_options, option = candidate.space.work.memory_options, candidate.option
+        leaner = []
+        if memory_options.recompute in NEXT_RECOMPUTE:
+            leaner.append(replace(memory_options, recompute=NEXT_RECOMPUTE[memory_options.recompute]))
+        if memory_options.recompute == "none" and memory_options.zero in (1, 2):
+            leaner.append(replace(memory_options, zero=2 if memory_options.zero == 1 else 3))
+        for space in map(self._space, leaner):
+            if option.schedule_spec in space.work.schedule_specs(option.dims.pp):
+                self._push(option, space, candidate.bound_s)
+
+    def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:
+        """Queue an option. Its bound is the larger of its closed-form bound and `bound_s`, that of the candidate it
+        comes from.
+        """
+        if self.plain.work.spec.layers < option.stages:
+            return
+        bound_s = max(bound_s, space.bounds.step_s(option))
+        priority_s = self._priority_s(bound_s, option.dims, option.micro_batch, option.schedule_spec)
+        heapq.heappush(self.queue, Candidate(priority_s, next(self._numbers), bound_s, option, space))
+
+    def _priority_s(
+        self, bound_s: float, dims: ParallelDims, micro_batch: int, schedule_spec: ScheduleSpec | None
+    ) -> float:
+        if not self.few_devices:
+            return bound_s
+        return bound_s * (1 + _bubble(self.plain.work.sequences // micro_batch, dims, schedule_spec))
+
+    def _space(self, memory_options: MemoryOptions) -> SearchSpace:
+        """The space with these memory options; made once."""
+        if memory_options not in self.spaces:
+            self.spaces[memory_options] = self.plain.with_memory_options(memory_options)
+        return self.spaces[memory_options]
+
+
+def _bubble(micro_batches: int, dims: ParallelDims, schedule_spec: ScheduleSpec | None) -> float:
+    """Bubble of a pipeline of equal stages, as a share of its work (Narayanan et al. 2021, section 2.2; Qi et al. 2024,
+    table 2). Without a schedule: the smallest bubble of any schedule.
+    """
+    pp, dp, _ = dims
+    chunks = 2 if schedule_spec is None else schedule_spec.virtual_stages
+    cut = schedule_spec is None or schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
+    return (pp - 1) * dp / (micro_batches * chunks * (3 if cut else 1))

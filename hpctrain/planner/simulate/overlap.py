@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.planner.cost.all_reduce import overlaps_backward
+from hpctrain.planner.cost.collectives import overlaps_backward
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.layout.layout import Layout

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from hpctrain.base.units import format_seconds
+from hpctrain.planner.cost.collectives import ShardCollectiveTimes, shard_collective_times
 from hpctrain.planner.cost.model import CostModel, StageTime
-from hpctrain.planner.cost.sharded_collectives import ShardCollectiveTimes, shard_collective_times
 from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate

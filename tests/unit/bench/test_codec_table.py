@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.bench.compression.methods import CODEC_METHODS, METHODS
 from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
-from hpctrain.planner.search.codecs.codec_choice import candidate_codecs
+from hpctrain.planner.search.codec_choice import candidate_codecs
 from hpctrain.records.plan.compression import MODES, Quantized, make_codec
 from hpctrain.records.plan.gradient_codec import SCALE_BYTES
 from hpctrain.records.topology.topology import CodecSeconds

@@ -10,10 +10,9 @@ from steps_made import BASE_BYTES, rows_made, truth, write_generation
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.memory import PROCESS_BYTES
-from hpctrain.planner.layout.from_plan import layout_of_plan
-from hpctrain.planner.replan.calibration import fit_profile, merge_profiles
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.replan.calibration import fit_profile, learned_profile, merge_profiles
 from hpctrain.planner.replan.replan import replan
-from hpctrain.planner.replan.run_profile import learned_profile
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import LARGEST_FACTOR

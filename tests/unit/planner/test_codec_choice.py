@@ -7,17 +7,16 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import RefusedError
 from hpctrain.cli.commands.planning.plan import command
-from hpctrain.planner.cost.all_reduce import StageGradients, all_reduce_time
+from hpctrain.planner.cost.collectives import COPY_PASSES, StageGradients, all_reduce_time
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.sharded_collectives import COPY_PASSES
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
-from hpctrain.planner.layout.from_plan import layout_of_plan
-from hpctrain.planner.search.codecs.codec_choice import MIN_GAIN, candidate_codecs
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.search.codec_choice import MIN_GAIN, candidate_codecs
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.compression import BUCKET_BYTES, Bf16, NoCompression, PowerSgd, Quantized, TopK

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import CodecSeconds

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner import PlanRequest, make_plan
-from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.search.objective import GoodputConstraint, Objective, p95_step_s
 from hpctrain.planner.simulate.jitter import LinkJitter
 

@@ -3,8 +3,8 @@
 import pytest
 
 from hpctrain.planner.cost.workload import ScheduleSpec
-from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.layout.partition import why_no_layout
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.overlap import overlapped_s, overlapped_share
 from hpctrain.planner.simulate.predict import predict, simulate_step
 

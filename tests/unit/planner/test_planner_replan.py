@@ -9,8 +9,7 @@ from hpctrain.bench.planner.cases import SearchCase, scene_of_case
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
-from hpctrain.planner.search.state_moves import moves_between
-from hpctrain.planner.search.warm_start import surviving_placement
+from hpctrain.planner.search.replacement import moves_between, surviving_placement
 from hpctrain.records.plan.compression import AutoCompression
 
 PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.planner.cost.live_activations import live_micro_batches
-from hpctrain.planner.cost.memory import MemoryModel, RankRole
+from hpctrain.planner.cost.memory import MemoryModel, RankRole, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.schedule.generate import make_schedule, stages_by_rank
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_COMPILED_TP, WHY_NOT_RECOMPUTED_HALVES

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hpctrain.planner.devices.links import Links, message_s, ring_all_reduce_s
 from hpctrain.planner.devices.pool import DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.layout.partition import split_evenly
 from hpctrain.planner.layout.placement import MAX_ORDERS, placements, rank_permutations
-from hpctrain.planner.layout.split_evenly import split_evenly
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.schedule import Schedule

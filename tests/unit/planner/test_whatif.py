@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
-from hpctrain.planner.simulate.critical_path import critical_path
+from hpctrain.planner.simulate.engine import critical_path
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import predict, simulate_step
 from hpctrain.records.format.node_name import DeviceId

@@ -24,8 +24,8 @@ from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS
 from hpctrain.planner import PlanRequest, Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
 from hpctrain.planner.explain import extra_neighbours
-from hpctrain.planner.layout.from_plan import layout_of_plan
-from hpctrain.planner.replan.run_profile import learned_profile
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.search.objective import Goal, GoodputConstraint, Objective
 from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.model.imported_spec import Spec
