@@ -23,7 +23,7 @@ from hpctrain.doctor.facts import (
 )
 from hpctrain.doctor.finding import DoctorFinding
 from hpctrain.runs.file_system import IN_MEMORY, is_shared
-from hpctrain.slurm.gres import gpu_count
+from hpctrain.slurm.cluster import gpu_count
 
 LITTLE_BYTES = 10 * 2**30
 """Free bytes below which space counts as little: a few checkpoints of a model of 1e8 parameters fill them (12 bytes a

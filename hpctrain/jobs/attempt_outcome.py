@@ -1,12 +1,19 @@
-"""Finds out how an attempt ended, from its exit code, its events and Slurm's description of its job. Pure functions."""
+"""Finds out how an attempt ended and what asked it to stop, from its exit code, its events, srun's errors and Slurm's
+description of its job. Pure, except that `with_srun_error` reads the file with srun's stderr."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
-from hpctrain.base.errors import EXIT_NO_PROGRESS, EXIT_REFUSED, EXIT_RESUMABLE, EXIT_USAGE
+from hpctrain.base.errors import EXIT_NO_PROGRESS, EXIT_REFUSED, EXIT_RESUMABLE, EXIT_USAGE, UntrustedError
+from hpctrain.base.owned_files import open_owned
+from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
 from hpctrain.records.history.event import Event, nodes_at_start, nodes_excluded_by_probe
 from hpctrain.records.history.fault import Fault, fault_named
 from hpctrain.records.history.ledger import ExitClass
@@ -155,3 +162,133 @@ def is_preempted(job: JobInfo) -> bool:
 def is_out_of_time(job: JobInfo) -> bool:
     """Whether the job reached its time limit. While its script still ends, Slurm 22.05 calls it COMPLETING."""
     return job.state is JobState.TIMEOUT or (job.state is JobState.COMPLETING and job.reason == "TimeLimit")
+
+
+StopCause = Literal["preempted", "time_limit", "signal"]
+"""Why an attempt was asked to stop. `signal`: Slurm had no reason to send it, so a person or another program did."""
+SILENT = "ended without a word: node lost, killed, or time limit"
+
+
+def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_s: int) -> StopCause | None:
+    """Return why the attempt was asked to stop; None if it was not asked, or if the cause is unknown.
+
+    Args:
+        job: Slurm's description; None if Slurm does not know the job or was not asked.
+        now: when the attempt ended, seconds since 1970.
+        notice_s: cluster.save_notice_s.
+    """
+    if job is None:
+        return None
+    if is_preempted(job):
+        return "preempted"
+    if outcome.exit_class != "resumable":
+        return None
+    if is_out_of_time(job):
+        return "time_limit"
+    if job.state is not JobState.RUNNING:
+        return None  # Slurm is ending the job and sent the signal itself: a requeue, a lost node
+    # The save notice is SIGUSR2 (`sbatch --signal`). Slurm sends no SIGTERM before the limit itself.
+    due = job.end_s is not None and now >= job.end_s - notice_s - SIGNAL_EARLY_S
+    if due and outcome.asked_by != "SIGTERM":
+        return "time_limit"
+    return "signal" if outcome.asked_by is not None else None
+
+
+def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
+    """Return why the attempt ended, in words that name what asked it to stop."""
+    saved = ", saved" if outcome.saved else ", without a newer checkpoint"
+    if cause == "preempted":
+        return f"preempted{saved}"
+    if cause == "time_limit":
+        return (
+            f"stopped before the time limit{saved}" if outcome.saved or outcome.asked_by else "ended at the time limit"
+        )
+    if cause == "signal":
+        sender = "sent by neither a preemption nor the time limit (scancel --signal, kill)"
+        return f"stopped by {outcome.asked_by}, {sender}{saved}"
+    if outcome.reason:
+        return outcome.reason
+    if outcome.code is None:
+        return SILENT
+    if outcome.exit_class == "resumable":
+        return "stopped on request"  # on a node other than rank 0's, nobody reports whether it saved
+    return f"the step ended with exit code {outcome.code}"
+
+
+SRUN_LOG_NAME = "srun.txt"
+"""File in logs/<attempt> with srun's stderr; the job's log has the same lines."""
+SRUN_LOG_BYTES_MAX = 2**18
+"""Bytes of srun.txt that are read. The first error is the cause; after it, srun names each task that it ends."""
+
+
+def srun_log(folder: Path, attempt: int) -> Path:
+    """Return the file with srun's stderr of an attempt's step."""
+    return folder / "logs" / str(attempt) / SRUN_LOG_NAME
+
+
+def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
+    """Return the outcome; if srun itself ended the step, return it as an infrastructure failure with srun's message.
+
+    An outcome that is done, or has a reason from the agents, is returned as it is.
+
+    Args:
+        nodes: nodes of the step, in Slurm's order.
+    """
+    if outcome.exit_class == "done" or (outcome.reason is not None and not outcome.crashed):
+        return outcome
+    try:
+        with os.fdopen(open_owned(srun_log(folder, attempt)), "rb") as file:
+            failure = read_step_failure(file.read(SRUN_LOG_BYTES_MAX).decode(errors="replace"))
+    except (OSError, UntrustedError):
+        return outcome
+    if failure is None:
+        return outcome
+    return replace(outcome, exit_class="infrastructure", reason=step_failure_text(failure, nodes), not_retryable=False)
+
+
+def step_failure_text(failure: StepFailure, nodes: Sequence[str]) -> str:
+    """Return what happened, with the node's name instead of its number."""
+    if not failure.started:
+        return f"Slurm could not start the step (srun: {failure.words})"
+    index = failure.node_index
+    node = nodes[index] if index is not None and index < len(nodes) else "a lost node"
+    why = "came back without its part of the step, and" if "missing" in failure.words else "cannot be reached any more:"
+    return f"{node} {why} Slurm ended the step on all nodes (srun: {failure.words})"
+
+
+_ERROR = re.compile(r"^srun: error: (?:\w+: )?(?P<words>.+)$", re.MULTILINE)
+_ABORTED = re.compile(r"(?:aborting, .*\b|cannot communicate with )node (?P<index>\d+)", re.IGNORECASE)
+"""'Aborting, io error and missing step on node 3', on a busy machine 'Cannot communicate with node 3.  Aborting job.'
+(seen in 22.05 and 24.11): the slurmd of a lost node was restarted, and does not know the step or does not answer in
+time. srun then ends the step on all nodes."""
+_NOT_STARTED = re.compile(
+    r"task launch for .* failed|application launch failed|unable to create step|task \d+ launch failed", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """Why srun ended a step early."""
+
+    words: str
+    """srun's message, one line."""
+    started: bool
+    """Whether the step was started."""
+    node_index: int | None = None
+    """The node that srun names, counted from 0 in the step's list of nodes; None: it names none."""
+
+
+def read_step_failure(text: str) -> StepFailure | None:
+    """Return the first failure that srun reports; None where it reports none, and the tasks' exit codes decide.
+
+    Args:
+        text: srun's stderr.
+    """
+    for line in _ERROR.finditer(text):
+        words = line["words"].strip()
+        aborted = _ABORTED.match(words)
+        if aborted:
+            return StepFailure(words, True, int(aborted["index"]))
+        if _NOT_STARTED.search(words):
+            return StepFailure(words, False)
+    return None

@@ -1,15 +1,16 @@
-"""Checks, before a run is queued, what its partition means for it: GPUs, a time limit too short to train,
-preemption."""
+"""Finds, before a run is queued, what its partition means for it: the nodes that it may get, GPUs, a time limit too
+short to train, preemption."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hpctrain.base.errors import InputError
+from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.records.run.run import Run
-from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition
-from hpctrain.slurm.gres import gpu_count
+from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition, gpu_count, has_features
 from hpctrain.slurm.limits import default_partition, members
+from hpctrain.slurm.options import parse_sbatch_options
 from hpctrain.slurm.time import format_time_limit, parse_time_limit
 
 SIGNAL_EARLY_S = 60
@@ -157,3 +158,48 @@ def candidate_partitions(names: str | None, partitions: Sequence[Partition]) -> 
         default = default_partition(partitions)
         return [default] if default else []
     return [partition for partition in partitions if partition.name in names.split(",")]
+
+
+NODE_CHOOSING_OPTIONS = ("nodefile", "prefer")
+"""sbatch options that choose among a partition's nodes in ways that hpctrain does not evaluate."""
+
+
+def nodes_of_allocation(environ: Mapping[str, str]) -> frozenset[str] | None:
+    """Return the names of the nodes of this process's allocation; None outside of an allocation."""
+    return _names(environ["SLURM_JOB_NODELIST"]) if environ.get("SLURM_JOB_NODELIST") else None
+
+
+def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
+    """Return the names of the nodes that the run's job may get; None if unknown."""
+    cluster, options = run.cluster, parse_sbatch_options(run.cluster.sbatch)
+    if cluster.reservation or cluster.groups or any(name in options for name in NODE_CHOOSING_OPTIONS):
+        return None
+    if cluster.constraint and has_features(cluster.constraint, ()) is None:
+        return None
+    partitions = candidate_partitions(cluster.partition, state.partitions)
+    allowed = frozenset(node.name for item in partitions for node in members(item, state.nodes, cluster.constraint))
+    if "nodelist" in options:
+        allowed &= _names(options["nodelist"])
+    return allowed - _names(options.get("exclude", ""))
+
+
+def merged_exclude_list(run: Run, exclude: Collection[str]) -> str:
+    """Return the excluded nodes as Slurm's list, with those of the run file: Slurm uses only the last --exclude."""
+    return ",".join(sorted({*exclude, *_names(parse_sbatch_options(run.cluster.sbatch).get("exclude", ""))}))
+
+
+def exclude_options(run: Run, exclude: Collection[str]) -> list[str]:
+    """Return sbatch's --exclude option for these nodes; [] without nodes."""
+    return [f"--exclude={merged_exclude_list(run, exclude)}"] if exclude else []
+
+
+def sbatch_option_names(run: Run) -> frozenset[str]:
+    """Return the names of the options in the run file's cluster.sbatch."""
+    return frozenset(parse_sbatch_options(run.cluster.sbatch))
+
+
+def _names(folded: str) -> frozenset[str]:
+    try:
+        return frozenset(expand_node_set(folded))
+    except ValueError:
+        return frozenset()  # sbatch reports the error

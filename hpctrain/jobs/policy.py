@@ -10,8 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.jobs.attempt_outcome import AttemptOutcome, is_out_of_time, is_preempted, with_slurm_state
-from hpctrain.jobs.stop_cause import StopCause, stop_cause, stop_reason_text
+from hpctrain.jobs.attempt_outcome import (
+    AttemptOutcome,
+    StopCause,
+    is_out_of_time,
+    is_preempted,
+    stop_cause,
+    stop_reason_text,
+    with_slurm_state,
+)
 from hpctrain.records.history.ledger import COUNTED_AGAINST_RETRIES, ExitClass, retries_spent_text
 from hpctrain.records.run.run import NotifyState
 from hpctrain.slurm.job import JobInfo, JobState

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import CommandError, HpctrainError, StorageError
 from hpctrain.jobs.bad_nodes import select_excluded_nodes
-from hpctrain.jobs.job_nodes import exclude_options, merged_exclude_list, nodes_of_job, sbatch_option_names
+from hpctrain.jobs.partition_checks import exclude_options, merged_exclude_list, nodes_of_job, sbatch_option_names
 from hpctrain.records.history.ledger import SUCCESSORS_FILE, Successor, read_bad_nodes, read_successors
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import job_id, open_jobs, record_job

@@ -16,7 +16,7 @@ from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CommandError, InputError, StorageError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
-from hpctrain.jobs.job_nodes import exclude_options
+from hpctrain.jobs.partition_checks import exclude_options
 from hpctrain.launch.container_command import python_command, task_command
 from hpctrain.launch.slurm_job.job_script import node_command, render_job
 from hpctrain.records.run.run import Run

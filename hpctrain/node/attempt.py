@@ -20,13 +20,11 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.jobs.attempt_outcome import AttemptOutcome
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, srun_log
 from hpctrain.jobs.bad_nodes import record_bad_nodes
-from hpctrain.jobs.cancel import is_cancelled
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.jobs.live_job_check import check_own_folder
+from hpctrain.jobs.live_job import check_own_folder, is_cancelled
 from hpctrain.jobs.policy import AttemptState, JobVerdict, classify, decide_after_attempt, decide_before_start
-from hpctrain.jobs.srun_error import srun_log
 from hpctrain.jobs.successors import (
     cancel_successors,
     ensure_queued,
@@ -34,18 +32,16 @@ from hpctrain.jobs.successors import (
     submit_next,
     waiting_successors,
 )
-from hpctrain.launch.preflight.checks import drop_stale_topology
-from hpctrain.launch.preflight.gpu_driver import local_driver_version
+from hpctrain.launch.preflight.checks import drop_stale_topology, local_driver_version
 from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
 from hpctrain.node.job_state import job_info, read_attempt_state, read_run_state
 from hpctrain.node.run import FINISHED_FILE
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.ledger import read_successors
 from hpctrain.records.run.run import NotifyState, Run, run_of
-from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.runs.locate import job_id, record_job
 from hpctrain.runs.notify import send_notification
-from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 CONTROLLER_WAIT_S = 60.0

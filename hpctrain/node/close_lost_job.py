@@ -17,8 +17,7 @@ from hpctrain.base.process import Runner, SystemRunner
 from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.node import attempt
 from hpctrain.node.exit_markers import is_job_script_alive
-from hpctrain.runs.folder import RunFolder
-from hpctrain.runs.trust import check_trusted
+from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.slurm.commands import Slurm
 
 SCRIPT_WAIT_S = 5.0

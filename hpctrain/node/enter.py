@@ -19,7 +19,7 @@ from hpctrain.container.run.runtime import Host, Which, find_runtime, this_host
 from hpctrain.container.run.surviving_mount import with_surviving_mount
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.code_copy import CODE_FOLDER
-from hpctrain.runs.trust import check_trusted
+from hpctrain.runs.folder import check_trusted
 
 IMAGE_TOOLS_FOLDER = "image-tools"
 """Folder in a run folder with the scripts that each node puts first on the path of the image's runtime."""

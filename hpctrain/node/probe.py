@@ -12,8 +12,7 @@ from pathlib import Path
 from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
-from hpctrain.node.node_address import add_node_arguments, node_address
-from hpctrain.node.parent_process import Parent
+from hpctrain.node.node_options import Parent, add_node_arguments, node_address
 from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, default_mode, local_settings
 from hpctrain.probe.pair_selection.switches import switches_of
 from hpctrain.probe.protocol.run import ProbeNode, probe_nodes

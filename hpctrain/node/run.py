@@ -9,7 +9,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
@@ -19,18 +19,15 @@ from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, process_incarnation
 from hpctrain.agent.peers import PeerMesh
-from hpctrain.base.clock import SystemClock
+from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner, ForkServerExit
 from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
-from hpctrain.node.node_address import add_node_arguments, node_address
-from hpctrain.node.parent_process import Parent
-from hpctrain.node.probe_progress import ProbeProgress
+from hpctrain.node.node_options import Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
-from hpctrain.node.threads import thread_environment
 from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode
 from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
 from hpctrain.probe.system.host import interface_of
@@ -38,8 +35,8 @@ from hpctrain.records.history.generation import GENERATIONS, Generation
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.folder import check_trusted
 from hpctrain.runs.secrets import secret_values
-from hpctrain.runs.trust import check_trusted
 
 FINISHED_FILE = "finished"
 """File in a run folder that says that the run is over, even if a lost node's task seems to run. The job script checks
@@ -271,3 +268,52 @@ def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str,
     env.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl-trace-rank-"))
     env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     return env
+
+
+EVERY_S = 2.0
+"""Fewest seconds between two events of one phase."""
+
+_WORDS = {
+    "join": "{done} of {planned} nodes have come",
+    "links": "the links between the nodes, {done} of {planned} rounds are done",
+    "devices": "the devices, {done} of {planned} nodes have loaded what measures them",
+    "backend": "messages over the training backend between {planned} nodes",
+}
+
+
+class ProbeProgress:
+    """A progress callback with (phase, done, planned) that writes an event when a phase begins, and at each further
+    quarter of the phase."""
+
+    def __init__(self, event_log: EventLog, clock: Clock) -> None:
+        self._event_log = event_log
+        self._clock = clock
+        self._phase = ""
+        self._quarter = 0
+        self._written = float("-inf")
+
+    def __call__(self, phase: str, done: int, planned: int) -> None:
+        if not planned:
+            return  # one node has no links
+        now, quarter = self._clock.now(), 4 * done // planned
+        if phase == self._phase and (quarter <= self._quarter or now - self._written < EVERY_S):
+            return
+        self._phase, self._quarter, self._written = phase, quarter, now
+        words = _WORDS[phase].format(done=done, planned=planned)
+        self._event_log.write("probing", -1, words, phase=phase, done=done, planned=planned)
+
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def thread_environment(topology: Topology, node: str, cores: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that gives each worker of the node an equal share of the cores.
+
+    It is empty for a single worker, as torch then uses all cores, and where the variable is set already.
+
+    Args:
+        cores: cores that this process may use.
+        env: the workers' environment.
+    """
+    workers = sum(len(entry.devices) for entry in topology.nodes if entry.id == node)
+    return {} if workers < 2 or env.get(THREADS) else {THREADS: str(max(1, cores // workers))}

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.report.run_view import RunView
-from hpctrain.report.validation import HELD_OUT, losses_by_set
+from hpctrain.report.summaries import HELD_OUT, losses_by_set
 
 Trace = dict[str, Any]
 Value = Callable[[MetricRow], float | None]

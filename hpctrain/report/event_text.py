@@ -10,7 +10,7 @@ from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RES
 from hpctrain.base.json_text import parse_json
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.records.history.event import Event
-from hpctrain.report.recoveries import restored_step
+from hpctrain.report.summaries import restored_step
 
 _EXIT_WORDS = {
     EXIT_RESUMABLE: "can go on",

@@ -16,8 +16,8 @@ from hpctrain.records.history.metric import MetricRow, RankPlacement, last_row_o
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.recoveries import FaultRecovery, recoveries, steady_step_time
 from hpctrain.report.status import RunStatus, decide_status, lock_held
+from hpctrain.report.summaries import FaultRecovery, recoveries, steady_step_time
 
 _PLAN = re.compile(r"^plan(?:-(\d+))?\.json$")
 

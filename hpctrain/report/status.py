@@ -11,16 +11,22 @@ from typing import Any, Literal
 
 from hpctrain.base.owned_files import open_owned
 from hpctrain.base.system.disk_space import free_bytes
-from hpctrain.base.units import format_seconds
+from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.ledger import ATTEMPTS_FILE, last_end_text
 from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.disk_warning import disk_warning
 from hpctrain.report.event_text import describe_event
-from hpctrain.report.recoveries import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
-from hpctrain.report.validation import HELD_OUT, losses_by_set
+from hpctrain.report.summaries import (
+    FAULTS,
+    HELD_OUT,
+    losses_by_set,
+    lost_steps,
+    recoveries,
+    restored_step,
+    steady_step_time,
+)
 
 State = Literal["queued", "starting", "running", "recovering", "requeued", "done", "failed", "cancelled", "unknown"]
 
@@ -290,3 +296,29 @@ def _fault_pending(events: list[Event]) -> bool:
     """Whether there was a fault after which training has not continued yet."""
     newest = _newest(events, *FAULTS, "recovered")
     return newest is not None and newest.kind != "recovered"
+
+
+_TRIES = ("checkpoint_saved", "checkpoint_skipped", "waiting_for_room")
+
+
+def disk_warning(events: Sequence[Event], free_bytes: float | None) -> str | None:
+    """Return a warning about checkpoints that could not or will not be written; None if there is no problem.
+
+    Args:
+        free_bytes: free bytes on the run folder's file system; None if unknown.
+    """
+    tries = [event for event in events if event.kind in _TRIES and "step" in event.data]
+    saved = next((event for event in reversed(tries) if event.kind == "checkpoint_saved"), None)
+    words = []
+    if tries and tries[-1] is not saved:
+        since = (
+            f"the newest checkpoint is that of step {saved.data['step']}" if saved else "no checkpoint was saved yet"
+        )
+        words.append(f"{tries[-1].reason.rstrip('.')}; {since}")
+    needed = saved.data.get("size_bytes") if saved is not None else None
+    if needed and free_bytes is not None and free_bytes < needed:
+        words.append(
+            f"{format_bytes(free_bytes)} are free where the run folder lies, and the next checkpoint takes "
+            f"{format_bytes(needed)}: free some space"
+        )
+    return "; ".join(words) or None

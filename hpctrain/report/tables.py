@@ -8,9 +8,8 @@ from hpctrain.base.units import format_bytes, format_count, format_seconds, form
 from hpctrain.records.history.event import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Device, Node
-from hpctrain.report.recoveries import FAULTS, robustness, steady_step_time, steady_tokens_per_s
 from hpctrain.report.run_view import PlanUse, RunView
-from hpctrain.report.validation import loss_words
+from hpctrain.report.summaries import FAULTS, loss_words, robustness, steady_step_time, steady_tokens_per_s
 
 ABSENT = "–"
 

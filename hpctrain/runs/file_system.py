@@ -1,4 +1,4 @@
-"""Checks the type of file system that run folders lie on, because every node has to see them."""
+"""Checks the file system that run folders lie on: whether every node sees it, and whether checkpoints will fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.system.disk_space import nearest_existing
+from hpctrain.base.system.disk_space import free_bytes, nearest_existing
+from hpctrain.base.units import format_bytes
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.compression import AutoCompression
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 """Types of file systems in memory, which no other node can see."""
@@ -69,3 +74,39 @@ def _mount_of(path: Path) -> tuple[str, str]:
         if path == Path(mount.mountpoint) or Path(mount.mountpoint) in path.parents:
             return str(mount.fstype), str(mount.opts)
     return "", ""
+
+
+STATE_BYTES = 12
+"""Bytes of each parameter in a checkpoint: the weight and AdamW's two moments, 4 bytes each."""
+
+
+def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
+    """Return what a person should know about the disk space for checkpoints, as lines.
+
+    While a checkpoint is written, all kept ones still exist: there must be space for one more.
+
+    Args:
+        runs: the folder that run folders go to; it may not exist yet.
+        plan: the plan, if known; each of its replicas saves its own compression state.
+    """
+    one, most = _checkpoint_bytes(run, spec, plan), run.checkpoint.keep + 1
+    try:
+        free = free_bytes(runs.resolve())
+    except OSError as error:
+        return [f"not checked before submitting: the room in {runs.resolve()} ({error.strerror})"]
+    if free >= most * one:
+        return []
+    return [
+        f"{runs.resolve()}: {format_bytes(free)} are free; {most} checkpoints of {format_bytes(one)} will need more, "
+        "and one that does not fit is skipped: free some space, lower checkpoint.keep, or set HPCTRAIN_RUNS"
+    ]
+
+
+def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
+    """Return the bytes of one checkpoint. Without a plan, the compression state of a single replica is counted."""
+    copies = 1 if plan is None else plan.dp // plan.shards
+    codec = run.compression if plan is None else plan.codec
+    codec_state = 0.0
+    if not isinstance(codec, AutoCompression) and (plan is None or copies > 1):
+        codec_state = copies * codec.state_bytes(spec.dim)
+    return (STATE_BYTES + codec_state) * spec.parameters()

@@ -1,4 +1,5 @@
-"""The run folder, which holds every file about a run. It is created once, and locked while a run uses it."""
+"""The run folder, which holds every file about a run. It is created once, checked before it is used, and locked while a
+run uses it."""
 
 from __future__ import annotations
 
@@ -267,3 +268,21 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
         else:
             return True
     return False
+
+
+def check_trusted(path: Path) -> None:
+    """Check the run folder, and everything in it that is executed, before anything in it is used.
+
+    Raises:
+        InputError: something belongs to somebody else, others can write to it, or others can read the key.
+    """
+    try:
+        with OwnedFolder(path) as folder:
+            folder.check_entries()
+            with contextlib.suppress(FileNotFoundError):
+                os.close(folder.open("key", private=True))
+            for name in ("code", "submitit"):
+                with contextlib.suppress(FileNotFoundError):
+                    folder.check_tree(name, no_links=(".pkl",))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be looked at ({error.strerror})") from None

@@ -1,15 +1,75 @@
-"""The cluster as Slurm describes it: partitions, nodes and the settings that matter for a run."""
+"""The cluster as Slurm describes it: partitions, nodes with their GRES and features, and the settings that matter for a
+run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from hpctrain.slurm.fields import node_names, number, parse_unsigned, records, required, text_or_none
-from hpctrain.slurm.gres import Gres, parse_gres
 from hpctrain.slurm.time import read_duration
+
+_OUTSIDE_BRACKETS = re.compile(r",(?![^(]*\))")
+_BRACKETS = re.compile(r"\([^)]*\)")
+_COUNT = re.compile(r"(\d{1,18})([KMGTP]?)", re.IGNORECASE | re.ASCII)
+_FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+
+
+@dataclass(frozen=True)
+class Gres:
+    """The count of one resource on a node: ('gpu', 'a100', 4)."""
+
+    name: str
+    type: str | None
+    count: int
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """Return the resources of a node: 'gpu:a100:4(S:0-1),gpu:a100_3g.20gb:2' -> two; () for '(null)'."""
+    if text in ("", "(null)", "N/A"):
+        return ()
+    return tuple(_parse_one(_BRACKETS.sub("", item)) for item in _OUTSIDE_BRACKETS.split(text) if item)
+
+
+def gpu_count(gres: Iterable[Gres], gpu_type: str | None = None) -> int:
+    """Return the number of GPUs of a node, of one type or of all; a MIG slice counts as one."""
+    return sum(item.count for item in gres if item.name == "gpu" and gpu_type in (None, item.type))
+
+
+def _parse_one(text: str) -> Gres:
+    name, *rest = [part for part in text.split(":") if part != "no_consume"]
+    counted = _COUNT.fullmatch(rest[-1]) if rest else None
+    if counted:
+        rest = rest[:-1]
+    count = int(counted[1]) * _FACTOR[counted[2].upper()] if counted else 1
+    return Gres(name.removeprefix("gres/"), rest[0] if rest else None, count)
+
+
+_OPERATOR = re.compile(r"[&,|]")
+
+
+def has_features(constraint: str, features: Collection[str]) -> bool | None:
+    """Whether a node with these features satisfies the constraint: 'a100&nvlink' needs both, 'a100|h100' either.
+
+    None for constraints on several nodes at once, or with both operators (sbatch(1), --constraint), which only Slurm
+    can evaluate.
+    """
+    operators = {"&" if operator in "&," else "|" for operator in _OPERATOR.findall(constraint)}
+    if len(operators) > 1 or any(character in constraint for character in "[]()*"):
+        return None
+    matches = [name in features for name in _OPERATOR.split(constraint) if name]
+    return any(matches) if operators == {"|"} else all(matches)
+
+
+def constraint_of_groups(groups: Collection[tuple[str, int]]) -> str:
+    """Return one constraint for nodes of several kinds: [('a100', 2), ('v100&big', 1)] -> '[a100*2&(v100&big)*1]'.
+
+    One job, and so one step, spans all of these nodes (sbatch(1), --constraint, "Multiple Counts").
+    """
+    return "[" + "&".join(f"({names})*{count}" if "&" in names else f"{names}*{count}" for names, count in groups) + "]"
+
 
 _SUFFIX_FLAGS = {
     "*": "NOT_RESPONDING",

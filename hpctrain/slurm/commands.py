@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError, CommandTimeoutError, InputError
 from hpctrain.base.process import CommandResult, Runner
-from hpctrain.slurm.accounting import parse_sacct, sacct_argv
 from hpctrain.slurm.cluster import (
     ClusterConfig,
     ClusterState,
@@ -21,7 +20,7 @@ from hpctrain.slurm.cluster import (
     parse_partitions,
 )
 from hpctrain.slurm.fields import SEPARATOR, node_names
-from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
+from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_sacct, parse_scontrol_job, parse_squeue, sacct_argv
 from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0

@@ -20,8 +20,7 @@ from hpctrain.bench.planner.errors import errors_of
 from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
-from hpctrain.launch.probe.local import probe_local
-from hpctrain.launch.probe.progress import ProbeRequest
+from hpctrain.launch.probe import ProbeRequest, probe_local
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
 from hpctrain.planner.simulate.predict import predict

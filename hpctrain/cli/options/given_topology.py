@@ -11,9 +11,8 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import RefusedError
 from hpctrain.cli.options.named_numbers import node_names
-from hpctrain.jobs.job_nodes import nodes_of_allocation
-from hpctrain.launch.preflight.gpu_driver import local_driver_version
-from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS, staleness
+from hpctrain.jobs.partition_checks import nodes_of_allocation
+from hpctrain.launch.preflight.checks import MAX_AGE_DAYS, local_driver_version, staleness
 from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.topology.topology import Topology
 

@@ -13,10 +13,10 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import warn
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.launch.slurm_job.adopted_job import adopt_job, current_batch_job_id, is_requeued_job
+from hpctrain.launch.slurm_job.existing_job import adopt_job, current_batch_job_id, is_requeued_job
 from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.folder import check_trusted
 from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folders_text
-from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 own_job_option = click.option(

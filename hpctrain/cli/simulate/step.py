@@ -15,7 +15,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
 from hpctrain.cli.options.named_numbers import FiniteNumber, node_names, numbers_by_name, numbers_by_node
 from hpctrain.cli.views.console import Console, table_console
-from hpctrain.launch.preflight.model_sizes import with_model_sizes
+from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner.layout.plan_conversion import CostedLayout, layout_of_plan
 from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times

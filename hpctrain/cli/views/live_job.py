@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.launch.local_run.supervise import LocalJob, LocalJobResult
+from hpctrain.launch.local_run import LocalJob, LocalJobResult
 from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow

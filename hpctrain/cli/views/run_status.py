@@ -10,12 +10,12 @@ from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import CommandError, FileError, HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.run_history import on_other_clusters
-from hpctrain.jobs.cancel import is_cancelled
+from hpctrain.jobs.live_job import is_cancelled
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.run.run import run_of
+from hpctrain.report.follow_files import LiveRun
 from hpctrain.report.job_status import with_job, with_remark
-from hpctrain.report.live_run import LiveRun
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.slurm.commands import NO_COMMANDS, Slurm

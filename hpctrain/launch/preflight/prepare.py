@@ -1,4 +1,4 @@
-"""Read and check all inputs of a run before anything starts, and create its run folder."""
+"""Read and check all inputs of a run before anything starts, size its model, and create its run folder."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import CommandTimeoutError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.read.index import check_tokenizer
 from hpctrain.corpus.read.mixture import open_training
+from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
 from hpctrain.corpus.read.tokens import open_named, open_validation
+from hpctrain.hf.start_from_folder import with_hf_folder
 from hpctrain.launch.container_command import check_container
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology
-from hpctrain.launch.preflight.model_sizes import special_tokens_for, with_model_sizes
-from hpctrain.records.model.imported_spec import Spec
+from hpctrain.launch.worker_request import worker_reply
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.run.objective import lengths
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths, resolved_objective
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.code_copy import copy_code
-from hpctrain.runs.folder import (
-    RunFolder,
-    create_run_folder,
-    remove_on_error,
-)
+from hpctrain.runs.folder import RunFolder, create_run_folder, remove_on_error
 from hpctrain.runs.secrets import check_secrets
 
 
@@ -147,3 +146,75 @@ def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock)
         with remove_on_error(folder):
             copy_code(Path(prepared.run.code), folder.path, runner)
     return folder
+
+
+LIMIT_S = 600.0
+
+
+def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
+    """Return the run with its model written out, and its spec.
+
+    Added are the vocabulary of its data, the settings of a Hugging Face folder, or the sizes of an imported model
+    (model.import).
+
+    Args:
+        code: folder that is searched first for the user's packages; None: `code` of the run file.
+
+    Raises:
+        InputError: the data is not prepared, or something is wrong with the imported model.
+        FileError: a Hugging Face folder cannot be used.
+    """
+    run = with_hf_folder(run)
+    model = run.model
+    if model.import_ is None:
+        spec = run.spec()
+        if reason := spec.sequence_length_error(run.data.seq_len):
+            raise InputError(f"data.seq_len is {run.data.seq_len}, and {reason}")
+        if not isinstance(spec, ImportedSpec) and spec.vocab is None:
+            spec = spec.model_copy(
+                update={"vocab": special_tokens_for(run, resolved_objective(run.objective, spec)).vocabulary}
+            )
+        if isinstance(spec, EncoderDecoderSpec) and spec.decoder_seq is None:
+            outputs = lengths(resolved_objective(run.objective, spec), run.data.seq_len).outputs
+            spec = spec.model_copy(update={"decoder_seq": outputs})
+        return run.with_spec(spec), spec
+    # An imported model has one stack; its default objective is next-token prediction.
+    tokens = special_tokens_for(run, run.objective or NEXT_TOKEN).vocabulary
+    if model.measured is not None and model.is_measured(tokens, run.data.seq_len):
+        return run, model.measured
+    measured = _ask(run, tokens, code or (Path(run.code) if run.code else None), runner)
+    return run.with_spec(measured), measured
+
+
+def special_tokens_for(run: Run, objective: AnyObjective) -> SpecialTokens:
+    """Return the special tokens of the data, and those that the objective needs besides.
+
+    Raises:
+        InputError, FileError: the data is not prepared, or its tokenizer cannot be read.
+    """
+    return special_tokens(run.data.train_folders, objective, run.data.seq_len)
+
+
+def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSpec:
+    if code is not None and not code.is_dir():
+        raise InputError(f"code: {code}: no such folder; name the folder that holds your packages")
+    model = run.model
+    question = {
+        "factory": model.import_,
+        "args": model.args or {},
+        "front": model.front,
+        "blocks": model.blocks,
+        "back": model.back,
+        "tensor_parallel": model.tensor_parallel or {},
+        "tokens": tokens,
+        "seq_len": run.data.seq_len,
+        "seed": run.seed,
+    }
+    options = ["--code", str(code)] if code is not None else []
+    try:
+        _, answer = worker_reply("describe", question, runner, f"makes {model.import_}", options, LIMIT_S)
+    except CommandTimeoutError:
+        raise InputError(f"model.import: {model.import_} gave no model within {LIMIT_S:g} s") from None
+    if "error" in answer:
+        raise InputError(answer["error"])
+    return ImportedSpec.model_validate(answer["spec"])

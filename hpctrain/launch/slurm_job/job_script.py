@@ -15,7 +15,7 @@ from hpctrain.launch.container_command import python_command, step_options, task
 from hpctrain.records.run.cluster import Mail
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import check_path
-from hpctrain.slurm.features import constraint_of_groups
+from hpctrain.slurm.cluster import constraint_of_groups
 from hpctrain.slurm.options import parse_sbatch_option
 
 DIRECTIVES_SET_HERE = (

@@ -17,8 +17,7 @@ from hpctrain.base.log_timestamps import format_timestamp
 from hpctrain.cli import main
 from hpctrain.cli.views.console import Console
 from hpctrain.report.status import read_status
-from hpctrain.report.terminal import TerminalLine, show
-from hpctrain.report.watch_view import render_watch_view
+from hpctrain.report.terminal import TerminalLine, render_watch_view, show
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\r\x9b1A"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\r\x9b1A"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.jobs.attempt_outcome import AttemptOutcome
-from hpctrain.jobs.srun_error import srun_log, with_srun_error
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, srun_log, with_srun_error
 
 NODES = ["gpu1", "gpu2"]
 KILLED = AttemptOutcome(137, "fatal")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome
-from hpctrain.jobs.stop_cause import stop_cause, stop_reason_text
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, stop_cause, stop_reason_text
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState

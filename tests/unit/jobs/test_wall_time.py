@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
-from hpctrain.launch.slurm_job.estimate import start_words
+from hpctrain.launch.slurm_job.queue import start_words
 from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology
 from hpctrain.slurm.commands import StartEstimate
 

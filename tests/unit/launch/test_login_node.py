@@ -10,7 +10,7 @@ import pytest
 from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import InputError
-from hpctrain.launch.preflight.login_node import check_not_queued_here, login_node_words
+from hpctrain.launch.preflight.site import check_not_queued_here, login_node_words
 from hpctrain.slurm.commands import Slurm
 
 

@@ -11,8 +11,8 @@ import pytest
 from hpctrain.base.errors import CommandTimeoutError, HpctrainError, InputError
 from hpctrain.base.process import CommandResult, Process
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.launch.preflight import model_sizes
-from hpctrain.launch.preflight.model_sizes import with_model_sizes
+from hpctrain.launch.preflight import prepare
+from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
 from hpctrain.records.run.run import Run
 
@@ -61,7 +61,7 @@ def run(**model: object) -> Run:
 @pytest.fixture(autouse=True)
 def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = SpecialTokens(TOKENS, TOKENS, 0)
-    monkeypatch.setattr(model_sizes, "special_tokens", lambda folders, objective, seq_len: tokens)
+    monkeypatch.setattr(prepare, "special_tokens", lambda folders, objective, seq_len: tokens)
 
 
 def test_the_answer_becomes_part_of_the_run(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Process
-from hpctrain.launch.probe import job as module
-from hpctrain.launch.probe.job import ProbeJob, probe_job, srun_command
-from hpctrain.launch.probe.progress import STALL_S, ProbeRequest
-from hpctrain.node.node_address import add_node_arguments, node_address
+from hpctrain.launch import probe as module
+from hpctrain.launch.probe import STALL_S, ProbeJob, ProbeRequest, probe_job, srun_command
+from hpctrain.node.node_options import add_node_arguments, node_address
 
 
 class Hanging:

@@ -9,9 +9,7 @@ import pytest
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FileError
-from hpctrain.launch.preflight.checks import drop_stale_topology
-from hpctrain.launch.preflight.gpu_driver import local_driver_version, parse_driver_version
-from hpctrain.launch.preflight.staleness import staleness
+from hpctrain.launch.preflight.checks import drop_stale_topology, local_driver_version, parse_driver_version, staleness
 from hpctrain.records.history.event import Event
 from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology, Verdict
 from hpctrain.runs.folder import RunFolder

@@ -8,7 +8,7 @@ import pytest
 from fake_clock import FakeClock
 from run_folders import event, submitted_run
 
-from hpctrain.launch.local_run.supervise import LocalJob
+from hpctrain.launch.local_run import LocalJob
 from hpctrain.report.status import read_status
 from hpctrain.runs.folder import RunFolder
 

@@ -10,8 +10,8 @@ from fake_slurm import MIN_JOB_AGE_S, FakeSlurm
 from run_folders import submitted_run
 
 from hpctrain.base.errors import RefusedError
-from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
+from hpctrain.jobs.live_job import CANCELLED_FILE
 from hpctrain.node import attempt
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.ledger import read_successors

@@ -18,8 +18,8 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
-from hpctrain.jobs.cancel import CANCELLED_FILE
-from hpctrain.jobs.srun_error import srun_log
+from hpctrain.jobs.attempt_outcome import srun_log
+from hpctrain.jobs.live_job import CANCELLED_FILE
 from hpctrain.node import attempt, run
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.ledger import failures_since_checkpoint, read_successors

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.agent.event_log import EventLog
-from hpctrain.node.probe_progress import EVERY_S, ProbeProgress
+from hpctrain.node.run import EVERY_S, ProbeProgress
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.protocol.coordinator import Coordinator
 from hpctrain.records.history.event import read_events
 from hpctrain.records.run.run import Run
 from hpctrain.report.status import decide_status
-from hpctrain.report.watch_view import PlainView
+from hpctrain.report.terminal import PlainView
 from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
 from tools.probe_simulation.tables import node_names
 from tools.probe_simulation.transport import SimulatedClock, SimulatedTransport

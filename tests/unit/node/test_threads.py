@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.node.threads import thread_environment
+from hpctrain.node.run import thread_environment
 from hpctrain.records.topology.topology import Topology
 
 

@@ -10,8 +10,7 @@ import pytest
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.probe.local import probe_local
-from hpctrain.launch.probe.progress import ProbeRequest
+from hpctrain.launch.probe import ProbeRequest, probe_local
 from hpctrain.records.topology.topology import Topology
 
 pytestmark = pytest.mark.slow

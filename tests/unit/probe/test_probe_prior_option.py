@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.commands.planning import probe as probe_command
-from hpctrain.launch.probe.job import ProbeJob, srun_command
-from hpctrain.launch.probe.progress import ProbeRequest
+from hpctrain.launch.probe import ProbeJob, ProbeRequest, srun_command
 from hpctrain.probe.pair_selection.switches import switches_of
 from hpctrain.records.topology.topology import Fabric, NodeCluster, Topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.records.history.event import Event, EventKind
-from hpctrain.report.disk_warning import disk_warning
+from hpctrain.report.status import disk_warning
 
 
 def event(kind: EventKind, reason: str = "", **data: object) -> Event:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.log_timestamps import format_timestamp
-from hpctrain.report import log_lines
-from hpctrain.report.log_lines import LogFile, LogReader, follow_lines, last_lines
+from hpctrain.report import logs
+from hpctrain.report.logs import LogFile, LogReader, follow_lines, last_lines
 
 
 def log(path: Path, *lines: tuple[float, str] | str, end: str = "\n") -> LogFile:
@@ -54,10 +54,10 @@ def test_what_slurm_says_between_an_attempts_beginning_and_its_end_is_about_the_
 def test_the_end_of_a_large_log_is_not_looked_for_from_its_beginning(tmp_path, monkeypatch):
     file = log(tmp_path / "a.log", *((float(n), f"line {n}") for n in range(20_000)))
     read = []
-    block = log_lines._block
-    monkeypatch.setattr(log_lines, "_block", lambda path, offset: read.append(offset) or block(path, offset))
+    block = logs._block
+    monkeypatch.setattr(logs, "_block", lambda path, offset: read.append(offset) or block(path, offset))
     assert texts([file], 3) == ["line 19997", "line 19998", "line 19999"]
-    assert min(read) > file.path.stat().st_size - 2 * log_lines.BLOCK_BYTES
+    assert min(read) > file.path.stat().st_size - 2 * logs.BLOCK_BYTES
 
 
 def test_lines_at_the_end_know_the_stamp_before_them(tmp_path):
@@ -69,8 +69,8 @@ def test_lines_at_the_end_know_the_stamp_before_them(tmp_path):
 
 def test_a_file_without_line_breaks_does_not_fill_the_memory(tmp_path):
     path = tmp_path / "a.log"
-    path.write_bytes(b"y" * (5 * log_lines.BLOCK_BYTES))
-    assert max(len(text) for text in texts([LogFile(path, "a")])) == log_lines.BLOCK_BYTES
+    path.write_bytes(b"y" * (5 * logs.BLOCK_BYTES))
+    assert max(len(text) for text in texts([LogFile(path, "a")])) == logs.BLOCK_BYTES
     assert len(texts([LogFile(path, "a")], 2)) == 2
 
 
@@ -80,7 +80,7 @@ def test_the_last_lines_are_the_last_lines(tmp_path_factory, lines, count, ended
     text = "\n".join(lines) + ("\n" if ended else "")
     path.write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_lines, "BLOCK_BYTES", max(block, 8))
+        patch.setattr(logs, "BLOCK_BYTES", max(block, 8))
         assert texts([LogFile(path, "a")], count) == text.removesuffix("\n").split("\n")[-count:] if text else True
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.report.recoveries import lost_steps, recoveries, restored_step, robustness, steady_step_time
+from hpctrain.report.summaries import lost_steps, recoveries, restored_step, robustness, steady_step_time
 
 
 def test_a_fault_and_its_recovery_belong_together(make):

@@ -9,7 +9,7 @@ from rich.console import Console
 from run_folders import event
 
 from hpctrain.report.status import RunStatus
-from hpctrain.report.watch_view import PlainView, node_states, render_watch_view
+from hpctrain.report.terminal import PlainView, node_states, render_watch_view
 
 STATUS = RunStatus(
     state="running", reason="step 30 done in 1 s", name="gpt", attempt=1, generation=2, step=30, steps=90,

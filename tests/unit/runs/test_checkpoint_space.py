@@ -9,8 +9,8 @@ from run_folders import RUN
 from hpctrain.records.model.presets import PRESETS
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
-from hpctrain.runs import checkpoint_space
-from hpctrain.runs.checkpoint_space import checkpoint_space_warning
+from hpctrain.runs import file_system
+from hpctrain.runs.file_system import checkpoint_space_warning
 
 SPEC = PRESETS["tiny-1m"].model_copy(update={"vocab": 256})
 
@@ -23,9 +23,9 @@ def test_a_run_that_fits_says_nothing(tmp_path: Path) -> None:
 def test_too_little_room_is_said_with_both_figures_and_what_to_do(tmp_path: Path, monkeypatch) -> None:
     run = Run.model_validate({**RUN, "checkpoint": {"keep": 4}})
     one = 12 * SPEC.parameters()
-    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 5 * one)
+    monkeypatch.setattr(file_system, "free_bytes", lambda path: 5 * one)
     assert checkpoint_space_warning(run, SPEC, tmp_path, None) == []
-    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 5 * one - 1)
+    monkeypatch.setattr(file_system, "free_bytes", lambda path: 5 * one - 1)
     (said,) = checkpoint_space_warning(run, SPEC, tmp_path, None)
     assert said.startswith(f"{tmp_path}: ")
     assert "are free; 5 checkpoints of" in said
@@ -40,8 +40,8 @@ def test_every_replica_adds_what_it_has_not_sent_of_its_gradients(tmp_path: Path
         "compression": [{"codec": {"mode": "topk", "residual": "bf16"}}],
     })  # fmt: skip
     run = Run.model_validate({**RUN, "checkpoint": {"keep": 1}, "compression": {"mode": "auto"}})
-    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters())
+    monkeypatch.setattr(file_system, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters())
     assert checkpoint_space_warning(run, SPEC, tmp_path, plan) == []
-    monkeypatch.setattr(checkpoint_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters() - 1)
+    monkeypatch.setattr(file_system, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters() - 1)
     assert len(checkpoint_space_warning(run, SPEC, tmp_path, plan)) == 1
     assert checkpoint_space_warning(run, SPEC, tmp_path, None) == []

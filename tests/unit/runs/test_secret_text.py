@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.runs.secret_text import find_secret, is_secret_name
+from hpctrain.runs.secrets import find_secret, is_secret_name
 
 
 @pytest.mark.parametrize(

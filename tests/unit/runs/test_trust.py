@@ -17,9 +17,8 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.records.run.run import Run
 from hpctrain.report.status import State, read_status
 from hpctrain.runs.code_copy import copy_code
-from hpctrain.runs.folder import create_run_folder, lock_run_folder
+from hpctrain.runs.folder import check_trusted, create_run_folder, lock_run_folder
 from hpctrain.runs.locate import find_run, record_job
-from hpctrain.runs.trust import check_trusted
 
 
 @pytest.fixture

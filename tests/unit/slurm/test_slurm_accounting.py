@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import CommandError
-from hpctrain.slurm.accounting import parse_sacct, sacct_argv
 from hpctrain.slurm.fields import SEPARATOR
-from hpctrain.slurm.job import JobState
+from hpctrain.slurm.job import JobState, parse_sacct, sacct_argv
 
 
 def answer(*lines: str) -> str:

@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import CommandResult
 from hpctrain.lab import slurm_state
-from hpctrain.slurm.accounting import parse_sacct
-from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
+from hpctrain.slurm.cluster import has_features, parse_config, parse_gres, parse_nodes, parse_partitions
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.features import has_features
 from hpctrain.slurm.fields import SEPARATOR, node_names, number
-from hpctrain.slurm.gres import parse_gres
-from hpctrain.slurm.job import JobInfo, needs_action, parse_scontrol_job, parse_squeue, pending_job_text
+from hpctrain.slurm.job import JobInfo, needs_action, parse_sacct, parse_scontrol_job, parse_squeue, pending_job_text
 from hpctrain.slurm.time import read_duration, read_moment
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.slurm.cluster import NodeInfo, Partition
-from hpctrain.slurm.features import constraint_of_groups, has_features
-from hpctrain.slurm.gres import parse_gres
-from hpctrain.slurm.limits import JobRequest, check_request
-from hpctrain.slurm.partition_choice import choose_partition
+from hpctrain.slurm.cluster import NodeInfo, Partition, constraint_of_groups, has_features, parse_gres
+from hpctrain.slurm.limits import JobRequest, check_request, choose_partition
 
 HOUR = 3600
 ASKED = JobRequest(None, 2, 2, HOUR, None, None, None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import CommandError
-from hpctrain.slurm.cluster import node_states, parse_config, parse_nodes, parse_partitions
-from hpctrain.slurm.gres import Gres, gpu_count, parse_gres
+from hpctrain.slurm.cluster import Gres, gpu_count, node_states, parse_config, parse_gres, parse_nodes, parse_partitions
 
 DAY_S = 86400
 

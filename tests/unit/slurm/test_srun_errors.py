@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.slurm.srun_errors import StepFailure, read_step_failure
+from hpctrain.jobs.attempt_outcome import StepFailure, read_step_failure
 
 CAME_BACK = """\
 srun: cluster configuration lacks support for cpu binding

@@ -13,8 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.views.run_status import WatchedRun
 from hpctrain.report.event_text import log_line_text
-from hpctrain.report.log_files import find_logs
-from hpctrain.report.log_lines import LogLine, follow_lines, last_lines
+from hpctrain.report.logs import LogLine, find_logs, follow_lines, last_lines
 
 LINES = 50
 

@@ -16,7 +16,7 @@ from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.run_status import WatchedRun
 from hpctrain.report.status import RunStatus
-from hpctrain.report.watch_view import PlainView, render_watch_view
+from hpctrain.report.terminal import PlainView, render_watch_view
 from hpctrain.runs.locate import job_id
 
 LOOK_S = 1.0

@@ -14,12 +14,11 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.run_history import check_cluster
-from hpctrain.jobs.cancel import cancel_job
-from hpctrain.launch.slurm_job.allocation import is_in_allocation, stop_in_allocation
+from hpctrain.jobs.live_job import cancel_job
+from hpctrain.launch.slurm_job.existing_job import is_in_allocation, stop_in_allocation
 from hpctrain.records.run.run import run_of
-from hpctrain.runs.folder import lock_holder, resume_text
+from hpctrain.runs.folder import check_trusted, lock_holder, resume_text
 from hpctrain.runs.locate import job_id
-from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 

@@ -24,9 +24,8 @@ from hpctrain.launch.step import (
 )
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.status import RunStatus
-from hpctrain.runs.folder import RunFolder, lock_holder
+from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder
 from hpctrain.runs.locate import job_id
-from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 COMMAND = "hpctrain.exec.command"

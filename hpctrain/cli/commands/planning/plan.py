@@ -19,8 +19,8 @@ from hpctrain.cli.options.recover import recover_option
 from hpctrain.cli.options.run_and_paths import FILE, PATH
 from hpctrain.cli.views.console import table_console
 from hpctrain.cli.views.plan_explanation import explanation
-from hpctrain.launch.preflight.model_sizes import with_model_sizes
-from hpctrain.launch.preflight.staleness import MAX_AGE_DAYS
+from hpctrain.launch.preflight.checks import MAX_AGE_DAYS
+from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner import PlanRequest, Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
 from hpctrain.planner.explain import extra_neighbours

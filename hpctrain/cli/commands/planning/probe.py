@@ -19,9 +19,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.options.run_and_paths import FILE
 from hpctrain.cli.views.console import Console
 from hpctrain.launch.preflight.site import VARIABLES, site_defaults
-from hpctrain.launch.probe.job import ProbeJob, probe_job
-from hpctrain.launch.probe.local import probe_local
-from hpctrain.launch.probe.progress import ProbeRequest
+from hpctrain.launch.probe import ProbeJob, ProbeRequest, probe_job, probe_local
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, default_mode
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm

@@ -11,7 +11,7 @@ import click
 
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.options.run_and_paths import RUN
-from hpctrain.launch.checkpoints.evaluate import CheckpointEvaluation, evaluate
+from hpctrain.launch.checkpoints import CheckpointEvaluation, evaluate
 
 
 @click.command("eval")

@@ -12,7 +12,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.options.run_and_paths import PATH, RUN
 from hpctrain.hf.tensors import BYTES, shard_bytes
-from hpctrain.launch.checkpoints.export import export
+from hpctrain.launch.checkpoints import export
 
 
 @click.command()

@@ -23,10 +23,9 @@ from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.live_job import watch
 from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.prepare.options import Progress
-from hpctrain.launch.local_run.supervise import LocalJob
-from hpctrain.launch.local_run.training import start
+from hpctrain.launch.local_run import LocalJob, start
 from hpctrain.launch.preflight.prepare import RunInputs, prepare, resolve_run
-from hpctrain.launch.probe.local import probe_local
+from hpctrain.launch.probe import probe_local
 from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.planner import make_plan
 from hpctrain.records.format.node_name import DeviceId

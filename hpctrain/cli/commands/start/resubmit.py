@@ -19,28 +19,25 @@ from hpctrain.cli.options.own_job import become_job, begin_own_job, own_job_opti
 from hpctrain.cli.options.run_and_paths import RUN
 from hpctrain.cli.run_history import add_to_history, check_cluster
 from hpctrain.cli.views.run_status import run_status
-from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.jobs.dependencies import (
     record_dependent_run,
     refresh_dependency,
     refresh_dependent_runs,
     without_dependencies,
 )
-from hpctrain.jobs.live_job_check import check_no_live_job
+from hpctrain.jobs.live_job import CANCELLED_FILE, check_no_live_job
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
-from hpctrain.launch.preflight.login_node import check_not_queued_here
 from hpctrain.launch.preflight.prepare import fewest_nodes
-from hpctrain.launch.slurm_job.adopted_job import check_is_slurm
-from hpctrain.launch.slurm_job.estimate import estimate_start
-from hpctrain.launch.slurm_job.queue import check_queue
+from hpctrain.launch.preflight.site import check_not_queued_here
+from hpctrain.launch.slurm_job.existing_job import check_is_slurm
+from hpctrain.launch.slurm_job.queue import check_queue, estimate_start
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.runs.locate import job_id
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
 from hpctrain.runs.secrets import check_secrets
-from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 

@@ -28,19 +28,16 @@ from hpctrain.cli.views.provisional_plan import check_provisional
 from hpctrain.hf.start_from_folder import dropout_warning
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, without_dependencies
-from hpctrain.jobs.job_nodes import nodes_of_allocation
+from hpctrain.jobs.partition_checks import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
-from hpctrain.launch.preflight.login_node import check_not_queued_here
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
-from hpctrain.launch.preflight.site import site_defaults, with_sbatch_variables
-from hpctrain.launch.slurm_job.adopted_job import check_is_slurm
-from hpctrain.launch.slurm_job.allocation import run_in_allocation
-from hpctrain.launch.slurm_job.estimate import estimate_start
-from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, wait_for_job
+from hpctrain.launch.preflight.site import check_not_queued_here, site_defaults, with_sbatch_variables
+from hpctrain.launch.slurm_job.existing_job import check_is_slurm, run_in_allocation
+from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, estimate_start, wait_for_job
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.records.run.run import Run
-from hpctrain.runs.checkpoint_space import checkpoint_space_warning
 from hpctrain.runs.code_copy import omitted_secrets_text
+from hpctrain.runs.file_system import checkpoint_space_warning
 from hpctrain.runs.folder import RunFolder, remove_on_error
 from hpctrain.slurm.commands import Slurm
 

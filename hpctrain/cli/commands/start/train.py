@@ -22,14 +22,13 @@ from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.live_job import watch
 from hpctrain.hf.start_from_folder import dropout_warning
 from hpctrain.launch.local import local_nodes
-from hpctrain.launch.local_run.supervise import LocalJob
-from hpctrain.launch.local_run.training import ResumedRun, check_resumed, resume, start
+from hpctrain.launch.local_run import LocalJob, ResumedRun, check_resumed, resume, start
 from hpctrain.launch.preflight.changed_settings import changes_text
-from hpctrain.launch.preflight.login_node import login_node_words
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, prepare, runs_folder
+from hpctrain.launch.preflight.site import login_node_words
 from hpctrain.records.run.run import run_of
-from hpctrain.runs.checkpoint_space import checkpoint_space_warning
 from hpctrain.runs.code_copy import omitted_secrets_text
+from hpctrain.runs.file_system import checkpoint_space_warning
 from hpctrain.runs.folder import resume_text
 from hpctrain.slurm.commands import Slurm
 

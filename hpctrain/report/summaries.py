@@ -1,14 +1,14 @@
-"""Summaries of a run's events and metrics: generations, recoveries, lost steps, robustness. Pure functions."""
+"""Summaries of a run's events and metrics: recoveries, lost steps, robustness, validation losses. Pure functions."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import MetricRow, last_row_of_each_step
+from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, perplexity
 
 FAULTS = ("worker_died", "worker_hung", "node_lost")
 """Kinds of events after which a generation ends."""
@@ -127,3 +127,22 @@ def _warm(rows: Sequence[MetricRow]) -> list[MetricRow]:
 
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
+
+
+HELD_OUT = "valid"
+
+
+def losses_by_set(row: MetricRow) -> dict[str, float]:
+    """Return the validation losses of a step by display name; {} if the step had no validation."""
+    held_out = {} if row.valid_loss is None else {HELD_OUT: row.valid_loss}
+    return held_out | {f"{HELD_OUT} {name}": losses.loss for name, losses in (row.valid_sets or {}).items()}
+
+
+def loss_words(losses: Mapping[str, float]) -> list[str]:
+    """Return the losses as texts: ['valid 3.2500 (perplexity 25.79)', 'valid code 4.1000 (perplexity 60.34)']."""
+    return [f"{name} {loss:.4f} ({_perplexity(loss)})" for name, loss in losses.items()]
+
+
+def _perplexity(loss: float) -> str:
+    value = perplexity(loss)
+    return "perplexity too large to tell" if value is None else f"perplexity {value:.4g}"

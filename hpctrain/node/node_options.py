@@ -1,4 +1,5 @@
-"""Finds out which node this process runs on: from the command line, or from Slurm's environment inside a job step."""
+"""The options of a node process: the node that it runs on, from the command line or from Slurm's environment inside a
+job step, and the process that it ends with."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpctrain.base.errors import InputError
 from hpctrain.probe.system.host import routed_address
@@ -61,3 +63,26 @@ def _address(me: str, nodes: tuple[str, ...], local: bool) -> str:
     if local or not others:
         return LOOPBACK
     return routed_address(others[0])
+
+
+class Parent:
+    """The parent process, identified by its id and its start time, because ids are reused."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._started = _started(pid)
+
+    def is_gone(self) -> bool:
+        """Whether the process has ended, before this object was made or since."""
+        return self._started is None or _started(self._pid) != self._started
+
+
+def _started(pid: int) -> str | None:
+    """Return the start time of a process, in the kernel's ticks; None if there is none, or only a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The program's name, in parentheses, may contain anything.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,1 +1,0 @@
-"""Evaluate and export a checkpoint, each in a worker process."""

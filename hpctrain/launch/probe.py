@@ -1,0 +1,226 @@
+"""Run a probe as a Slurm job or as processes of this machine, and watch it: its progress, its end, its last log
+line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.base.json_text import parse_json
+from hpctrain.base.module_argv import program
+from hpctrain.base.process import Process, Runner, end_process
+from hpctrain.jobs.partition_checks import candidate_partitions, gpus_per_node_available
+from hpctrain.launch.local import LocalNodes, local_nodes
+from hpctrain.records.topology.topology import Topology
+from hpctrain.slurm.commands import Slurm, client_environment
+
+POLL_S = 0.1
+STALL_S = 90.0
+"""Seconds without progress after which a probe is given up. The first node watches the others, so it must hang
+itself."""
+
+FINAL_WAIT_S = 3.0
+"""Seconds that the nodes get to end by themselves once the result is written."""
+
+Progress = Callable[[str, int, int], None]
+"""Function that is called with (phase, done, planned) at each change; the phases are join, links and devices."""
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """The settings of a probe."""
+
+    device: str = "auto"
+    """Devices to measure: auto, cpu, cuda, or none to measure links only."""
+    seed: int = 0
+    """Seed of the order of the rounds."""
+    mode: str = "full"
+    """Mode of the probe: health, full or sampled."""
+    prior: Path | None = None
+    """File with a topology that says which nodes share a switch, on a file system that the nodes share; None: no
+    prior."""
+
+    @property
+    def options(self) -> list[str]:
+        """Return the request as options of `hpctrain.node probe`."""
+        prior = ["--prior", str(self.prior.resolve())] if self.prior is not None else []
+        return [*prior, "--device", self.device, "--seed", str(self.seed), "--mode", self.mode]
+
+
+DEFAULTS = ProbeRequest()
+
+
+def watch_probe(
+    process: Process, folder: Path, clock: Clock, progress: Progress, queued: bool = False, result: Path | None = None
+) -> None:
+    """Wait until `process` has ended, and report progress.
+
+    Args:
+        process: the probe's first node, or the job that holds all of them.
+        queued: the probe may first have to wait for its nodes in the queue, without limit.
+        result: the file that the first node writes last; once it exists, the process gets FINAL_WAIT_S to end.
+
+    Raises:
+        HpctrainError: the probe makes no progress for STALL_S.
+    """
+    seen: tuple[str, int, int] | None = None
+    since = clock.now()
+    written: float | None = None
+    while process.poll() is None:
+        if written is None and result is not None and result.exists():
+            written = clock.now()
+        if written is not None and clock.now() - written > FINAL_WAIT_S:
+            return
+        waiting = queued and seen is None
+        if not waiting and clock.now() - since > STALL_S:
+            raise HpctrainError(f"probe: the first node got no further in {STALL_S:g} s (last: {seen}); try again")
+        now = _progress(folder)
+        if now is not None and now != seen:
+            progress(*now)
+            seen, since = now, clock.now()
+        clock.sleep(POLL_S)
+
+
+def raise_probe_error(process: Process, log: Path) -> None:
+    """Check that the process ended with exit code 0.
+
+    Raises:
+        HpctrainError: it ended with another code; the message has the last line of the log.
+    """
+    code = process.poll()
+    if code == 0:
+        return
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    last = lines[-1] if lines else "it printed nothing"
+    raise HpctrainError(f"probe: it ended with code {code}: {last}")
+
+
+def no_progress(phase: str, done: int, planned: int) -> None:
+    """Ignore the progress."""
+
+
+def _progress(folder: Path) -> tuple[str, int, int] | None:
+    try:
+        value = parse_json((folder / "progress.json").read_text())
+    except (OSError, ValueError):
+        return None  # not written yet
+    return str(value["phase"]), int(value["done"]), int(value["planned"])
+
+
+def probe_local(
+    count: int, folder: Path, runner: Runner, clock: Clock, request: ProbeRequest = DEFAULTS,
+    progress: Progress = no_progress,
+) -> Topology:  # fmt: skip
+    """Probe `count` virtual nodes of this machine; return the topology.
+
+    Args:
+        folder: an empty folder for the probe's files and logs; the caller removes it.
+
+    Raises:
+        HpctrainError: the first node ended without a topology, or hangs; the message has its last line.
+    """
+    nodes = local_nodes(count)
+    local = LocalNodes(folder, nodes, runner)
+    processes: dict[str, Process] = {}
+    try:
+        for node in nodes:
+            processes[node] = local.start("probe", node, folder / f"{node}.log", request.options)
+        watch_probe(processes[nodes[0]], folder, clock, progress)
+        raise_probe_error(processes[nodes[0]], folder / f"{nodes[0]}.log")
+        deadline = clock.now() + FINAL_WAIT_S
+        for process in processes.values():
+            process.wait(max(0.0, deadline - clock.now()))
+    finally:
+        for process in processes.values():
+            end_process(process)
+    return Topology.read(folder / "topology.json", owned=True)
+
+
+@dataclass(frozen=True)
+class ProbeJob:
+    """The probe's request to Slurm."""
+
+    nodes: int
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = "15"
+    """Time limit as Slurm writes it; a plain number means minutes."""
+    nodelist: str | None = None
+    """Node set that Slurm must allocate; None: Slurm chooses."""
+    gpus_per_node: int | None = None
+    """GPUs on each node; None: as many as Slurm lists on the nodes, or no GPUs if only CPUs are measured."""
+
+
+def probe_job(
+    job: ProbeJob, folder: Path, runner: Runner, clock: Clock, request: ProbeRequest = DEFAULTS,
+    progress: Progress = no_progress,
+) -> Topology:  # fmt: skip
+    """Probe nodes that Slurm allocates, or those of the allocation that this process is in; return the topology.
+
+    Args:
+        folder: an empty folder on a file system that the nodes share; the caller removes it.
+
+    Raises:
+        CommandError: srun is not on the path.
+        HpctrainError: the job was refused, ended early or hangs; the message has its last line.
+    """
+    log = folder / "srun.log"
+    inside = "SLURM_JOB_ID" in os.environ
+    env = dict(os.environ) if inside else client_environment(os.environ)
+    if job.gpus_per_node is None and request.device != "cpu":
+        job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
+    argv = srun_command(job, folder.resolve(), request, inside)
+    process = runner.start(argv, env=env, log=log)
+    try:
+        # If a node dies after the measurement, srun waits for it forever. The result is complete without it.
+        watch_probe(process, folder, clock, progress, queued=True, result=folder / "topology.json")
+        if not (folder / "topology.json").exists():
+            raise_probe_error(process, log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            if process.wait(10.0) is None:
+                process.kill()
+    return Topology.read(folder / "topology.json", owned=True)
+
+
+def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:
+    """Return the GPUs to request on each node: those of the allocation, else those of the partition's nodes; None for
+    none."""
+    if "SLURM_JOB_ID" in environ:
+        count = environ.get("SLURM_GPUS_ON_NODE", "")
+        return int(count) if count.isdigit() else None
+    try:
+        partitions = candidate_partitions(job.partition, slurm.partitions())
+        return gpus_per_node_available(partitions, slurm.nodes(), job.nodes) or None
+    except CommandError:
+        return None  # srun asks the controller next, and reports the error
+
+
+def srun_command(job: ProbeJob, folder: Path, request: ProbeRequest, inside: bool = False) -> list[str]:
+    """Return srun's argv: one task per node with all its resources. A task takes its node's name from Slurm's
+    environment.
+
+    Args:
+        inside: the step runs in an allocation, where --exclusive would give it one CPU per task.
+    """
+    asked: Sequence[tuple[str, str | None]] = (
+        ("partition", job.partition),
+        ("account", job.account),
+        ("qos", job.qos),
+        ("time", job.time),
+        ("nodelist", job.nodelist),
+        ("gpus-per-node", str(job.gpus_per_node) if job.gpus_per_node else None),
+        ("gpu-bind", "none" if job.gpus_per_node else None),
+    )
+    options = [f"--{name}={value}" for name, value in asked if value is not None]
+    # Set the number of tasks: otherwise that of an allocation (salloc -n 16) would also hold for its steps.
+    argv = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
+    argv += [] if inside else ["--exclusive"]
+    argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]
+    return [*argv, *program("hpctrain.node"), "probe", "--folder", str(folder), *request.options]

@@ -1,1 +1,0 @@
-"""Run a probe as a Slurm job or as local processes, and watch its progress."""
