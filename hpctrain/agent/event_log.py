@@ -1,16 +1,17 @@
-"""Writes an agent's events to events.jsonl."""
+"""Writes an agent's events to events.jsonl, and describes the crash of an agent in one sentence."""
 
 from __future__ import annotations
 
 import json
 import threading
+import traceback
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import StorageError
+from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.records.history.event import Event, EventKind
 
 WAITING_EVENTS = 1000
@@ -51,3 +52,13 @@ class EventLog:
                     self._waiting.popleft()
             except StorageError as error:
                 print(f"event not written: {error}", flush=True)
+
+
+def crash_message(node: str, error: Exception) -> str:
+    """Return a sentence that says what ended the agent of a node. The whole traceback is in the agent's log."""
+    if isinstance(error, HpctrainError):
+        return f"the agent of {node} ended by an error: {error}"
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"the agent of {node} crashed: {what}{at}"

@@ -1,4 +1,7 @@
-"""The workers of one node in one generation: started by command line, controlled by messages, killed together."""
+"""The workers of one node in one generation: started by command line, controlled by messages, killed together.
+
+The reports and ends of workers become events of the run.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,32 @@ from typing import Any
 
 from hpctrain.agent.decide import WorkerView
 from hpctrain.agent.hang_report import WorkerActivity
-from hpctrain.agent.post_mortem import KERNEL_LOG, KERNEL_LOG_WINDOW_S, abort_cause, hardware_fault
-from hpctrain.agent.worker_failure import WorkerFailure, failure_from_evidence, failure_from_report
-from hpctrain.agent.worker_messages import Compiling, Report, StartOrder, StepDone, StopOrder, WorkerError, read_report
+from hpctrain.agent.worker_failure import (
+    KERNEL_LOG,
+    KERNEL_LOG_WINDOW_S,
+    WorkerFailure,
+    abort_cause,
+    failure_from_evidence,
+    failure_from_report,
+    hardware_fault,
+)
+from hpctrain.agent.worker_messages import (
+    CheckpointSaved,
+    Compiling,
+    NoDiskSpace,
+    Report,
+    ResidualsDropped,
+    StartOrder,
+    StepDone,
+    StopOrder,
+    WorkerError,
+    read_report,
+)
 from hpctrain.base.activity import ActivityRecord, read_record, shared_record
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel, MalformedMessage
 from hpctrain.base.process import WORKER, Process, Runner
+from hpctrain.records.history.event import EventKind
 from hpctrain.records.history.fault import EXCEPTION, fault_named
 
 KILL_WAIT_S = 10.0
@@ -231,3 +253,31 @@ def process_state(pid: int) -> str:
 def process_incarnation(host: str, started: float) -> str:
     """Return a name that no other agent process ever has."""
     return f"{host}-{os.getpid()}-{int(started * 1e6)}"
+
+
+EXPECTED_EXIT_CODES = (0, EXIT_RESUMABLE, EXIT_INFRASTRUCTURE)
+"""Exit codes of workers that are done, stopped on request, or lost their peers."""
+
+EventFields = tuple[EventKind, str, dict[str, Any]]
+"""Kind, reason and data of an event."""
+
+
+def event_of(node: str, update: WorkerUpdate) -> EventFields | None:
+    """Return the event for a worker's report or end; None where it causes none by itself.
+
+    Args:
+        node: where the worker ran.
+    """
+    match update.report:
+        case CheckpointSaved(error=None) as saved:
+            data = {"step": saved.step, "seconds": saved.seconds, "size_bytes": saved.size_bytes}
+            return "checkpoint_saved", f"step {saved.step} is on disk", data
+        case CheckpointSaved() as failed:
+            return "checkpoint_skipped", f"step {failed.step} not saved: {failed.error}", {"step": failed.step}
+        case NoDiskSpace() as full:
+            return "waiting_for_room", full.reason, {"step": full.step}
+        case ResidualsDropped() as dropped if update.rank == 0:
+            return "residuals_dropped", dropped.reason, {}
+    if update.exit_code is not None and update.exit_code not in EXPECTED_EXIT_CODES:
+        return "worker_died", *update.death(node)
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
@@ -85,3 +86,34 @@ def build_activation_codec(messages: Messages) -> ActivationCodec | None:
 def _padded_numel(tensor: Tensor) -> int:
     """Return the number of the tensor's elements, rounded up to a multiple of `BLOCK`."""
     return -(-tensor.numel() // BLOCK) * BLOCK
+
+
+class BoundaryCodec:
+    """Encodes and decodes the messages between this stage and one neighbour.
+
+    torch's stages send a tensor and receive into one. The codec puts the encoded message in place of that tensor.
+    """
+
+    def __init__(self, codec: ActivationCodec) -> None:
+        self._codec = codec
+        self._expected: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        """Micro-batch -> pairs of a message to be received and the tensor that it is decoded into."""
+
+    def encode_sends(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        """Replace the tensor of each send by its encoded message; return the sends."""
+        for operation in operations:
+            operation.tensor = self._codec.write(operation.tensor.detach())
+        return operations
+
+    def receive_encoded(self, micro_batch: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        """Replace the tensor of each receive by a message, which `read` decodes later; return the receives."""
+        pairs = [(self._codec.empty(operation.tensor), operation.tensor.detach()) for operation in operations]
+        for operation, (message, _) in zip(operations, pairs, strict=True):
+            operation.tensor = message
+        self._expected[micro_batch] = pairs
+        return operations
+
+    def read(self, micro_batch: int) -> None:
+        """Decode the received messages of a micro-batch into their tensors. Do nothing if no message was expected."""
+        for message, tensor in self._expected.pop(micro_batch, []):
+            self._codec.read(message, tensor)

@@ -21,7 +21,7 @@ from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.compress.reducers.sparse import SparseReducer
 from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter
 from hpctrain.compress.reducers.tagc import TagcReducer
-from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, FixedSendCounts, SendCounts
+from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, SendCounts
 from hpctrain.records.plan.compression import (
     MIN_COMPRESSED_ELEMENTS,
     Adaptive,
@@ -77,12 +77,11 @@ def build_reducer(
 def _sparse_state(
     codec: TopK | Adaptive, group: dist.ProcessGroup, positions: Sequence[int], sizes: Sequence[int]
 ) -> SparseState:
-    counts: SendCounts
-    match codec:
-        case TopK():
-            counts = FixedSendCounts(group, codec.density, codec.warmup_steps)
-        case Adaptive():
-            counts = AdaptiveSendCounts(group, len(sizes), codec)
+    counts = (
+        SendCounts(group, codec.density, codec.warmup_steps)
+        if isinstance(codec, TopK)
+        else AdaptiveSendCounts(group, len(sizes), codec)
+    )
     return SparseState(positions, sizes, counts, _feedback(codec, codec.reset, codec.reset_every))
 
 

@@ -15,7 +15,7 @@ from hpctrain.model.decoder import Decoder, Gpt2
 from hpctrain.model.encoder import Encoder
 from hpctrain.model.encoder_decoder import EncoderDecoder
 from hpctrain.model.imported.model import build_imported
-from hpctrain.model.transformer_part import StageBlocks, TransformerPart
+from hpctrain.model.layers import StageBlocks, TransformerPart
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec

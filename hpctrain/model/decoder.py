@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from hpctrain.model.layers import (
     BiasedAttention,
+    DecoderPart,
     GeluLayer,
     LayerNorm,
     MultiHeadAttention,
     Positions,
     PreNormBlock,
     RMSNorm,
+    StageBlocks,
 )
-from hpctrain.model.transformer_part import DecoderPart, StageBlocks
 from hpctrain.records.model.families import DecoderSpec, Gpt2Spec
 
 

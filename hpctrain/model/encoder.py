@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.model.layers import BiasedAttention, GeluLayer, LayerNorm, Positions
-from hpctrain.model.transformer_part import StageBlocks, TransformerPart
+from hpctrain.model.layers import BiasedAttention, GeluLayer, LayerNorm, Positions, StageBlocks, TransformerPart
 from hpctrain.records.model.families import SEGMENTS, EncoderSpec
 
 

@@ -11,8 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.model.layers import MultiHeadAttention, PreNormBlock, RMSNorm, relative_position_bias
-from hpctrain.model.transformer_part import StageBlocks, TransformerPart
+from hpctrain.model.layers import (
+    MultiHeadAttention,
+    PreNormBlock,
+    RMSNorm,
+    StageBlocks,
+    TransformerPart,
+    relative_position_bias,
+)
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 

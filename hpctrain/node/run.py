@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
-from hpctrain.agent.crash import crash_message
 from hpctrain.agent.decide import DecisionLimits
-from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, process_incarnation
 from hpctrain.agent.peers import PeerMesh

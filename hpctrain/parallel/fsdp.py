@@ -20,9 +20,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, ShardedParameter
+from hpctrain.compress.build import build_reduce_scatters
+from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, Residuals, ShardedParameter, residuals_of
 from hpctrain.model.imported.model import blocks_of
-from hpctrain.parallel.tracked_work import TrackedWork
+from hpctrain.parallel.stage import InstrumentedStage, TrackedWork
+from hpctrain.records.plan.compression import NO_COMPRESSION_CODEC
+from hpctrain.records.plan.plan import Plan
 
 CountBytes = Callable[[int], None]
 """Called with the bytes that this rank sends for a collective."""
@@ -147,7 +150,7 @@ class _AllGather(DefaultAllGather):
         self._operation = operation
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self._count(_bytes(output_tensor) - _bytes(input_tensor))
+        self._count(output_tensor.nbytes - input_tensor.nbytes)
         with ACTIVITY.doing(self._operation, waits=True):
             work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
         return None if work is None else TrackedWork([work], self._operation)
@@ -179,10 +182,10 @@ class _ReduceScatter(DefaultReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        part, work = _bytes(output_tensor), None
+        part, work = output_tensor.nbytes, None
         with ACTIVITY.doing(self._operation, waits=True):
             if self._scatter is None:
-                self._count(_bytes(input_tensor) - part)
+                self._count(input_tensor.nbytes - part)
                 work = super().__call__(output_tensor, input_tensor, group, op, async_op)
             else:
                 self._count(self._scatter(output_tensor, input_tensor, group))
@@ -196,5 +199,90 @@ class _ReduceScatter(DefaultReduceScatter):
         self._replicate_activity.__exit__(None)
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+class ShardedStage(InstrumentedStage):
+    """A stage after `apply_sharding`, for ZeRO levels 1 to 3.
+
+    Level 1: gradients add up over the micro-batches and are summed over replicas once, at the end of the step. Level 2:
+    gradients are summed in every micro-batch's backward pass, block by block. Level 3: weights too are gathered block
+    by block, in forward and backward. A backward pass in two actions (I and W) does not run torch's hooks. At levels 2
+    and 3 the stage's gradients are then summed after W, and at level 3 its weights are gathered whole for I and again
+    for W.
+
+    torch's own stage defers all gradients to the end and keeps the weights until then, which is level 1.
+    """
+
+    def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._zero = plan.zero
+        self._sums_replicate_axis = True
+        # torch disables a sharded module's hooks before each backward pass; it does not recognise one inside a list.
+        self._plain = nn.ModuleList([self.submod])
+        spec = NO_COMPRESSION_CODEC if plan.codec_reduces_replicate_axis else plan.compression[0]
+        parts, group = flat_gradient_layouts(self.submod), shard_group(self.submod)
+        self.reduce_scatters = build_reduce_scatters(spec, parts, group, self.device.type)
+        """By part, the reduce-scatter over the replicas that share the state; None: torch's own."""
+        replicate_degree = 1 if plan.codec_reduces_replicate_axis else plan.dp // plan.shards
+        track_collectives(
+            self.submod,
+            self.stage_index,
+            self._count_shared,
+            replicate_degree,
+            lambda: self._sums_replicate_axis,
+            self.reduce_scatters,
+        )
+
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+        whole = backward_type == "full"
+        if self._zero == 3 and not whole:
+            self._gather()
+        self._order(sums=self._zero > 1 and whole, frees=self._zero == 3 and whole, last=last_backward)
+        result = self._backward(backward_type, bwd_kwargs, last_backward)
+        if backward_type == "weight":
+            self._order(sums=self._zero > 1, frees=False, last=last_backward)
+            finish_backward(self.submod)
+        if self._zero == 3 and not whole:
+            self._free()
+        return result
+
+    @property
+    def residuals(self) -> Residuals | None:
+        """Residuals of the stage's reduce-scatters; None if the codec has none."""
+        return residuals_of(self.reduce_scatters)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Sum the gradients over replicas at the end of the step, at level 1; the other levels have already summed
+        them.
+        """
+        if self._zero == 1:
+            super().perform_reduce_grad(grad_scale_factor)
+
+    def _backward(self, backward_type: str, bwd_kwargs: Any, last_backward: bool) -> Any:
+        sharded, self.submod = self.submod, self._plain
+        try:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        finally:
+            self.submod = sharded
+
+    def _order(self, sums: bool, frees: bool, last: bool) -> None:
+        """Set what the hooks of the next backward pass do: sum gradients over replicas, and free weights after use.
+
+        Gradients are summed over the replicate axis in the last micro-batch only, which saves traffic between shard
+        groups.
+        """
+        module: Any = self.submod
+        module.set_requires_gradient_sync(sums)
+        module.set_reshard_after_backward(frees)
+        module.set_is_last_backward(last and self._zero > 1)
+        self._sums_replicate_axis = last or self._zero == 1
+        module.set_requires_all_reduce(self._sums_replicate_axis)
+
+    def _gather(self) -> None:
+        for part in sharded_parts(self.submod):
+            part.unshard()
+
+    def _free(self) -> None:
+        for part in sharded_parts(self.submod):
+            part.reshard()
+
+    def _count_shared(self, sent: int) -> None:
+        self.counters.sharding_bytes += sent

@@ -13,8 +13,8 @@ from hpctrain.compress.build import build_reducer
 from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.parallel.fsdp import ShardedStage
 from hpctrain.parallel.gradients import local_part
-from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.records.plan.compression import LocalSteps
 from hpctrain.records.plan.plan import Plan

@@ -1,15 +1,22 @@
-"""Cross-entropy as a share of the global mean, so that gradients are only summed, even if replicas differ in batch
-size.
+"""The loss, and its dynamic scale in fp16 (Micikevicius et al. 2018, section 3.2).
+
+The loss is cross-entropy as a share of the global mean, so that gradients are only summed, even if replicas differ in
+batch size. In fp16 it is multiplied by the scale so that small gradients do not underflow. A step whose gradients
+overflow is skipped, and the scale is reduced.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+
+from hpctrain.records.history.manifest import LossScale
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -37,3 +44,37 @@ def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFu
         return total / global_targets
 
     return loss
+
+
+class LossScaler:
+    """Holds the loss scale, which stays equal on all ranks: each rank changes it by the gradient norm, which is
+    equal.
+    """
+
+    def __init__(self, state: LossScale) -> None:
+        self.state = state
+
+    def scaled(self, loss: LossFunction) -> LossFunction:
+        """Return a loss function whose result is multiplied by the current scale."""
+
+        def scaled(output: Tensor, target: Tensor) -> Tensor:
+            return loss(output, target) * self.state.value
+
+        return scaled
+
+    def skips(self, norm: float) -> bool:
+        """Return whether to skip the step with this gradient norm; update the scale for the next step.
+
+        At the minimum scale of 1 the scale did not cause the overflow, so no step is skipped.
+        """
+        if math.isfinite(norm):
+            self.state = self.state.after_good_step()
+            return False
+        if self.state.value == 1.0:
+            return False
+        self.state = self.state.after_overflow()
+        return True
+
+    def unscale(self, gradients: list[Tensor]) -> None:
+        """Divide the gradients by the scale, in place. Call it after they are summed."""
+        torch._foreach_div_(gradients, self.state.value)

@@ -26,19 +26,22 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.module_argv import set_safe_path
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.imported.model import blocks_of
-from hpctrain.model.transformer_part import StageBlocks
-from hpctrain.parallel.device_time import Mark, mark, seconds_between
-from hpctrain.parallel.fsdp import apply_sharding
-from hpctrain.parallel.loss import make_loss
-from hpctrain.parallel.loss_scaler import LossScaler
+from hpctrain.model.layers import StageBlocks
+from hpctrain.parallel.fsdp import ShardedStage, apply_sharding
+from hpctrain.parallel.gradients import TiedWeights, tie_weights
+from hpctrain.parallel.loss import LossScaler, make_loss
 from hpctrain.parallel.mesh import Coordinate, sharding_mesh
-from hpctrain.parallel.random_stream import RandomStream
 from hpctrain.parallel.recompute import recompute_blocks
-from hpctrain.parallel.sharded_stage import ShardedStage
-from hpctrain.parallel.stage import InstrumentedStage, StageCounters
+from hpctrain.parallel.stage import (
+    InstrumentedStage,
+    Mark,
+    RandomStream,
+    StageCounters,
+    TrackedReceives,
+    mark,
+    seconds_between,
+)
 from hpctrain.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_is_split
-from hpctrain.parallel.tied_weights import TiedWeights, tie_weights
-from hpctrain.parallel.tracked_work import TrackedReceives
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.model.span_corruption import Lengths
 from hpctrain.records.plan.plan import Plan
@@ -214,7 +217,7 @@ class Pipeline:
         # Reading the loss waits for the GPU, and so for any rank that the GPU waits for.
         with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
             total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
-        return total / self._scaler.value if self._scaler is not None else total
+        return total / self._scaler.state.value if self._scaler is not None else total
 
 
 def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate) -> Pipeline:

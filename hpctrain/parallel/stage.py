@@ -1,11 +1,21 @@
 """A pipeline stage that counts compute seconds, forwards and bytes sent to its neighbours.
 
-It also records its current operation, for a profile and for the diagnosis of hangs.
-"""
+It also records its current operation, for a profile and for the diagnosis of hangs. A device is timed without a wait
+for it: a wait between two actions would end the overlap of computation with sends and with sums over replicas.
+
+What a model draws (dropout) depends only on its position in the training, without stored state. Before every forward of
+a micro-batch the generators are seeded by (seed, step, replica, stage, micro-batch). So a resumed run draws the numbers
+of an uninterrupted one, and the schedule's order of micro-batches does not matter. Replicas draw different numbers, and
+the devices of a tensor-parallel group draw equal ones. With another cut of the model or of the batch, the numbers
+differ but come from the same distribution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,12 +26,139 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.activation_codec import build_activation_codec
-from hpctrain.parallel.boundary_codec import BoundaryCodec
-from hpctrain.parallel.device_time import Mark, mark, seconds_between
-from hpctrain.parallel.random_stream import RandomStream
-from hpctrain.parallel.tracked_work import TrackedWork
+from hpctrain.compress.activation_codec import BoundaryCodec, build_activation_codec
 from hpctrain.records.plan.gradient_codec import Messages
+
+ReceiveKey = tuple[int, int]
+"""(stage that needs the message, micro-batch)."""
+
+
+class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
+    """The pending receives of torch's schedule, which pops an entry when it begins to wait for it."""
+
+    def __init__(
+        self, what: str, step: int, owners: Sequence[int], device: torch.device, timeout: timedelta | None
+    ) -> None:
+        """
+        Args:
+            what: 'output of' (the stage before) or 'gradient for' (the stage itself).
+            step: number of the sending stage minus that of the receiving stage: -1 or 1.
+            owners: the global rank that holds each stage.
+            device: the device that receives the messages.
+            timeout: how long to wait for a message; None: the timeout of its process group.
+        """
+        super().__init__()
+        self._what = what
+        self._step = step
+        self._owners = owners
+        self._device = device
+        self._timeout = timeout
+
+    def pop(self, key: ReceiveKey, *default: list[dist.Work]) -> list[dist.Work]:  # type: ignore[override]
+        works = super().pop(key, *default)
+        stage, micro_batch = key
+        sender = self._owners[stage + self._step]
+        whose = min(stage, stage + self._step)
+        operation = f"recv {self._what} stage {whose} mb {micro_batch} from rank {sender}"
+        return [TrackedWork(works, operation, self._timeout, self._device)]
+
+
+class TrackedWork(dist.Work):
+    """Messages that belong together, as one `Work` for torch to wait for."""
+
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        operation: str,
+        timeout: timedelta | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """
+        Args:
+            device: on CUDA, `wait` blocks until the message itself has arrived, so that a hang shows which rank is
+                waited for. It waits for the current stream only, so this rank's sends go on.
+        """
+        super().__init__()
+        self._works = works
+        self._operation = operation
+        self._timeout = timeout
+        self._device = device
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all messages; return True if all of them are complete."""
+        limit = self._timeout if timeout is None else timeout
+        with ACTIVITY.doing(self._operation, waits=True):
+            # Without a timeout gloo uses that of the process group, which is half an hour for the groups of a mesh.
+            complete = [work.wait() if limit is None else work.wait(limit) for work in self._works]
+            if self._device is not None and self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()
+        return all(complete)
+
+
+Mark = float | torch.cuda.Event
+"""A point in time: seconds on a CPU; on CUDA the event at which the current stream reached the point."""
+
+
+Span = tuple[str, Mark, Mark]
+"""(name of a counter, start, end) of a time span to add to the counter."""
+
+
+def mark(device: torch.device) -> Mark:
+    """Return this moment: on a CPU the time now; on CUDA the time at which the stream has done all work queued so
+    far.
+    """
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(start: Mark, end: Mark) -> float:
+    """Return the seconds from one mark to the other. On CUDA, wait until the device has reached the second mark."""
+    if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float), "marks of one device are of one kind"
+        assert isinstance(end, float), "marks of one device are of one kind"
+        return end - start
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+@contextmanager
+def stopwatch(spans: list[Span], part: str, device: torch.device, operation: str) -> Iterator[None]:
+    """Add the time of a `with` block to a stage's forward or backward seconds, and record its operation."""
+    with ACTIVITY.doing(operation):
+        start = mark(device)
+        try:
+            yield
+        finally:
+            spans.append((f"{part}_s", start, mark(device)))
+
+
+@dataclass
+class RandomStream:
+    """Seeds torch's generators for each micro-batch of a replica's step."""
+
+    seed: int
+    replica: int
+    device: torch.device
+    step: int = 0
+    """Number of steps done; the training loop updates it."""
+
+    def begin(self, stage: int, micro_batch: int) -> None:
+        """Seed the generators; call it before each forward of a stage."""
+        value = stream_seed(self.seed, self.step, self.replica, stage, micro_batch)
+        # torch.manual_seed seeds every kind of device and takes 100 us a call; seeding one kind takes 5 us.
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(value)
+        torch.default_generator.manual_seed(value)
+
+
+def stream_seed(seed: int, step: int, replica: int, stage: int, micro_batch: int) -> int:
+    """Return a 63-bit seed; neighbouring arguments give unrelated seeds."""
+    packed = struct.pack("<Qqqqq", seed, step, replica, stage, micro_batch)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Function that starts sends as torch's schedules do."""
@@ -71,7 +208,7 @@ class InstrumentedStage(PipelineStage):
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
         """Counters since the last `take_counters`, which adds the times."""
-        self._spans: list[_Span] = []
+        self._spans: list[Span] = []
         self._post = post
         self._message_timeout = message_timeout
         self.random: RandomStream | None = None
@@ -170,27 +307,5 @@ class InstrumentedStage(PipelineStage):
     def _receive(self, chunk: int, operations: list[dist.P2POp], of: BoundaryCodec | None) -> list[dist.P2POp]:
         return of.receive_encoded(chunk, operations) if of is not None and self.submod.training else operations
 
-    def _clock(self, part: str, operation: str) -> _Stopwatch:
-        return _Stopwatch(self._spans, part, self.device, operation)
-
-
-_Span = tuple[str, Mark, Mark]
-"""(name of a counter, start, end) of a time span to add to the counter."""
-
-
-class _Stopwatch:
-    """Adds the time of a `with` block to the stage's forward or backward seconds."""
-
-    def __init__(self, spans: list[_Span], part: str, device: torch.device, operation: str) -> None:
-        self._spans = spans
-        self._part = f"{part}_s"
-        self._device = device
-        self._operation = ACTIVITY.doing(operation)
-
-    def __enter__(self) -> None:
-        self._operation.__enter__()
-        self._start = mark(self._device)
-
-    def __exit__(self, *exception: Any) -> None:
-        self._spans.append((self._part, self._start, mark(self._device)))
-        self._operation.__exit__(*exception)
+    def _clock(self, part: str, operation: str) -> AbstractContextManager[None]:
+        return stopwatch(self._spans, part, self.device, operation)

@@ -1,28 +1,32 @@
-"""Builds the objects of a rank from a plan: process group, mesh, pipeline, reducer, optimizer, data, checkpoints."""
+"""Builds the objects of a rank from a plan: process group, mesh, pipeline, reducer, optimizer, data, checkpoints.
+
+A reducer's state is in checkpoints too: each rank's tensors, named by its mesh coordinate.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hpctrain.agent.worker_messages import StartOrder
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.checkpoint.published import verify
-from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
+from hpctrain.checkpoint.save_and_load import CheckpointSaver, load, load_with_prefix
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.build import Fill
 from hpctrain.model.hf_weights import HfWeights
 from hpctrain.parallel.gradient_reducer import build_plan_reducer
-from hpctrain.parallel.loss_scaler import LossScaler
+from hpctrain.parallel.loss import LossScaler
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.records.format.node_name import DeviceId
@@ -33,10 +37,68 @@ from hpctrain.records.run.run import Run, run_of
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.schedule.runnable import check_runnable
 from hpctrain.worker.batch_loader import BatchLoader, open_batch_loaders
-from hpctrain.worker.deterministic import make_deterministic
-from hpctrain.worker.memory import peak_memory_bytes
-from hpctrain.worker.reducer_state import restore_reducer_state
 from hpctrain.worker.store import open_store
+
+CUBLAS_WORKSPACE = ":4096:8"
+"""The faster of the two settings with which cuBLAS is deterministic."""
+
+
+def make_deterministic() -> None:
+    """Make torch choose deterministic algorithms. Call this before anything runs on a CUDA device.
+
+    An operation without a deterministic algorithm raises an error that names it. The order of samples, the initial
+    weights and sums over ranks need no setting: with one plan they are always deterministic.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def peak_memory_bytes(device: torch.device) -> float:
+    """Return the peak memory of this worker in bytes: allocated on its CUDA device, or resident on a CPU.
+
+    The resident peak is VmHWM of proc(5), because the peak of getrusage(2) begins with that of the parent process.
+    """
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert peak is not None, "Linux tells every process its own peak"
+    return float(peak[1]) * 1024
+
+
+def reducer_state_tensors(reducer: Reducer, place: Coordinate) -> dict[str, Tensor]:
+    """Return the reducer's state under its names in a checkpoint. The tensors share the reducer's memory."""
+    return {_prefix(place) + key: tensor for key, tensor in reducer.state().items()}
+
+
+def restore_reducer_state(
+    reducer: Reducer, place: Coordinate, plan: Plan, manifest: Manifest, path: Path, group: dist.ProcessGroup
+) -> str | None:
+    """Load the state that this rank's reducer had when the checkpoint was written. Collective over all ranks.
+
+    A residual belongs to a rank's batches and its part of the model. It can be restored only if ranks, their parts and
+    the codec are those of the checkpoint; the devices may differ.
+
+    Returns:
+        Why the state in the checkpoint was not loaded; None if it was loaded or there is none.
+
+    Raises:
+        CheckpointError: a tensor of the state cannot be read.
+    """
+    if manifest.reduction_sha256 is None:
+        return None
+    if manifest.reduction_sha256 != plan.reduction_sha256:
+        return (
+            f"the checkpoint of step {manifest.step} is of another layout of ranks or another compression: what they "
+            "had not sent yet of their gradients is dropped"
+        )
+    reducer.load_state(load_with_prefix(_prefix(place), path, group))
+    return None
+
+
+def _prefix(place: Coordinate) -> str:
+    return f"compression.{place.pp}-{place.dp}-{place.tp}."
+
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STORE_TIMEOUT_S = 60

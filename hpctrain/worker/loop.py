@@ -22,17 +22,15 @@ from hpctrain.records.run.optimizer import learning_rate
 from hpctrain.worker import disk_full
 from hpctrain.worker.agent_channel import AgentChannel
 from hpctrain.worker.batch_loader import BatchLoader, SampleBatch
-from hpctrain.worker.build import Trainer
-from hpctrain.worker.collective_counter import CollectiveCounter
+from hpctrain.worker.build import Trainer, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
 from hpctrain.worker.profile import profiled, trace_path
-from hpctrain.worker.reducer_state import reducer_state_tensors
 from hpctrain.worker.step_metrics import (
-    GlobalStepMetrics,
+    CollectiveCounter,
     LocalStepInfo,
     MetricsLog,
-    RankStepMetrics,
+    StepFigures,
     gather_step_metrics,
     metric_row,
     rank_placements,
@@ -75,7 +73,7 @@ class Loop:
         self._first_validation = True
         self._tp_bytes = 0
 
-    def next_step(self) -> GlobalStepMetrics:
+    def next_step(self) -> StepFigures:
         """Run one step, under the profiler if it is the step that the run file names."""
         trainer, step = self.trainer, self.trainer.step + 1
         ACTIVITY.begin_step(step)
@@ -84,11 +82,11 @@ class Loop:
         with profiled(trace_path(trainer.folder, step, trainer.coordinate.rank)):
             return self.one_step()
 
-    def one_step(self) -> GlobalStepMetrics:
+    def one_step(self) -> StepFigures:
         """Run one optimizer step: batch, pipeline, reduction, norm, update, metrics, checkpoint, validation, report."""
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
-        scale = trainer.scaler.value if trainer.scaler is not None else None
+        scale = trainer.scaler.state.value if trainer.scaler is not None else None
         dp_bytes = self._reduce(gradients)
         trainer.pipeline.all_reduce_tied_gradients()
         with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
@@ -99,11 +97,8 @@ class Loop:
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
-        of_rank = RankStepMetrics(
-            share, counters, trainer.pipeline.step_s, dp_bytes, self._tp_bytes,
-            trainer.reducer.metrics(), self.agent_channel.stop_wanted(),
-        )  # fmt: skip
-        job = gather_step_metrics(trainer, of_rank)
+        stop = self.agent_channel.stop_wanted()
+        job = gather_step_metrics(trainer, share, counters, dp_bytes, self._tp_bytes, stop)
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
@@ -219,7 +214,7 @@ class Loop:
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.sequences, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, batch, norm, training=True))
 
-    def _validate_and_report(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
+    def _validate_and_report(self, job: StepFigures, info: LocalStepInfo) -> None:
         """Validate if it is due, then report the step. A failed validation loses neither the metrics row nor a
         checkpoint.
 
@@ -275,7 +270,7 @@ class Loop:
     def _is_due(self, every: int) -> bool:
         return self.trainer.step % every == 0 or self.trainer.step == self.trainer.run.steps
 
-    def _report_step(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
+    def _report_step(self, job: StepFigures, info: LocalStepInfo) -> None:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
             self._metrics.write(metric_row(trainer, job, info))

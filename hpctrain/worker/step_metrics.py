@@ -1,4 +1,7 @@
-"""Gathers the figures of all ranks into one line of metrics.jsonl."""
+"""Gathers the figures of all ranks into one line of metrics.jsonl.
+
+The bytes that tensor parallelism sends are counted at torch's functional collectives.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
@@ -23,60 +29,92 @@ from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.batch_loader import UNNAMED_SET
-from hpctrain.worker.build import Trainer
-from hpctrain.worker.memory import peak_memory_bytes
+from hpctrain.worker.build import Trainer, peak_memory_bytes
 
 
-@dataclass(frozen=True)
-class RankStepMetrics:
-    """Figures of one rank about a step."""
+class CollectiveCounter(TorchDispatchMode):
+    """Adds up, while active, the bytes that this rank sends in functional collectives.
 
-    loss_share: float
-    counters: dict[int, StageCounters]
-    schedule_s: float
-    """Seconds of the schedule, from the start of its first action to the end of its last."""
-    dp_bytes: int
-    tp_bytes: int
-    compression: dict[str, float]
-    """Figures of the rank's reducer, by names in `REDUCER_METRICS`."""
-    stop: bool
+    These are the collectives of the program and those that DTensor issues within an operation. Stage messages and the
+    reduction over replicas are not counted, because they call torch.distributed directly.
+
+    Each collective counts as in its ring algorithm, which sends the least; the backend, with its headers, may send
+    more. Shapes do not change from step to step, so the training loop counts one step only: counting slows every
+    operation down.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        # A dispatch mode is off while it handles an operation. NotImplemented lets DTensor decompose its operations
+        # with the mode still on, so that its collectives arrive here.
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace in _NAMESPACES:
+            self.sent_bytes += _sent(func, args)
+        return func(*args, **(kwargs or {}))
 
 
-@dataclass(frozen=True)
-class GlobalStepMetrics:
-    """Figures of a step over all ranks, the same on each rank. All fields but `stop` are those of `MetricRow`."""
+def _sent(func: Any, args: tuple[Any, ...]) -> int:
+    """Return the bytes that one rank sends in the ring algorithm of the collective."""
+    name = func._schema.name.rpartition("::")[2].removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
+    share = _SHARES.get(name)
+    if share is None:
+        return 0  # wait_tensor
+    tensors = [args[0]] if isinstance(args[0], Tensor) else args[0]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    names = [argument.name for argument in func._schema.arguments]
+    world = dist.get_world_size(dist.distributed_c10d._resolve_process_group(args[names.index("group_name")]))
+    return int(size * share(world))
+
+
+_NAMESPACES = ("_c10d_functional", "_dtensor")
+
+_SHARES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda world: 2 * (world - 1) / world,
+    "all_gather_into_tensor": lambda world: world - 1,
+    "reduce_scatter_tensor": lambda world: (world - 1) / world,
+    "all_to_all_single": lambda world: (world - 1) / world,
+    "shard_dim_alltoall": lambda world: (world - 1) / world,
+    "broadcast": lambda world: (world - 1) / world,
+}
+"""Collective -> bytes that a rank of `world` ranks sends, as a share of its input; for a broadcast the mean over
+ranks.
+"""
+
+
+class StepFigures(NamedTuple):
+    """Figures of a step over all ranks, the same on each rank."""
 
     loss: float
-    bytes_sent: BytesSent
-    compression: CompressionFigures | None
-    stage_time_s: list[float]
-    stage_forward_s: list[float]
-    stage_backward_s: list[float]
-    bubble_fraction: float | None
-    micro_batches: list[int]
-    memory_bytes_max: float
     stop: bool
+    row: dict[str, Any]
+    """The fields of `MetricRow` that are gathered over the ranks, the loss included."""
 
 
-def gather_step_metrics(trainer: Trainer, of_rank: RankStepMetrics) -> GlobalStepMetrics:
-    """Combine the figures of all ranks. Collective over all ranks: one all-gather of a few numbers."""
-    counters = of_rank.counters.values()
+def gather_step_metrics(
+    trainer: Trainer, loss_share: float, counters: dict[int, StageCounters], dp_bytes: int, tp_bytes: int, stop: bool
+) -> StepFigures:
+    """Combine this rank's figures with those of all ranks. Collective: one all-gather of a few numbers."""
     stages = len(trainer.plan.stages)
     times = [0.0] * 3 * stages
-    for index, stage in of_rank.counters.items():
+    for index, stage in counters.items():
         times[index::stages] = [stage.compute_s, stage.forward_s, stage.backward_s]
+    compression = trainer.reducer.metrics()
     figures = {
         # Every tp rank computes the same loss, so only rank 0 of the tp group counts.
-        "loss": of_rank.loss_share if trainer.coordinate.tp == 0 else 0.0,
-        "idle_fraction": 1.0 - sum(stage.compute_s for stage in counters) / of_rank.schedule_s,
-        "dp_bytes": of_rank.dp_bytes,
-        "pp_bytes": sum(stage.sent_bytes for stage in counters),
-        "tp_bytes": of_rank.tp_bytes,
-        "stop": of_rank.stop,
+        "loss": loss_share if trainer.coordinate.tp == 0 else 0.0,
+        "idle_fraction": 1.0 - sum(stage.compute_s for stage in counters.values()) / trainer.pipeline.step_s,
+        "dp_bytes": dp_bytes,
+        "pp_bytes": sum(stage.sent_bytes for stage in counters.values()),
+        "tp_bytes": tp_bytes,
+        "stop": stop,
         "memory_bytes": peak_memory_bytes(trainer.device),
         "replica": trainer.coordinate.dp,
-        "micro_batches": max(stage.forwards for stage in counters),
-        **{name: of_rank.compression.get(name, math.nan) for name in REDUCER_METRICS},
+        "micro_batches": max(stage.forwards for stage in counters.values()),
+        **{name: compression.get(name, math.nan) for name in REDUCER_METRICS},
     }
     vector = torch.tensor([*figures.values(), *times], dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
@@ -86,7 +124,7 @@ def gather_step_metrics(trainer: Trainer, of_rank: RankStepMetrics) -> GlobalSte
     return _combine(columns, table[:, len(figures) :].max(0).values.view(3, stages), trainer.plan)
 
 
-def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> GlobalStepMetrics:
+def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> StepFigures:
     """Return the figures over all ranks.
 
     Args:
@@ -98,18 +136,18 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
     for replica, count in zip(columns["replica"].tolist(), columns["micro_batches"].tolist(), strict=True):
         micro_batches[int(replica)] = max(micro_batches[int(replica)], int(count))
     compute, forward, backward = ([round(time_s, 6) for time_s in times] for times in stage_times.tolist())
-    return GlobalStepMetrics(
-        loss=sums["loss"],
-        bytes_sent=BytesSent(dp=int(sums["dp_bytes"]), pp=int(sums["pp_bytes"]), tp=int(sums["tp_bytes"])),
-        compression=_compression_figures(columns),
-        stage_time_s=compute,
-        stage_forward_s=forward,
-        stage_backward_s=backward,
-        bubble_fraction=sums["idle_fraction"] / plan.world_size if plan.pp > 1 else None,
-        micro_batches=micro_batches,
-        memory_bytes_max=float(columns["memory_bytes"].max()),
-        stop=sums["stop"] > 0,
-    )
+    row = {
+        "loss": sums["loss"],
+        "bytes_sent": BytesSent(dp=int(sums["dp_bytes"]), pp=int(sums["pp_bytes"]), tp=int(sums["tp_bytes"])),
+        "compression": _compression_figures(columns),
+        "stage_time_s": compute,
+        "stage_forward_s": forward,
+        "stage_backward_s": backward,
+        "bubble_fraction": sums["idle_fraction"] / plan.world_size if plan.pp > 1 else None,
+        "micro_batches": micro_batches,
+        "memory_bytes_max": float(columns["memory_bytes"].max()),
+    }
+    return StepFigures(sums["loss"], sums["stop"] > 0, row)
 
 
 def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | None:
@@ -177,11 +215,10 @@ class MetricsLog:
         return None
 
 
-def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) -> MetricRow:
+def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo) -> MetricRow:
     """Return the row of metrics.jsonl of the step that was just done."""
     tokens = trainer.plan.sequences * trainer.run.data.seq_len
     samples = trainer.step * trainer.plan.sequences
-    gathered = {name: value for name, value in vars(job).items() if name != "stop"}
     return MetricRow(
         step=trainer.step,
         generation=trainer.generation,
@@ -198,7 +235,7 @@ def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) ->
         source_samples=trainer.train.taken(samples),
         tokens_per_s=tokens / info.seconds,
         placement=info.placement,
-        **gathered,
+        **job.row,
     )
 
 

@@ -32,8 +32,8 @@ from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.metric import read_metrics
 from hpctrain.records.plan.compression import CodecSpec, Quantized
 from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.build import reducer_state_tensors
 from hpctrain.worker.loop import train
-from hpctrain.worker.reducer_state import reducer_state_tensors
 
 SHAPES = {"layers.0.mlp.up.weight": (96, 64), "layers.0.attention.q.weight": (64, 64), "norm.weight": (64,)}
 CODECS: dict[str, dict[str, Any]] = {

@@ -28,8 +28,8 @@ from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.metric import read_metrics
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
+from hpctrain.worker.train import failure_of, place_now
 
 HASHED = ["pp2 1f1b", "pp2 interleaved", "dp2 uneven", "tp2"]
 STEPS = 3

@@ -16,7 +16,7 @@ from torch import Tensor
 from hpctrain.compress.codecs.sparse_message import ValueCode
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
 from hpctrain.compress.reducers.sparse import SparseReducer
-from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, FixedSendCounts, Moments, SendCounts
+from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, Moments, SendCounts
 from hpctrain.records.plan.compression import Adaptive, Feedback, Reset, Selector
 
 SHAPES = [(96, 200), (7,), (5000,), (130, 64), (1, 4096)]
@@ -50,7 +50,7 @@ def reducer(
     residual: torch.dtype = torch.float32,
 ) -> SparseReducer:
     feedback = ErrorFeedback(mode, reset=reset, reset_every=STEPS, dtype=residual)
-    counts = counts or FixedSendCounts(group, density, warmup)
+    counts = counts or SendCounts(group, density, warmup)
     state = SparseState(COMPRESSED, [math.prod(SHAPES[index]) for index in COMPRESSED], counts, feedback)
     return SparseReducer(group, state, SparseSettings(selector, values))
 

@@ -19,8 +19,7 @@ from hpctrain.records.plan.compression import CodecSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
-from hpctrain.worker.measure.codec_rates import codec_seconds
-from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20)
 """Numbers of fp32 values in the all-reduces by which a link is measured."""

@@ -94,7 +94,8 @@ def against_ideal(
         dist.all_reduce(took_s)
         count, nothing = plan.replicas[0].micro_batches, (0.0,) * (len(plan.stages) - 1)
         forward, backward = (
-            tuple(time_s / count for time_s in times) for times in (job.stage_forward_s, job.stage_backward_s)
+            tuple(time_s / count for time_s in times)
+            for times in (job.row["stage_forward_s"], job.row["stage_backward_s"])
         )
         durations = StageDurations(forward, backward, nothing, nothing)
         ideal_s = simulate(schedule, durations).makespan

@@ -45,7 +45,7 @@ class OuterOptimizer(StepState):
         self._parameters = parameters
         self._codec = codec
         self._reducer = DenseReducer(group)
-        self._anchors = [_full(parameter) for parameter in parameters]
+        self._anchors = [parameter.detach().to(torch.float32, copy=True) for parameter in parameters]
         """Weights after the last outer sync."""
         self._velocities = [torch.zeros_like(anchor) for anchor in self._anchors]
         self._states_agree = False
@@ -156,7 +156,3 @@ class OuterOptimizer(StepState):
             self.drop_state()
         self._states_agree = True
         return 2 * (self._world - 1) * ends.nbytes // self._world
-
-
-def _full(parameter: Tensor) -> Tensor:
-    return parameter.detach().to(torch.float32, copy=True)

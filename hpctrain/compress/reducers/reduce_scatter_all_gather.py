@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -143,9 +143,7 @@ class ReduceScatterAllGather(Reducer):
             flight.work.wait()
         part = self._codec.reduce_part(self._scheduler.buckets[flight.number], flight.incoming, self._rank)
         work = all_gather(flight.outgoing.flatten(), part, group=self._group, async_op=True)
-        self._in_all_gather.append(
-            _BucketInFlight(flight.number, flight.tensors, flight.outgoing, flight.incoming, work, part)
-        )
+        self._in_all_gather.append(replace(flight, work=work, part=part))
 
     def _finish_all_gather(self) -> None:
         flight = self._in_all_gather.pop(0)

@@ -109,7 +109,7 @@ class SparseReducer(Reducer):
         positions = torch.cat([places + start for (places, _), start in zip(selected, offsets, strict=False)])
         to_all = self._world == 2
         borders = [0, offsets[-1]] if to_all else balanced_borders(wanted, sizes, self._world)
-        parts = _OwnerParts(positions, torch.cat(values), borders)
+        parts = OwnerParts(positions, torch.cat(values), borders)
         owner = None if to_all else self._rank
         # The numbers as the other ranks will decode them. The part that this rank owns itself is not rounded.
         read = torch.cat([
@@ -127,7 +127,7 @@ class SparseReducer(Reducer):
         return positions.numel(), sent
 
     def _reduce_scatter_all_gather(
-        self, step: int, parts: _OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
+        self, step: int, parts: OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Return the selected sums of each part, as positions over all tensors and values, and the bytes that this rank
         sent.
@@ -155,7 +155,7 @@ class SparseReducer(Reducer):
         return sums, sent + sent_again
 
     def _select_sums(
-        self, step: int, total: Tensor, parts: _OwnerParts, wanted: list[int], offsets: list[int]
+        self, step: int, total: Tensor, parts: OwnerParts, wanted: list[int], offsets: list[int]
     ) -> tuple[Tensor, Tensor]:
         """Select among the sums of this rank's part, with the density of each tensor in it.
 
@@ -183,19 +183,26 @@ class SparseReducer(Reducer):
                 key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer])
             )
 
-    def _message(self, parts: _OwnerParts, index: int) -> Tensor:
+    def _message(self, parts: OwnerParts, index: int) -> Tensor:
         size = parts.borders[index + 1] - parts.borders[index]
         return encode(parts.positions[index], parts.values[index], size, self._settings.values)
 
 
-class _OwnerParts:
+class OwnerParts:
     """The numbers that a rank selected, cut into the parts of the owners."""
 
-    def __init__(self, positions: Tensor, values: Tensor, borders: list[int]) -> None:
+    def __init__(self, positions: Tensor, values: Tensor, borders: Sequence[int], first: int = 0) -> None:
+        """
+        Args:
+            positions: [k], ascending.
+            values: [k], fp32.
+            borders: start of each owner's part, and the end of the last one.
+            first: position of a part's first number, as the owners count.
+        """
         counts = counts_between(positions, borders)
         self.borders = borders
-        self.positions = [part - start for part, start in zip(positions.split(counts), borders, strict=False)]
-        """Positions by part, relative to the start of the part."""
+        self.positions = [part + (first - start) for part, start in zip(positions.split(counts), borders, strict=False)]
+        """Positions by part, as the owners count."""
         self.values = values.split(counts)
 
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import ALIGNMENT, ValueCode, decode, encode, rounded
-from hpctrain.compress.collectives.exchange import counts_between, exchange
+from hpctrain.compress.collectives.exchange import exchange
 from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
-from hpctrain.compress.reducers.sparse import message_scales
+from hpctrain.compress.reducers.sparse import OwnerParts, message_scales
 
 _FULL_BYTES = 4
 
@@ -184,30 +184,24 @@ class _Choice:
         self.positions = [places for places, _ in selected]
         self.scales = scales
         self._code = code
-        self._places: list[list[Tensor]] = []
-        """Positions by parameter and owner, within the owner's part."""
-        self._values: list[tuple[Tensor, ...]] = []
-        """Values by parameter and owner, divided by the scale."""
-        for (places, values), scale, (start, end) in zip(selected, scales, stretches, strict=True):
-            size = end - start
-            lengths = counts_between(places, range(0, (world + 1) * size, size))
-            self._places.append([
-                part + (start - owner * size) for owner, part in enumerate(places.split(lengths))
-            ])  # fmt: skip
-            self._values.append(values.div_(scale).split(lengths))
+        self._parts = [
+            OwnerParts(places, values.div_(scale), [owner * (end - start) for owner in range(world + 1)], start)
+            for (places, values), scale, (start, end) in zip(selected, scales, stretches, strict=True)
+        ]
+        """For each parameter, the positions within the owner's part and the values, divided by the scale."""
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
         """Return the positions, ascending, and the values that this owner adds up, over all parameters."""
-        return torch.cat([parts[owner] for parts in self._places]), torch.cat([parts[owner] for parts in self._values])
+        positions = [parts.positions[owner] for parts in self._parts]
+        return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])
 
     def read(self, rank: int) -> list[Tensor]:
         """Return the values as the owners decode them, by parameter; values that `rank` owns are not rounded."""
         by_owner = []
-        for owner in range(len(self._values[0])):
-            parts = [values[owner] for values in self._values]
-            sent = torch.cat(parts)
+        for owner, values in enumerate(zip(*(parts.values for parts in self._parts), strict=True)):
+            sent = torch.cat(values)
             read = sent if owner == rank else rounded(sent, self._code)
-            by_owner.append(read.split([part.numel() for part in parts]))
+            by_owner.append(read.split([part.numel() for part in values]))
         return [torch.cat(parts) * scale for parts, scale in zip(zip(*by_owner, strict=True), self.scales, strict=True)]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.sketch import HASHES, fold, unfold
 from hpctrain.compress.codecs.sparse_message import mask_of, pack_bits, positions_of, unpack_bits
-from hpctrain.compress.collectives.exchange import all_gather
+from hpctrain.compress.collectives.exchange import all_gather, counts_between
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, WarmUp, residual_ratio_metric
 from hpctrain.compress.select.selectors import select_with_values
@@ -103,8 +103,7 @@ class TagcReducer(Reducer):
             "union_density": len(union) / total,
             "unread": 1 - float(decoded.float().mean()) if len(decoded) else 0.0,
         }
-        ends = torch.tensor([choice.start + choice.tensor.numel() for choice in choices], device=union.device)
-        union_counts = _counts(torch.searchsorted(union, ends))
+        union_counts = counts_between(union, [*(choice.start for choice in choices), total])
         own_counts = [len(choice.places) for choice in choices]
         for choice, places, values, got in zip(
             choices,
@@ -213,21 +212,15 @@ class _Choice:
         sent = self.numbers().float() * self.quantum
         feedback.store_residual(self.key, self.whole, self.places[arrived], sent[arrived])
         values = sums.float() * self.quantum
-        if self.tensor.is_contiguous() and self.tensor.dtype == torch.float32:
-            flat = self.tensor.view(-1).zero_()
-            flat[union - self.start] = values
-        else:
-            flat = torch.zeros(self.tensor.numel(), device=values.device)
-            flat[union - self.start] = values
+        in_place = self.tensor.is_contiguous() and self.tensor.dtype == torch.float32
+        flat = self.tensor.view(-1).zero_() if in_place else torch.zeros(self.tensor.numel(), device=values.device)
+        flat[union - self.start] = values
+        if not in_place:
             self.tensor.copy_(flat.view_as(self.tensor))
 
 
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.float().reshape(-1)
-
-
-def _counts(ends: Tensor) -> list[int]:
-    return ends.diff(prepend=ends.new_zeros(1)).tolist()
 
 
 def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[Tensor, int]:

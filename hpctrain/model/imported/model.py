@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hpctrain.base.errors import InputError
 from hpctrain.model.imported.user_error import describe_user_error
-from hpctrain.model.transformer_part import StageBlocks
+from hpctrain.model.layers import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
 
 

@@ -16,13 +16,13 @@ import torch
 from hpctrain.probe.system.gpu import driver_version, find_gpu, nearest_nic, numa_node, pci_path, pcie_link
 from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.topology.topology import Device
-from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.rates import (
     COPY_S,
     MATMUL_S,
     SUSTAINED_S,
     DeviceTimer,
     WhileBusy,
+    codec_seconds,
     copy_bytes_per_s,
     launch_seconds,
     matmul_flops,

@@ -26,9 +26,8 @@ from hpctrain.probe.system import host
 from hpctrain.probe.system.gpu import open_nvml
 from hpctrain.records.topology.topology import Device, DeviceType
 from hpctrain.worker.measure.backend_messages import BackendMeasurement
-from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.gpu import GpuReader, load_gpus
-from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GO_S = 120.0

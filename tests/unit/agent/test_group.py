@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 
-from hpctrain.agent.group import WorkerGroup, WorkerUpdate
-from hpctrain.agent.worker_events import event_of
+from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.worker_messages import (
     Compiling,
     ErrorDetails,

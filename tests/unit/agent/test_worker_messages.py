@@ -10,8 +10,7 @@ from hostile_files import mutated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.agent.group import WorkerUpdate
-from hpctrain.agent.worker_events import event_of
+from hpctrain.agent.group import WorkerUpdate, event_of
 from hpctrain.agent.worker_messages import (
     TEXT_CHARS,
     CheckpointSaved,

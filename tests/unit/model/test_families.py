@@ -13,8 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hpctrain.model.build import build_modules, build_part, build_stage
 from hpctrain.model.imported.model import blocks_of
-from hpctrain.model.layers import relative_position_bias, relative_position_buckets
-from hpctrain.model.transformer_part import StageBlocks
+from hpctrain.model.layers import StageBlocks, relative_position_bias, relative_position_buckets
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 from hpctrain.records.model.presets import PRESETS

@@ -19,7 +19,7 @@ from hpctrain.hf.folder import read_folder
 from hpctrain.hf.tensors import assign_to_shards, index_of, tensors_of
 from hpctrain.model.build import build_part
 from hpctrain.model.hf_weights import HfWeights, to_hf_tensor
-from hpctrain.model.transformer_part import StageBlocks
+from hpctrain.model.layers import StageBlocks
 from hpctrain.records.model.families import FamilySpec
 
 TOLERANCE = 1e-5

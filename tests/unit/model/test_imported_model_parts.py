@@ -13,7 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.model.build import build_part
 from hpctrain.model.imported.describe import DescribeRequest, describe
 from hpctrain.model.imported.model import blocks_of
-from hpctrain.model.transformer_part import StageBlocks
+from hpctrain.model.layers import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "own_model" / "code"

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from hpctrain.parallel import pipeline
-from hpctrain.parallel.device_time import Mark, mark, seconds_between
 from hpctrain.parallel.pipeline import PipelineInputs
-from hpctrain.parallel.stage import _Stopwatch
-from hpctrain.parallel.tracked_work import TrackedWork
+from hpctrain.parallel.stage import Mark, TrackedWork, mark, seconds_between, stopwatch
 
 CUDA = torch.device("cuda", 0)
 
@@ -67,7 +65,7 @@ def test_a_time_on_cpu_is_that_of_the_clock() -> None:
 
 def test_an_action_on_cuda_is_timed_without_waiting_for_it(device: Device) -> None:
     spans: list[tuple[str, Mark, Mark]] = []
-    with _Stopwatch(spans, "forward", CUDA, "forward stage 0 mb 0"):
+    with stopwatch(spans, "forward", CUDA, "forward stage 0 mb 0"):
         device.now_ms = 1500.0
     assert device.waits == []
     ((part, start, end),) = spans

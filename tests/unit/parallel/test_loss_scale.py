@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.parallel.loss_scaler import LossScaler
+from hpctrain.parallel.loss import LossScaler
 from hpctrain.records.history.manifest import GROWTH_INTERVAL, LARGEST_SCALE, LossScale, Manifest
 
 norms = st.one_of(st.just(math.inf), st.just(math.nan), st.floats(0, 1e6))
@@ -40,8 +40,8 @@ def test_at_its_smallest_no_step_is_skipped() -> None:
 def test_it_stays_a_power_of_two_within_its_limits(exponent: int, found: list[float]) -> None:
     scaler = LossScaler(LossScale(value=2.0**exponent, good_steps=GROWTH_INTERVAL - 1))
     skipped = sum(scaler.skips(norm) for norm in found)
-    assert 1 <= scaler.value <= LARGEST_SCALE
-    assert math.log2(scaler.value).is_integer()
+    assert 1 <= scaler.state.value <= LARGEST_SCALE
+    assert math.log2(scaler.state.value).is_integer()
     assert scaler.state.skipped == skipped <= sum(not math.isfinite(norm) for norm in found)
 
 

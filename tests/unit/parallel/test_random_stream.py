@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.parallel.gradients import gradient_norm
-from hpctrain.parallel.random_stream import RandomStream, stream_seed
+from hpctrain.parallel.stage import RandomStream, stream_seed
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 
 PLACES = st.tuples(*[st.integers(0, 2**31)] * 5)

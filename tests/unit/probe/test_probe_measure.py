@@ -10,8 +10,7 @@ import torch
 
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.probe.measure.devices import DeviceReport
-from hpctrain.worker.measure.codec_rates import codec_seconds
-from hpctrain.worker.measure.rates import DeviceTimer, copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
 
 class Ticks:

@@ -13,7 +13,7 @@ from torch import nn
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.worker.failure import Failure, failure_of
+from hpctrain.worker.train import Failure, failure_of
 
 AT = "rank 3 in step 7, forward stage 0 micro-batch 1"
 MODEL = """
