@@ -28,11 +28,13 @@ def package_data_path(folder: str, name: str = "") -> Path:
 def render_template(
     path: Path, filters: Mapping[str, Callable[..., str]] = MappingProxyType({}), **values: object
 ) -> str:
-    """Return a Jinja template's text with `values` filled in. A name without a value is an error."""
+    """Return a Jinja template's text with `values` filled in. A name without a value is an error. Templates that it
+    imports are in its folder."""
     import jinja2  # most users of packaged data render nothing
 
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
+        loader=jinja2.FileSystemLoader(path.parent), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
     environment.filters.update(filters)
     return environment.from_string(path.read_text(encoding="utf-8")).render(**values)

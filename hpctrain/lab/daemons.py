@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Process
-from hpctrain.lab.cpu_share import CpuController
+from hpctrain.lab.config_files import CpuController
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 

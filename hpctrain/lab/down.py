@@ -9,9 +9,8 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import CommandError
-from hpctrain.lab.cpu_share import find_cpu_control
+from hpctrain.lab.config_files import find_cpu_control, without_lab, write_hosts
 from hpctrain.lab.daemons import daemon_pids, namespace_pids
-from hpctrain.lab.etc_hosts import without_lab, write_hosts
 from hpctrain.lab.layout import ALIAS, CONTROL, is_own_namespace, spec_file
 from hpctrain.lab.machine import Machine
 

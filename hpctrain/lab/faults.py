@@ -7,21 +7,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hpctrain.base.errors import CommandError, InputError, RefusedError
-from hpctrain.lab.cpu_share import find_cpu_control
+from hpctrain.lab import network
+from hpctrain.lab.config_files import find_cpu_control
 from hpctrain.lab.daemons import namespace_pids, running_slurmd, start_slurmd
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
-from hpctrain.lab.network import (
-    DIRECTIONS,
-    Direction,
-    cut_commands,
-    link_command,
-    list_cuts_command,
-    parse_cuts,
-    shape_commands,
-    uncut_commands,
-)
-from hpctrain.lab.slurm_state import NodeState, node_states, scontrol
+from hpctrain.lab.network import Direction
+from hpctrain.lab.status import NodeState, node_states, scontrol
 
 How = Literal["kill", "silent", "hang"]
 
@@ -37,7 +29,7 @@ def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: H
             not.
     """
     if how == "silent":
-        machine.run_all(link_command(layout, name, up=False) for name in names)
+        machine.run_all(network.link_command(layout, name, up=False) for name in names)
     # Stop all processes before any is killed, because a real node dies at once. On a busy machine, an srun that
     # outlives its step for a moment would abort the step on all other nodes.
     stopped = {name: _signal_all(machine, layout, name, signal.SIGSTOP) for name in names}
@@ -68,7 +60,7 @@ def cut(machine: Machine, layout: LabLayout, a: str, b: str) -> None:
     if a == b:
         raise InputError(f"cut {a} {b}: two different nodes are needed; `lab kill --silent {a}` isolates one")
     if b not in _cuts(machine, layout, a):
-        machine.run_all(cut_commands(layout, a, b))
+        machine.run_all(network.cut_commands(layout, a, b))
 
 
 def shape(
@@ -76,12 +68,12 @@ def shape(
     layout: LabLayout,
     names: Sequence[str],
     rate: str | None,
-    directions: Sequence[Direction] = DIRECTIONS,
+    directions: Sequence[Direction] = network.DIRECTIONS,
 ) -> None:
     """Change the rate of the nodes' links; a rate of None removes the limit."""
     for name in names:
         for direction in directions:
-            machine.run_all(shape_commands(layout, name, direction, rate))
+            machine.run_all(network.shape_commands(layout, name, direction, rate))
 
 
 def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:
@@ -116,8 +108,8 @@ def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str,
 def _restore(machine: Machine, layout: LabLayout, name: str, state: NodeState | None) -> bool:
     """Undo every fault of a node without waiting; return whether a slurmd was started."""
     for peer in _cuts(machine, layout, name):
-        machine.run_all(uncut_commands(layout, name, peer))
-    machine.run(link_command(layout, name, up=True))
+        machine.run_all(network.uncut_commands(layout, name, peer))
+    machine.run(network.link_command(layout, name, up=True))
     shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
     _signal_all(machine, layout, name, signal.SIGCONT)
     healthy = state is not None and state.healthy
@@ -143,4 +135,4 @@ def _is_back(state: NodeState | None, started_after_s: float | None) -> bool:
 
 
 def _cuts(machine: Machine, layout: LabLayout, name: str) -> list[str]:
-    return parse_cuts(layout, machine.run(list_cuts_command(layout, name)).stdout)
+    return network.parse_cuts(layout, machine.run(network.list_cuts_command(layout, name)).stdout)

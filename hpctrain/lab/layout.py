@@ -1,22 +1,25 @@
-"""Names, addresses and paths of a lab. Everything that a lab makes has a recognizable name, so that leftovers are
-found."""
+"""Names, addresses, paths and programs of a lab.
+
+Everything that a lab makes has a recognizable name, so that leftovers are found.
+"""
 
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.lab.installation import SlurmInstallation
 from hpctrain.lab.spec import LabNode, LabSpec
 from hpctrain.records.format.node_name import compress_node_set, expand_node_set
 
+DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
+CLIENTS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")
-
 FABRIC = "hpctfabric"
 """Network namespace that holds the bridges. The host's firewall and forwarding rules do not apply in it."""
 CONTROL = "hpctctl"
@@ -27,9 +30,44 @@ NODE_PREFIX = "hpct-"
 ALIAS = "hpctrain lab "
 NODE_INTERFACE = "eth0"
 CPU_GROUP = "hpctrain-lab"
-
 # A Unix socket's path has at most 108 bytes (unix(7)), and munged adds a suffix for its lock file.
 _LONGEST_FOLDER = 85
+
+
+@dataclass(frozen=True)
+class SlurmInstallation:
+    """Where Slurm's programs are: on the PATH, or in the folders bin, sbin and lib/slurm of `prefix`."""
+
+    prefix: Path | None
+
+    def program(self, name: str) -> str:
+        """Return the path or name by which to run a daemon or a client."""
+        if self.prefix is None:
+            return name
+        return str(self.prefix / ("sbin" if name in DAEMONS else "bin") / name)
+
+    @property
+    def plugins(self) -> Path | None:
+        """The plugin folder for slurm.conf; None: Slurm's default."""
+        return None if self.prefix is None else self.prefix / "lib" / "slurm"
+
+    @property
+    def slurmd_options(self) -> tuple[str, ...]:
+        """Options that make slurmd start the slurmstepd of `prefix`; by default it starts that of the folder it was
+        built for."""
+        return () if self.prefix is None else ("-d", self.program("slurmstepd"))
+
+    def missing(self) -> list[str]:
+        """Return the files that `prefix` lacks; [] for this machine's Slurm, which lab/requirements.py checks."""
+        if self.prefix is None:
+            return []
+        wanted = [Path(self.program(name)) for name in (*DAEMONS, *CLIENTS)]
+        return [str(path) for path in (*wanted, self.prefix / "lib" / "slurm") if not path.exists()]
+
+    def exports(self, slurm_conf: Path) -> list[str]:
+        """Return shell lines after which Slurm's commands are those of this installation and use the lab."""
+        path = [] if self.prefix is None else [f'export PATH={shlex.quote(str(self.prefix / "bin"))}:"$PATH"']
+        return [*path, f"export SLURM_CONF={slurm_conf}"]
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:

@@ -6,8 +6,7 @@ import shutil
 from collections.abc import Callable
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.lab.installation import SlurmInstallation
-from hpctrain.lab.layout import FABRIC
+from hpctrain.lab.layout import FABRIC, SlurmInstallation
 from hpctrain.lab.machine import Machine
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "util-linux", "hostname")

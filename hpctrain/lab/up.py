@@ -10,18 +10,13 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_bytes, write_text
 from hpctrain.base.errors import CommandError, InputError, RefusedError
-from hpctrain.lab import daemons
-from hpctrain.lab.cpu_share import CpuController, find_cpu_control, share_files, share_folders
+from hpctrain.lab import config_files, daemons
 from hpctrain.lab.down import clear, is_ready, leftovers
-from hpctrain.lab.etc_hosts import with_lab, write_hosts
-from hpctrain.lab.installation import SlurmInstallation
-from hpctrain.lab.layout import LabLayout, load_layout
+from hpctrain.lab.layout import LabLayout, SlurmInstallation, load_layout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Command, build_commands
 from hpctrain.lab.requirements import require_namespaces
-from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
-from hpctrain.lab.slurm_state import node_states, scontrol
-from hpctrain.lab.task_prolog import task_prolog, threads_words
+from hpctrain.lab.status import node_states, scontrol
 
 Tell = Callable[[str], None]
 
@@ -35,7 +30,7 @@ class Blueprint:
     """All parts of a lab, decided before anything is built."""
 
     layout: LabLayout
-    control: CpuController | None
+    control: config_files.CpuController | None
     hosts: str
     """The new text of /etc/hosts."""
     files: tuple[tuple[Path, str], ...]
@@ -61,22 +56,22 @@ def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]
         InputError: another host has the name of a node.
         RefusedError: the spec has a CPU share, and this machine cannot limit CPU time.
     """
-    control = find_cpu_control(machine.mounts.read_text())
+    control = config_files.find_cpu_control(machine.mounts.read_text())
     if control is None and any(layout.spec.cpu_share_of(node) for node in layout.spec.nodes):
         raise RefusedError("cpu_share: this machine mounts no cgroup with a CPU controller; remove the key")
     hostname = machine.hostname().partition(".")[0]
     return Blueprint(
         layout=layout,
         control=control,
-        hosts=with_lab(machine.hosts.read_text(), layout),
+        hosts=config_files.with_lab(machine.hosts.read_text(), layout),
         files=(
-            (layout.slurm_conf, slurm_conf(layout, hostname)),
-            (layout.folder / "cgroup.conf", cgroup_conf(version)),
-            (layout.task_prolog, task_prolog(layout, machine.cores())),
+            (layout.slurm_conf, config_files.slurm_conf(layout, hostname)),
+            (layout.folder / "cgroup.conf", config_files.cgroup_conf(version)),
+            (layout.task_prolog, config_files.task_prolog(layout, machine.cores())),
         ),
         folders=layout.folders,
-        groups=tuple(share_folders(control, layout)) if control else (),
-        group_files=tuple(share_files(control, layout)) if control else (),
+        groups=tuple(config_files.share_folders(control, layout)) if control else (),
+        group_files=tuple(config_files.share_files(control, layout)) if control else (),
         commands=tuple(build_commands(layout)),
         daemons=(
             daemons.munged_argv(layout),
@@ -159,7 +154,7 @@ def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
     tell(f"network: {len(layout.names)} nodes in {layout.spec.network}")
     machine.run_all(blueprint.commands)
     _limit_cpu(blueprint)
-    tell(f"threads: {threads_words(layout, machine.cores())}")
+    tell(f"threads: {config_files.threads_words(layout, machine.cores())}")
     tell("daemons: munged, slurmctld, a slurmd for each node")
     daemons.start_munged(machine, layout)
     started = {"slurmctld": daemons.start_slurmctld(machine, layout)}
@@ -185,7 +180,7 @@ def _record(machine: Machine, blueprint: Blueprint) -> None:
         write_text(path, text)
     with storage_errors(layout.task_prolog):
         layout.task_prolog.chmod(0o755)
-    write_hosts(machine.hosts, blueprint.hosts)
+    config_files.write_hosts(machine.hosts, blueprint.hosts)
 
 
 def _limit_cpu(blueprint: Blueprint) -> None:

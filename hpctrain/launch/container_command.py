@@ -8,9 +8,8 @@ from pathlib import Path
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import PACKAGE, program
-from hpctrain.container.run.binds import LIBRARY, check_binds, run_binds
-from hpctrain.container.run.entry import PYTHON, pyxis_command, pyxis_options
-from hpctrain.container.run.runtime import Which, find_runtime
+from hpctrain.container.binds import LIBRARY, check_binds, run_binds
+from hpctrain.container.entry import PYTHON, Which, find_runtime, pyxis_command, pyxis_options
 from hpctrain.records.run.run import Container, Run
 
 

@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.run.binds import run_binds
-from hpctrain.container.run.entry import entry_command, entry_environment
-from hpctrain.container.run.runtime import Host, Which, find_runtime, this_host
-from hpctrain.container.run.surviving_mount import with_surviving_mount
+from hpctrain.container import entry
+from hpctrain.container.binds import run_binds
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.folder import check_trusted
@@ -38,12 +36,12 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     check_trusted(options.folder)
     folder, command = options.folder, options.command
-    argv, env = command_in_container(folder, command, os.environ, this_host(), shutil.which, options.with_code)
+    argv, env = command_in_container(folder, command, os.environ, entry.this_host(), shutil.which, options.with_code)
     SystemRunner().replace_process(argv, env)
 
 
 def command_in_container(
-    folder: Path, command: list[str], environ: Mapping[str, str], host: Host, which: Which, with_code: bool
+    folder: Path, command: list[str], environ: Mapping[str, str], host: entry.Host, which: entry.Which, with_code: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Return argv and environment that run a command in the image of the run in `folder`, on this node.
 
@@ -54,10 +52,10 @@ def command_in_container(
     run = run_of(folder)
     if run.container is None:
         return command, dict(environ)
-    runtime = find_runtime(run.container.runtime, which)
-    argv = entry_command(runtime, host, run.container, run_binds(run, folder, environ), command)
+    runtime = entry.find_runtime(run.container.runtime, which)
+    argv = entry.entry_command(runtime, host, run.container, run_binds(run, folder, environ), command)
     code = folder / CODE_FOLDER if with_code and (folder / CODE_FOLDER).is_dir() else None
-    env = entry_environment(run.container, environ, runtime.prefix, code)
+    env = entry.entry_environment(run.container, environ, runtime.prefix, code)
     # Slurm ends all processes of a killed node; without Slurm nobody does.
     alone = "SLURM_JOB_ID" not in environ
-    return argv, with_surviving_mount(env, folder / IMAGE_TOOLS_FOLDER / platform.node(), which, alone)
+    return argv, entry.with_surviving_mount(env, folder / IMAGE_TOOLS_FOLDER / platform.node(), which, alone)

@@ -15,7 +15,7 @@ from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import Process
 from hpctrain.bench.probe.lab_probe import PROBE_S, ModifiedNode, probe_lab_nodes
 from hpctrain.bench.record import machine_and_versions
-from hpctrain.lab.cpu_share import PERIOD_US, find_cpu_control
+from hpctrain.lab.config_files import PERIOD_US, find_cpu_control
 from hpctrain.lab.faults import shape
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine

@@ -10,11 +10,10 @@ from pathlib import Path
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.check.examine import ImageStart, examine, host_environment
-from hpctrain.container.check.findings import ImageFinding, check_image
-from hpctrain.container.run.binds import check_binds, parse_bind, program_binds
-from hpctrain.container.run.runtime import find_runtime, this_host
-from hpctrain.launch.preflight.checks import VERSION_FILE, local_driver_version
+from hpctrain.container.binds import check_binds, parse_bind, program_binds
+from hpctrain.container.check import ImageFinding, ImageStart, check_image, examine, host_environment
+from hpctrain.container.entry import find_runtime, this_host
+from hpctrain.launch.preflight.gpu_driver import VERSION_FILE, local_driver_version
 from hpctrain.records.run.run import Container, Run
 from hpctrain.runs.file_system import file_system_of
 

@@ -11,10 +11,9 @@ import pytest
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.build.build import Builder, BuildPermissions, BuildResult, build, build_options
-from hpctrain.container.build.labels import INPUTS
-from hpctrain.container.build.recipe import Base, Environment, ImageRecipe, Kind, inputs_sha256
-from hpctrain.container.run.runtime import Host, Runtime
+from hpctrain.container.build import INPUTS, Builder, BuildResult, build, build_options
+from hpctrain.container.entry import Host, Runtime
+from hpctrain.container.recipe import Base, Environment, ImageRecipe, Kind, inputs_sha256
 
 RECIPE = ImageRecipe(Base("cuda"), "install", ["torch==2.13.0"], "3.11", "/site-packages", [])
 STAND_IN = """#!/bin/sh
@@ -81,19 +80,19 @@ USER = Host(is_root=False, may_raise_limits=False, has_nvidia=False)
 )
 def test_who_builds_decides_how(host: Host, kind: Kind, environment: Environment, expected: list[str]) -> None:
     recipe = ImageRecipe(Base(kind), environment, [], "3.11", "/site-packages", [])
-    options = build_options(BuildPermissions(host, True), Runtime("singularity", "s"), recipe, remote=False)
+    options = build_options(host, True, Runtime("singularity", "s"), recipe, remote=False)
     assert options == expected
 
 
 def test_apptainer_compresses_with_zstd() -> None:
-    options = build_options(BuildPermissions(USER, True), Runtime("apptainer", "a"), RECIPE, remote=True)
+    options = build_options(USER, True, Runtime("apptainer", "a"), RECIPE, remote=True)
     assert options == ["--remote", "--mksquashfs-args", "-comp zstd -Xcompression-level 1"]
 
 
 def test_who_may_not_build_is_told_what_else_there_is() -> None:
     runtime = Runtime("apptainer", "a")
     with pytest.raises(RefusedError, match="add --remote"):
-        build_options(BuildPermissions(USER, False), runtime, RECIPE, remote=False)
+        build_options(USER, False, runtime, RECIPE, remote=False)
     small = ImageRecipe(Base("cpu-small"), "bind", [], "3.11", "/p", [])
     with pytest.raises(InputError, match="--remote: only for"):
-        build_options(BuildPermissions(USER, False), runtime, small, remote=True)
+        build_options(USER, False, runtime, small, remote=True)

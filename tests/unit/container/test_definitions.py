@@ -10,9 +10,16 @@ import pytest
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import CommandResult
-from hpctrain.container.build.dockerfile import read_dockerfile
-from hpctrain.container.build.lock import debian_packages, locked_packages
-from hpctrain.container.build.recipe import Base, ImageRecipe, definition, inputs_sha256, parse_base
+from hpctrain.container.dockerfile import read_dockerfile
+from hpctrain.container.recipe import (
+    Base,
+    ImageRecipe,
+    debian_packages,
+    definition,
+    inputs_sha256,
+    locked_packages,
+    parse_base,
+)
 
 LOCK = ["click==8.1.7", "nvidia-nccl-cu12==2.21.5", "torch==2.13.0"]
 RECIPE = ImageRecipe(Base("cuda"), "install", LOCK, "3.11", "/venv/site-packages", [], version="0.1.0")

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.container.run.binds import ENVIRONMENT, LIBRARY, Bind, check_binds, parse_bind, run_binds
-from hpctrain.container.run.entry import entry_command, entry_environment, pyxis_command, pyxis_options
-from hpctrain.container.run.runtime import Host, Runtime, find_runtime, this_host
-from hpctrain.container.run.surviving_mount import PROGRAM, with_surviving_mount
+from hpctrain.container.binds import ENVIRONMENT, LIBRARY, Bind, check_binds, parse_bind, run_binds
+from hpctrain.container.entry import (
+    PROGRAM,
+    Host,
+    Runtime,
+    entry_command,
+    entry_environment,
+    find_runtime,
+    pyxis_command,
+    pyxis_options,
+    this_host,
+    with_surviving_mount,
+)
 from hpctrain.records.run.run import Container, Run
 
 USER = Host(is_root=False, may_raise_limits=False, has_nvidia=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.container.check.findings import (
+from hpctrain.container.check import (
     REQUIRED_PACKAGES,
     HostEnvironment,
     ImageExamination,

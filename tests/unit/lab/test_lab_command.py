@@ -13,7 +13,7 @@ from hpctrain.base.process import CommandResult
 from hpctrain.cli.commands.setup import lab as lab_command
 from hpctrain.cli.main import cli
 from hpctrain.lab import requirements
-from hpctrain.lab.installation import CLIENTS, DAEMONS
+from hpctrain.lab.layout import CLIENTS, DAEMONS
 from hpctrain.lab.machine import lab_lock
 
 

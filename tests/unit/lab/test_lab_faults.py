@@ -13,9 +13,8 @@ from hpctrain.base.process import CommandResult
 from hpctrain.lab.faults import cut, heal, kill_nodes, shape
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import SystemProcessTable
-from hpctrain.lab.slurm_state import parse_jobs, parse_nodes
 from hpctrain.lab.spec import LabSpec
-from hpctrain.lab.status import read_lab_status
+from hpctrain.lab.status import parse_jobs, parse_nodes, read_lab_status
 
 STOP, CONT, KILL = (str(int(number)) for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL))
 

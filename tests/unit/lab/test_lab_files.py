@@ -13,12 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError, StorageError
-from hpctrain.lab import etc_hosts
-from hpctrain.lab.cpu_share import CpuController, find_cpu_control, share_files, share_folders
+from hpctrain.lab import config_files
+from hpctrain.lab.config_files import (
+    CpuController,
+    cgroup_conf,
+    find_cpu_control,
+    share_files,
+    share_folders,
+    slurm_conf,
+    task_prolog,
+)
 from hpctrain.lab.layout import LabLayout
-from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
 from hpctrain.lab.spec import LabSpec
-from hpctrain.lab.task_prolog import task_prolog
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lab_slurm.conf"
 
@@ -60,20 +66,20 @@ LINES = st.lists(st.sampled_from(["127.0.0.1 localhost", "", "# a comment", "10.
 @given(LINES, st.integers(1, 20), st.integers(1, 20))
 def test_the_hosts_file_comes_back_as_it_was(lines, first, second):
     before = "".join(line + "\n" for line in lines)
-    once = etc_hosts.with_lab(before, layout(nodes=first))
-    again = etc_hosts.with_lab(once, layout(nodes=second))
+    once = config_files.with_lab(before, layout(nodes=first))
+    again = config_files.with_lab(once, layout(nodes=second))
     assert again.count("# hpctrain-lab") == second
     assert f"198.18.7.{9 + second} node{second - 1} # hpctrain-lab\n" in again
-    assert etc_hosts.without_lab(again) == before
+    assert config_files.without_lab(again) == before
 
 
 def test_a_hosts_file_without_a_last_line_end_keeps_its_last_line():
-    assert etc_hosts.with_lab("127.0.0.1 localhost", layout(nodes=1)).splitlines()[0] == "127.0.0.1 localhost"
+    assert config_files.with_lab("127.0.0.1 localhost", layout(nodes=1)).splitlines()[0] == "127.0.0.1 localhost"
 
 
 def test_another_hosts_name_is_not_taken():
     with pytest.raises(InputError, match="found 'node1', which /etc/hosts gives to another host"):
-        etc_hosts.with_lab("10.0.0.7 head node1 # ours\n", layout(nodes=2))
+        config_files.with_lab("10.0.0.7 head node1 # ours\n", layout(nodes=2))
 
 
 def test_a_mounted_hosts_file_is_written_into(tmp_path, monkeypatch):
@@ -83,14 +89,14 @@ def test_a_mounted_hosts_file_is_written_into(tmp_path, monkeypatch):
     def busy(path: Path, text: str) -> None:
         raise StorageError("busy") from OSError(errno.EBUSY, "busy")
 
-    monkeypatch.setattr(etc_hosts, "rewrite_text", busy)
-    etc_hosts.write_hosts(path, "new\n")
+    monkeypatch.setattr(config_files, "rewrite_text", busy)
+    config_files.write_hosts(path, "new\n")
     assert path.read_text() == "new\n"
 
 
 def test_any_other_error_of_the_hosts_file_is_told(tmp_path):
     with pytest.raises(StorageError, match="make the folder first"):
-        etc_hosts.write_hosts(tmp_path / "nowhere" / "hosts", "new\n")
+        config_files.write_hosts(tmp_path / "nowhere" / "hosts", "new\n")
 
 
 SHARED = {"nodes": [{"name": "a", "cpu_share": 0.5}, {"name": "b"}]}
@@ -143,7 +149,7 @@ def test_everybody_may_still_read_the_hosts_file(tmp_path, linked):
         os.chown(target, 1234, 5678)
     before = os.umask(0o077)
     try:
-        etc_hosts.write_hosts(path, "new\n")
+        config_files.write_hosts(path, "new\n")
     finally:
         os.umask(before)
     status = path.stat()

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import CommandResult
-from hpctrain.lab import slurm_state
-from hpctrain.slurm.cluster import has_features, parse_config, parse_gres, parse_nodes, parse_partitions
+from hpctrain.lab import status
+from hpctrain.slurm.accounting import parse_sacct
+from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.fields import SEPARATOR, node_names, number
 from hpctrain.slurm.job import JobInfo, needs_action, parse_sacct, parse_scontrol_job, parse_squeue, pending_job_text
@@ -30,7 +31,7 @@ REAL = sorted({line for path in GOLDEN.glob("*/*.txt") for line in path.read_tex
 
 TEXT_PARSERS: list[Callable[[str], object]] = [
     parse_scontrol_job, parse_squeue, parse_nodes, parse_partitions, parse_config, parse_sacct,
-    slurm_state.parse_nodes, slurm_state.parse_jobs,
+    status.parse_nodes, status.parse_jobs,
 ]  # fmt: skip
 VALUE_PARSERS: list[Callable[[str], object]] = [
     number, node_names, parse_gres, read_moment, read_duration, lambda text: has_features(text, {"a100"}),
@@ -132,7 +133,7 @@ def test_no_answer_of_a_command_is_a_crash(code: int, stdout: str, stderr: str) 
 @pytest.mark.parametrize(
     ("file", "parser", "at_least"),
     [("jobs.txt", parse_scontrol_job, 30), ("squeue.txt", parse_squeue, 30), ("nodes.txt", parse_nodes, 10),
-     ("nodes.txt", slurm_state.parse_nodes, 4), ("partitions.txt", parse_partitions, 4)],
+     ("nodes.txt", status.parse_nodes, 4), ("partitions.txt", parse_partitions, 4)],
 )  # fmt: skip
 def test_the_lines_it_is_damaged_from_are_read(version: str, file: str, parser, at_least: int) -> None:
     lines = [line for line in (GOLDEN / version / file).read_text().split("\n") if not line.startswith("== ")]

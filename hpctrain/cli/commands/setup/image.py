@@ -24,20 +24,20 @@ from hpctrain.base.units import format_bytes
 from hpctrain.cli.options.run_and_paths import PATH
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.image_checks import examine_container
-from hpctrain.container.build.build import Builder, build, build_options, build_permissions
-from hpctrain.container.build.labels import PREFIX, labels_of
-from hpctrain.container.build.lock import debian_packages, locked_packages
-from hpctrain.container.build.recipe import (
+from hpctrain.container.build import PREFIX, Builder, build, build_options, has_user_namespaces, labels_of
+from hpctrain.container.check import ImageFinding, worst_level
+from hpctrain.container.entry import find_runtime, this_host
+from hpctrain.container.recipe import (
     BASES,
     Base,
     Environment,
     ImageRecipe,
+    debian_packages,
     default_environment,
     definition,
+    locked_packages,
     parse_base,
 )
-from hpctrain.container.check.findings import ImageFinding, worst_level
-from hpctrain.container.run.runtime import find_runtime, this_host
 from hpctrain.records.run.run import Container
 from hpctrain.runs.code_copy import git_state
 
@@ -83,7 +83,7 @@ def build_command(
         click.echo(definition(recipe, commit), nl=False)
         return
     runtime = find_runtime("auto", shutil.which)
-    options = build_options(build_permissions(this_host()), runtime, recipe, remote)
+    options = build_options(this_host(), has_user_namespaces(), runtime, recipe, remote)
     builder = Builder(
         runtime, options, os.environ, runner, SystemClock(), lambda line: click.echo(f"  {line}", err=True)
     )

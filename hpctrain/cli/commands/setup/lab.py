@@ -19,8 +19,7 @@ from hpctrain.lab.faults import cut as cut_pair
 from hpctrain.lab.faults import heal as heal_nodes
 from hpctrain.lab.faults import kill_nodes
 from hpctrain.lab.faults import shape as shape_links
-from hpctrain.lab.installation import SlurmInstallation
-from hpctrain.lab.layout import LabLayout, load_layout, state_folder
+from hpctrain.lab.layout import LabLayout, SlurmInstallation, load_layout, state_folder
 from hpctrain.lab.machine import Machine, lab_lock, this_machine
 from hpctrain.lab.network import DIRECTIONS
 from hpctrain.lab.spec import LabSpec, rate_bits_per_s, read_lab_spec

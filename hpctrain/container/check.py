@@ -1,10 +1,31 @@
-"""Findings about an image for runs on this machine, decided from what was seen inside and outside. Pure."""
+"""Examine an image, and judge it for runs on this machine.
+
+The image is started as a run starts it, reports what it sees, and gets Slurm's signals. The findings are decided from
+what was seen inside and outside.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+import psutil
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.process import Runner, end_process
+from hpctrain.container import entry
+from hpctrain.container.binds import LIBRARY, Bind
+from hpctrain.records.run.run import Container
 
 Level = Literal["ok", "note", "problem"]
 SAME_VERSION_PACKAGES = ("submitit", "cloudpickle")
@@ -25,6 +46,12 @@ SLOW_START_S = 5.0
 CUDA_OF_DRIVER = ((580, (13, 0)), (525, (12, 0)), (450, (11, 0)))
 """(oldest driver, CUDA version that it brings), newest first. Within a major version of CUDA all minor versions are
 compatible (CUDA's release notes, table 2)."""
+EXAMINE_TIMEOUT_S = 300.0
+READY_S = 60.0
+SIGNALS_S = 30.0
+POLL_S = 0.05
+_ISOLATION_SETTINGS = ("COMPAT", "CONTAIN", "CONTAINALL", "NO_HOME", "CLEANENV", "NO_MOUNT")
+_INSIDE = f"{LIBRARY}/hpctrain/container/inside.py"
 
 
 @dataclass(frozen=True)
@@ -80,7 +107,7 @@ def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageF
     if outside.contained:
         words = "hides home, /tmp and devices from the image: unset it"
         findings.append(_required("environment", ", ".join(outside.contained), words))
-    return [*findings, _signals(seen), _start(seen)]
+    return [*findings, _signals(seen), _start_time(seen)]
 
 
 def _required(name: str, value: str, wrong: str) -> ImageFinding:
@@ -165,10 +192,116 @@ def _signals(seen: ImageExamination) -> ImageFinding:
     return _required("signals", "SIGTERM and SIGUSR2 are delivered", "")
 
 
-def _start(seen: ImageExamination) -> ImageFinding:
+def _start_time(seen: ImageExamination) -> ImageFinding:
     value = (
         f"{seen.starts_s[0]:.2f} s, then {seen.starts_s[1]:.2f} s, from {seen.file_system or 'an unknown file system'}"
     )
     slow = seen.starts_s[1] > SLOW_START_S
     words = "every node starts it once an attempt: put the image on a faster file system" if slow else ""
     return ImageFinding("start", "note" if slow else "ok", value, words)
+
+
+@dataclass(frozen=True)
+class ImageStart:
+    """Everything that determines how the image is started."""
+
+    container: Container
+    runtime: entry.Runtime
+    host: entry.Host
+    binds: Sequence[Bind]
+    environ: Mapping[str, str]
+    which: entry.Which
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Return the argv that runs `words` inside the image."""
+        return entry.entry_command(self.runtime, self.host, self.container, self.binds, words)
+
+    def environment(self, tools: Path) -> dict[str, str]:
+        """Return the environment that the image is started with; `tools` is an empty folder."""
+        env = entry.entry_environment(self.container, self.environ, self.runtime.prefix)
+        return entry.with_surviving_mount(env, tools, self.which, alone=True)
+
+
+def host_environment(environ: Mapping[str, str], driver: str | None) -> HostEnvironment:
+    """Return the facts about this machine and this Python that an image has to match."""
+    infiniband = Path("/dev/infiniband")
+    names = [f"{maker}_{name}" for maker in ("APPTAINER", "SINGULARITY") for name in _ISOLATION_SETTINGS]
+    return HostEnvironment(
+        python=platform.python_version(),
+        packages={name: importlib.metadata.version(name) for name in SAME_VERSION_PACKAGES},
+        driver=driver,
+        infiniband=sorted(path.name for path in infiniband.iterdir()) if infiniband.is_dir() else [],
+        contained=[name for name in names if environ.get(name)],
+    )
+
+
+def examine(image: ImageStart, file_system: str, runner: Runner, clock: Clock) -> ImageExamination:
+    """Start the image four times: twice to time the start, once to report what it sees, once to be signalled.
+
+    Raises:
+        HpctrainError: the image cannot be started, or has no Python; the message quotes the runtime.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
+        env = image.environment(Path(folder, "tools"))
+        times = [_start(image, env, runner, clock) for _ in range(2)]
+        done = runner.run(
+            image.command([entry.PYTHON, _INSIDE, "look", *SAME_VERSION_PACKAGES, *REQUIRED_PACKAGES]),
+            timeout_s=EXAMINE_TIMEOUT_S,
+            env=env,
+        )
+        inside = _answer(done.stdout)
+        if inside is None:
+            raise HpctrainError(f"{image.container.image}: {_last(done.stderr) or f'it ended with {done.code}'}")
+        came, survived = _signalled(image, env, Path(folder, "signals.log"), runner, clock)
+    return ImageExamination(inside, came, survived, times, file_system)
+
+
+def _start(image: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
+    """Return the seconds that it takes to start and end Python inside the image."""
+    before = clock.now()
+    done = runner.run(image.command([entry.PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)
+    if done.code != 0:
+        why = _last(done.stderr) or f"code {done.code}"
+        raise HpctrainError(f"{image.container.image}: {entry.PYTHON} cannot be started in it: {why}")
+    return clock.now() - before
+
+
+def _signalled(
+    image: ImageStart, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock
+) -> tuple[list[str], bool]:
+    """Return the signals that reached a process inside, and whether it could read from the image afterwards."""
+    process = runner.start(image.command([entry.PYTHON, _INSIDE, "signals"]), env=env, log=log)
+    try:
+        deadline = clock.now() + READY_S
+        while "ready" not in log.read_text() and process.poll() is None and clock.now() < deadline:
+            clock.sleep(POLL_S)
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            _signal_all(process.pid, number)
+        process.wait(SIGNALS_S)
+        answer = _answer(log.read_text())
+    finally:
+        end_process(process)
+    return (answer["came"], True) if answer else (["SIGTERM", "SIGUSR2"], False)
+
+
+def _signal_all(pid: int, number: signal.Signals) -> None:
+    """Signal a process and all its descendants, as Slurm signals a step."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in [parent, *parent.children(recursive=True)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+
+def _answer(text: str) -> dict[str, Any] | None:
+    """Return the JSON object in the last line of `text`; None if there is none."""
+    try:
+        answer = json.loads(_last(text))
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""

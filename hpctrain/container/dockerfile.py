@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spython.main.parse.parsers import DockerParser
 
-from hpctrain.base.errors import FileError, InputError, FieldError
+from hpctrain.base.errors import FieldError, FileError, InputError
 
 _NO_MEANING = ("HEALTHCHECK", "EXPOSE", "STOPSIGNAL", "USER", "LABEL", "MAINTAINER", "VOLUME", "ONBUILD", "SHELL")
 """Instructions of a Dockerfile without meaning in an Apptainer image, which runs as the user who starts it and is not

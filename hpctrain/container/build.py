@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -12,13 +13,15 @@ from pathlib import Path
 from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
-from hpctrain.base.system.kernel import kernel_number
 from hpctrain.base.process import Runner, end_process
-from hpctrain.container.run.binds import ENVIRONMENT
-from hpctrain.container.run.runtime import Host, Runtime
-from hpctrain.container.build.labels import INPUTS, labels_of
-from hpctrain.container.build.recipe import ImageRecipe, definition, inputs_sha256
+from hpctrain.base.system.kernel import kernel_number
+from hpctrain.container.binds import ENVIRONMENT
+from hpctrain.container.entry import Host, Runtime
+from hpctrain.container.recipe import ImageRecipe, definition, inputs_sha256
 
+PREFIX = "org.hpctrain."
+INPUTS = f"{PREFIX}inputs"
+_TIMEOUT_S = 120.0
 COMPRESSION = "-comp zstd -Xcompression-level 1"
 """Options of mksquashfs. For torch's packages they give 206 MB in 5 s; the default options give 191 MB in 187 s."""
 POLL_S = 0.2
@@ -26,13 +29,19 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class BuildPermissions:
-    """The permissions of this user that matter for a build."""
+def labels_of(runtime: Runtime, image: Path, runner: Runner) -> dict[str, str]:
+    """Return the labels of an image, including those of its base.
 
-    host: Host
-    user_namespaces: bool
-    """Whether a process may create a user namespace."""
+    Raises:
+        HpctrainError: the runtime cannot read the file as an image.
+    """
+    done = runner.run([runtime.path, "--silent", "inspect", "--json", str(image)], timeout_s=_TIMEOUT_S)
+    try:
+        labels = json.loads(done.stdout)["data"]["attributes"]["labels"] or {}
+    except (ValueError, KeyError, TypeError):
+        lines = done.stderr.strip().splitlines() or [f"{runtime.name} inspect ended with {done.code}"]
+        raise HpctrainError(f"{image}: no image that {runtime.name} can read: {lines[-1]}") from None
+    return {str(name): str(value) for name, value in labels.items()}
 
 
 @dataclass(frozen=True)
@@ -60,13 +69,16 @@ class BuildResult:
     time_s: float
 
 
-def build_permissions(host: Host, limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> BuildPermissions:
-    """Return the build permissions of this process."""
-    return BuildPermissions(host, (kernel_number(limit) or 0) > 0)
+def has_user_namespaces(limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> bool:
+    """Whether a process may create a user namespace here."""
+    return (kernel_number(limit) or 0) > 0
 
 
-def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecipe, remote: bool) -> list[str]:
+def build_options(host: Host, user_namespaces: bool, runtime: Runtime, recipe: ImageRecipe, remote: bool) -> list[str]:
     """Return the options of `apptainer build` for this user and recipe.
+
+    Args:
+        user_namespaces: whether a process may create a user namespace.
 
     Raises:
         InputError: the definition takes files of this machine, which a remote build does not see.
@@ -78,8 +90,8 @@ def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecip
             raise InputError("--remote: only for images whose packages are installed by pip: --base cuda, rocm or cpu")
         return ["--remote", *options]
     # Root with all capabilities needs no option; every other user becomes root in a new user namespace.
-    if not rights.host.is_root or rights.host.needs_user_namespace:
-        if not rights.user_namespaces:
+    if not host.is_root or host.needs_user_namespace:
+        if not user_namespaces:
             raise RefusedError(
                 "images cannot be built here: this system gives users no user namespaces; add --remote (after "
                 f"`{runtime.name} remote login`), or build elsewhere and copy the file"

@@ -1,1 +1,0 @@
-"""Building images for a cluster: their definitions, and the build itself."""

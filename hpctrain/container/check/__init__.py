@@ -1,1 +1,0 @@
-"""Check an image from outside and from inside."""

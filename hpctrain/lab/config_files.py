@@ -1,0 +1,178 @@
+"""The files that a lab writes: slurm.conf, cgroup.conf, the TaskProlog, lines of /etc/hosts, and CPU shares of nodes.
+
+slurm.conf(5) and cgroup.conf(5) explain each key.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import rewrite_text, storage_errors
+from hpctrain.base.errors import InputError, StorageError
+from hpctrain.base.package_data import render_template
+from hpctrain.lab.layout import CPU_GROUP, LabLayout
+
+CONTROLLER_PORT = 16817
+"""Port of the lab's slurmctld. It differs from Slurm's default 6817, because this machine may be part of a cluster."""
+NODE_PORT = 16818
+_TEMPLATE = Path(__file__).with_name("slurm.conf.j2")
+_SCRIPT = """\
+#!/bin/sh
+# {words}. A value of your own in the job's environment counts more.
+[ -n "$OMP_NUM_THREADS" ] || echo "export OMP_NUM_THREADS={threads}"
+"""
+MARK = "# hpctrain-lab"
+PERIOD_US = 100_000
+
+
+def slurm_conf(layout: LabLayout, hostname: str) -> str:
+    """Return the text of slurm.conf.
+
+    Args:
+        hostname: this machine's short host name; slurmctld does not start under another name.
+    """
+    return render_template(
+        _TEMPLATE,
+        layout=layout,
+        spec=layout.spec,
+        slurm=layout.spec.slurm,
+        hostname=hostname,
+        controller_port=CONTROLLER_PORT,
+        node_port=NODE_PORT,
+    )
+
+
+def cgroup_conf(version: tuple[int, int]) -> str:
+    """Return the text of cgroup.conf, which keeps Slurm off the host's cgroups as far as its version allows: all nodes
+    of the lab share them."""
+    if version >= (24, 5):
+        return "CgroupPlugin=disabled\n"
+    return "CgroupPlugin=autodetect\nIgnoreSystemd=yes\n"
+
+
+def threads_of(layout: LabLayout, cores: int) -> int:
+    """Return the number of threads of a task: a node's equal share of this machine's cores, at least one."""
+    return max(1, cores // len(layout.names))
+
+
+def threads_words(layout: LabLayout, cores: int) -> str:
+    """Return a line about the threads of a task: 'OMP_NUM_THREADS=1 in each task: 4 nodes share 2 cores'."""
+    nodes, many = len(layout.names), "" if len(layout.names) == 1 else "s"
+    share = "shares" if nodes == 1 else "share"
+    return f"OMP_NUM_THREADS={threads_of(layout, cores)} in each task: {nodes} node{many} {share} {cores} cores"
+
+
+def task_prolog(layout: LabLayout, cores: int) -> str:
+    """Return the text of the TaskProlog: slurmd runs it before each task and puts its `export` lines into the task's
+    environment.
+
+    The nodes of a lab share this machine's cores, and each node sees all of them. Without this script every worker
+    would start as many threads as there are cores. Waiting threads spin, so that steps would take many times as long.
+    """
+    return _SCRIPT.format(words=threads_words(layout, cores), threads=threads_of(layout, cores))
+
+
+def without_lab(text: str) -> str:
+    """Return the file's text without the lines of any lab."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.rstrip().endswith(MARK))
+
+
+def with_lab(text: str, layout: LabLayout) -> str:
+    """Return the file's text with a line for each node; lines of an earlier lab are dropped.
+
+    Raises:
+        InputError: another host has the name of a node.
+    """
+    others = without_lab(text)
+    taken = {name for line in others.splitlines() for name in line.partition("#")[0].split()[1:]}
+    clash = [name for name in layout.names if name in taken]
+    if clash:
+        raise InputError(f"nodes: found '{clash[0]}', which /etc/hosts gives to another host; choose another name")
+    if others and not others.endswith("\n"):
+        others += "\n"
+    return others + "".join(f"{layout.address(name)} {name} {MARK}\n" for name in layout.names)
+
+
+def write_hosts(path: Path, text: str) -> None:
+    """Replace the file atomically with its owner and mode unchanged, because every user of the machine reads it. In a
+    container, where the file is a mount and cannot be replaced, write into it.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    try:
+        rewrite_text(path, text)
+    except StorageError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EBUSY:
+            raise
+        with storage_errors(path):
+            path.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class CpuController:
+    """The CPU controller of this machine: cgroup version and mount point."""
+
+    version: int
+    root: Path
+
+    @property
+    def group(self) -> Path:
+        """The lab's CPU group, the parent of the nodes' groups."""
+        return self.root / CPU_GROUP
+
+    def node_group(self, name: str) -> Path:
+        return self.group / name
+
+    def join_file(self, name: str) -> Path:
+        """Return the file to which a process writes its id to join the node's group."""
+        return self.node_group(name) / "cgroup.procs"
+
+
+def find_cpu_control(mounts: str) -> CpuController | None:
+    """Return the machine's CPU controller; None if no cgroup file system with a CPU controller is mounted.
+
+    Args:
+        mounts: text of /proc/self/mounts.
+    """
+    rows = [line.split() for line in mounts.splitlines()]
+    for _, folder, kind, options, *_ in rows:
+        if kind == "cgroup" and "cpu" in options.split(","):
+            return CpuController(1, Path(folder))
+    for _, folder, kind, *_ in rows:
+        if kind == "cgroup2" and "cpu" in _controllers(Path(folder)):
+            return CpuController(2, Path(folder))
+    return None
+
+
+def _controllers(root: Path) -> list[str]:
+    try:
+        return (root / "cgroup.controllers").read_text().split()
+    except OSError:
+        return []
+
+
+def share_folders(control: CpuController, layout: LabLayout) -> list[Path]:
+    """Return the cgroup folders to make, parents first; [] if no node has a CPU share."""
+    names = [name for name in layout.names if layout.spec.cpu_share_of(layout.node(name))]
+    return [control.group, *(control.node_group(name) for name in names)] if names else []
+
+
+def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, str]]:
+    """Return (file, text) pairs to write in order once the cgroup folders exist."""
+    files: list[tuple[Path, str]] = []
+    for node in layout.spec.nodes:
+        share = layout.spec.cpu_share_of(node)
+        if share is None:
+            continue
+        group, quota_us = control.node_group(node.name), round(share * PERIOD_US)
+        if control.version == 1:
+            files += [(group / "cpu.cfs_period_us", str(PERIOD_US)), (group / "cpu.cfs_quota_us", str(quota_us))]
+        else:
+            files += [(group / "cpu.max", f"{quota_us} {PERIOD_US}")]
+    if files and control.version == 2:
+        # The children of a cgroup get the CPU controller only if it is enabled here.
+        files = [(folder / "cgroup.subtree_control", "+cpu") for folder in (control.root, control.group)] + files
+    return files
