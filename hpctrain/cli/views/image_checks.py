@@ -13,7 +13,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.container.binds import check_binds, parse_bind, program_binds
 from hpctrain.container.check import ImageFinding, ImageStart, check_image, examine, host_environment
 from hpctrain.container.entry import find_runtime, this_host
-from hpctrain.launch.preflight.gpu_driver import VERSION_FILE, local_driver_version
+from hpctrain.launch.preflight.checks import VERSION_FILE, local_driver_version
 from hpctrain.records.run.run import Container, Run
 from hpctrain.runs.file_system import file_system_of
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import CommandResult
 from hpctrain.lab import status
-from hpctrain.slurm.accounting import parse_sacct
 from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.fields import SEPARATOR, node_names, number
