@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import CommandResult
 from hpctrain.lab import status
-from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
+from hpctrain.slurm.cluster import has_features, parse_config, parse_gres, parse_nodes, parse_partitions
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.fields import SEPARATOR, node_names, number
 from hpctrain.slurm.job import JobInfo, needs_action, parse_sacct, parse_scontrol_job, parse_squeue, pending_job_text
