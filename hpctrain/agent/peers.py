@@ -2,7 +2,7 @@
 
 An agent publishes its address in the run folder; of each pair of agents, the later one in node order connects. A closed
 connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both sides know
-the run's key, which only the run's owner can read, and every line after it carries a MAC (`base.net.handshake`).
+the run's key, which only the run's owner can read, and every line after it carries a MAC (`base.net.authentication`).
 Nothing here waits: neither for a node that hangs or cannot be reached, nor for a stranger on the port.
 """
 
@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hpctrain.agent.decide import PeerView, Phase
 from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
-from hpctrain.base.net.auth_listener import AuthListener
-from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer, derive_key
+from hpctrain.base.net.authentication import MAX_LINE_BYTES, AuthListener, HandshakeClient, HandshakeServer, derive_key
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message, Watch, Watchable
 from hpctrain.records.history.generation import Generation
 

@@ -79,7 +79,8 @@ def append_line(path: Path, text: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         try:
             data = text.encode() + b"\n"
-            if _ends_mid_line(descriptor):
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 # An earlier writer was killed, or met a full disk, in the middle of a line: begin a new one.
                 data = b"\n" + data
             written = os.write(descriptor, data)
@@ -87,11 +88,6 @@ def append_line(path: Path, text: str) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
-
-
-def _ends_mid_line(descriptor: int) -> bool:
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
 def sync(path: Path) -> None:

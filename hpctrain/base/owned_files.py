@@ -255,14 +255,26 @@ def _checked(descriptor: int, path: Path, *, private: bool, guarded: bool) -> in
 
 
 def _check(path: Path, status: os.stat_result, *, private: bool = False, guarded: bool = False) -> None:
-    reason = distrust(status, private=private, guarded=guarded)
-    if reason is None:
-        return
+    """Raise UntrustedError if a file is not trusted.
+
+    Args:
+        status: status of the open file, so that nothing can replace it after the check.
+        private: whether others must not be able to read it either.
+        guarded: whether it lies in a folder that nobody else can enter, so its group bits give no access.
+    """
+    mode, remedy = stat.S_IMODE(status.st_mode), "it would run as you: look at what is in it, then chmod -R go-rwx"
     if status.st_uid != os.getuid():
-        raise UntrustedError(path, reason, _OTHER_OWNER_REMEDY)
-    remedy = "it would run as you: look at what is in it, then chmod -R go-rwx"
-    if "group" in reason:
-        remedy += f", or set {TRUSTED_GROUPS_VARIABLE}={group_name(status.st_gid)} if you trust all of them"
+        reason, remedy = f"belongs to another user (uid {status.st_uid})", _OTHER_OWNER_REMEDY
+    elif mode & _WORLD_WRITE:
+        reason = f"can be written by others (mode {mode:03o})"
+    elif mode & _GROUP_WRITE and not guarded and not is_trusted_group(status.st_gid):
+        group = group_name(status.st_gid)
+        reason = f"can be written by group {group} (mode {mode:03o})"
+        remedy += f", or set {TRUSTED_GROUPS_VARIABLE}={group} if you trust all of them"
+    elif private and not guarded and mode & 0o077:
+        reason = f"can be read by others (mode {mode:03o})"
+    else:
+        return
     raise UntrustedError(path, reason, remedy)
 
 
@@ -285,26 +297,6 @@ def owner_only() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def distrust(status: os.stat_result, *, private: bool = False, guarded: bool = False) -> str | None:
-    """Return why a file is not trusted, as the end of a sentence that begins with its path; None: it is trusted.
-
-    Args:
-        status: status of the open file, so that nothing can replace it after the check.
-        private: whether others must not be able to read it either.
-        guarded: whether it lies in a folder that nobody else can enter, so its group bits give no access.
-    """
-    mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid != os.getuid():
-        return f"belongs to another user (uid {status.st_uid})"
-    if mode & _WORLD_WRITE:
-        return f"can be written by others (mode {mode:03o})"
-    if mode & _GROUP_WRITE and not guarded and not is_trusted_group(status.st_gid):
-        return f"can be written by group {group_name(status.st_gid)} (mode {mode:03o})"
-    if private and not guarded and mode & 0o077:
-        return f"can be read by others (mode {mode:03o})"
-    return None
 
 
 def is_trusted_group(gid: int) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.base.errors import FieldError, FileError
@@ -30,7 +33,9 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=dir_fd
         )
     except OSError:
-        kind = _kind_at(path, dir_fd)
+        kind = None
+        with contextlib.suppress(OSError):
+            kind = kind_of(os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode)
         if kind is None:
             raise
         raise _not_regular(path, kind) from None
@@ -74,6 +79,17 @@ def read_and_close(descriptor: int, path: Path | str, limit_bytes: int) -> bytes
     )
 
 
+def sha256_of(descriptor: int, report: Callable[[int], None] = lambda count: None) -> str:
+    """Return the SHA-256, as hex, of an open file from its current position; `report` receives the bytes read."""
+    digest = hashlib.sha256()
+    # One buffer serves the whole file: fresh memory for each chunk would cost more than hashing it.
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    while count := os.readv(descriptor, [buffer]):
+        digest.update(buffer[:count])
+        report(count)
+    return digest.hexdigest()
+
+
 def kind_of(mode: int) -> str | None:
     """Return the kind of a file by its mode, in words; None for a regular file."""
     kinds = {
@@ -81,13 +97,6 @@ def kind_of(mode: int) -> str | None:
         stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     }  # fmt: skip
     return kinds.get(stat.S_IFMT(mode), "no regular file")
-
-
-def _kind_at(path: Path | str, dir_fd: int | None) -> str | None:
-    try:
-        return kind_of(os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode)
-    except OSError:
-        return None
 
 
 def _not_regular(path: Path | str, kind: str) -> FileError:

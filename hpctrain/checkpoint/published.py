@@ -7,7 +7,6 @@ every file are checked against what this user's run wrote.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -17,12 +16,12 @@ from pathlib import Path
 from hpctrain.base.atomic import storage_errors, sync, write_text
 from hpctrain.base.errors import CheckpointError, FileError, InputError, Superseded, UntrustedError
 from hpctrain.base.owned_files import OwnedFolder
+from hpctrain.base.regular_file import sha256_of
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
-_CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def verify(path: Path, hashes: bool = True) -> Manifest:
 def describe_file(path: Path) -> FileEntry:
     """Return the manifest's entry for a file: name, size and hash."""
     with path.open("rb") as file:
-        return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(file.fileno()))
+        return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(file.fileno()))
 
 
 def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
@@ -113,7 +112,13 @@ def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
     final = checkpoints / folder_name(manifest.step)
     manifest.write(temporary / MANIFEST)
     fence.check()
-    _check_not_newer(final, manifest.generation)
+    known = -1
+    with contextlib.suppress(InputError):
+        known = Manifest.read(final / MANIFEST, owned=True).generation
+    if known > manifest.generation:
+        raise Superseded(
+            f"{final.name} was written by generation {known}; that of generation {manifest.generation} is too late"
+        )
     with storage_errors(final):
         if final.exists():
             # An older generation's checkpoint of this step, which the new one replaces.
@@ -128,15 +133,6 @@ def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
     fence.check()
     write_text(checkpoints / LATEST, final.name + "\n")
     return final
-
-
-def _check_not_newer(final: Path, generation: int) -> None:
-    try:
-        known = Manifest.read(final / MANIFEST, owned=True).generation
-    except InputError:
-        return
-    if known > generation:
-        raise Superseded(f"{final.name} was written by generation {known}; that of generation {generation} is too late")
 
 
 def prune(checkpoints: Path, keep: int, current: Path) -> None:
@@ -214,16 +210,7 @@ def _verify_file(folder: OwnedFolder, entry: FileEntry, hashes: bool) -> None:
         size = os.fstat(descriptor).st_size
         if size != entry.size_bytes:
             raise CheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
-        if hashes and _sha256(descriptor) != entry.sha256:
+        if hashes and sha256_of(descriptor) != entry.sha256:
             raise CheckpointError(f"{entry.name} is not what was written (its hash differs)")
     finally:
         os.close(descriptor)
-
-
-def _sha256(descriptor: int) -> str:
-    digest = hashlib.sha256()
-    # One buffer serves the whole file: fresh memory for each chunk would cost more than hashing it.
-    buffer = memoryview(bytearray(_CHUNK))
-    while count := os.readv(descriptor, [buffer]):
-        digest.update(buffer[:count])
-    return digest.hexdigest()

@@ -9,10 +9,10 @@ import sys
 import click
 
 from hpctrain import __version__
-from hpctrain.base.control_characters import escaped_output
 from hpctrain.base.errors import EXIT_FAILED, HpctrainError
 from hpctrain.base.loading import load
 from hpctrain.base.module_argv import without_implied_folder
+from hpctrain.base.output_streams import escaped_output
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("commands.setup.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),

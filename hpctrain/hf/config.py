@@ -65,21 +65,13 @@ class _Keys:
         """Return field -> the required whole number above 0 at its key."""
         return {field: self.size(key) for field, key in keys.items()}
 
-    def number(self, key: str, default: float) -> float:
-        """Return the number above 0 at `key`."""
-        value = self._values.get(key, default)
+    def number(self, key: str, default: float, inner: str | None = None) -> float:
+        """Return the number above 0 at `key`, or at `inner` in the mapping at `key`."""
+        value = self._values.get(key, default) if inner is None else self._values[key][inner]
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return float(value)
-        self.refuse(key, "a number above 0")
+        self.refuse(key, "a number above 0" if inner is None else f"{inner} as a number above 0")
         return default
-
-    def number_in(self, key: str, inner: str) -> float:
-        """Return the number above 0 at `inner` in the mapping at `key`."""
-        value = self._values[key][inner]
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            return float(value)
-        self.refuse(key, f"{inner} as a number above 0")
-        return 1.0
 
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean at `key`."""
@@ -191,7 +183,7 @@ def _rope_base(keys: _Keys) -> float:
             if kind != "default" or parameters.get("partial_rotary_factor", 1.0) != 1.0:
                 keys.refuse(key, "null, or rope_type default")
             elif parameters.get("rope_theta") is not None:
-                return keys.number_in(key, "rope_theta")
+                return keys.number(key, 1.0, "rope_theta")
     return keys.number("rope_theta", 10_000.0)
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face folder on disk: its config.json, and where each tensor is in its safetensors files.
+"""A Hugging Face folder on disk, from which a run may start: its config.json, and where each tensor is in its files.
 
 The header of each file is checked before any tensor is read: 8 bytes with the length of a JSON header, the header with
 type, shape and offsets of each tensor, then the tensors, one after the other without holes
@@ -18,12 +18,16 @@ from typing import Any, TypeGuard
 
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.base.json_text import JsonError, parse_json
-from hpctrain.hf.config import CONFIG_NAME, spec_of
+from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME, read_tokenizer
+from hpctrain.corpus.read.tokens import describe_tokenizer, read_indexes
+from hpctrain.hf.config import CONFIG_NAME, dropout_of, spec_of
 from hpctrain.hf.tensors import HfTensor, current_tensor_name, is_ignorable, tensors_of
+from hpctrain.hf.tokenizer import byte_tokenizer
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
 from hpctrain.records.format.input_file import open_input
 from hpctrain.records.model.families import FamilySpec, HfModel
+from hpctrain.records.run.run import Run
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
@@ -53,6 +57,56 @@ class StoredTensor:
     begin: int
     """First byte in the file."""
     size_bytes: int
+
+
+def with_hf_folder(run: Run) -> Run:
+    """Return the run with the content of the folder at `model.hf` as `model.found`; a run file that has it already is
+    not changed.
+
+    Raises:
+        InputError, FileError: the folder cannot be used, or its tokenizer differs from that of the data.
+    """
+    if run.model.hf is None or run.model.hf_model is not None:
+        return run
+    folder = Path(run.model.hf)
+    hf_model = read_folder(folder)
+    _check_tokenizer(run, folder)
+    return run.model_copy(update={"model": run.model.model_copy(update={"hf_model": hf_model})})
+
+
+def dropout_warning(run: Run) -> list[str]:
+    """Return a warning where the folder's model was trained with dropout, which hpctrain does not use."""
+    dropout = [] if run.model.hf_model is None else dropout_of(run.model.hf_model.config)
+    return [f"model.hf: the folder's config.json has {', '.join(dropout)}; models here have no dropout"] * bool(dropout)
+
+
+def _check_tokenizer(run: Run, folder: Path) -> None:
+    """Check that data and model use the same tokenizer; with another one, all that the model has learned is lost.
+
+    Raises:
+        InputError: the tokenizers differ.
+    """
+    path = folder / TOKENIZER_NAME
+    if not path.is_file():
+        return
+    home = Path(run.data.train_folders[0])
+    index = read_indexes(run.data.train_folders)[0]
+    known = _vocabulary(path, "model.hf")
+    file = index.tokenizer.file
+    held = _vocabulary(home / file, "data.train[0]") if file else byte_tokenizer().get_vocab(with_added_tokens=True)
+    other = min(((number, text) for text, number in held.items() if known.get(text) != number), default=None)
+    if other is not None:
+        number, text = other
+        theirs = next((repr(text) for text, token in known.items() if token == number), "nothing")
+        raise InputError(
+            f"model.hf: {folder}: the data was made with another tokenizer ({describe_tokenizer(index)}): its token "
+            f"{number} is {text!r}, the model's {theirs}; prepare it again with --tokenizer {path}"
+        )
+
+
+def _vocabulary(path: Path, field: str) -> dict[str, int]:
+    vocabulary: dict[str, int] = read_tokenizer(path, field).get_vocab(with_added_tokens=True)
+    return vocabulary
 
 
 def read_folder(path: Path) -> HfModel:

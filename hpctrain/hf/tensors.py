@@ -6,6 +6,7 @@ Names are those of transformers for LlamaForCausalLM, GPT2LMHeadModel, BertForMa
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,10 +45,7 @@ class HfTensor:
     @property
     def count(self) -> int:
         """Number of elements of the tensor."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 def tensors_of(spec: FamilySpec) -> list[HfTensor]:

@@ -12,8 +12,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, read_tokenizer
-from hpctrain.corpus.read.index import read_index
 from hpctrain.corpus.read.objective import SpecialTokens
+from hpctrain.corpus.read.tokens import read_index
 
 MASK, START = "[MASK]", "<pad>"
 """Names of the tokens that an objective adds to the tokenizer."""

@@ -20,9 +20,8 @@ from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.checkpoint.published import folder_name, listed, newest, verify
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.corpus.read.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
 from hpctrain.corpus.read.objective import special_tokens
-from hpctrain.corpus.read.tokens import Split
+from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
 from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
 from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of

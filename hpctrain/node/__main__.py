@@ -6,10 +6,9 @@ import os
 import signal
 import sys
 
-from hpctrain.base.control_characters import escaped_output
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 from hpctrain.base.loading import load
-from hpctrain.base.log_timestamps import timestamp_output
+from hpctrain.base.output_streams import escaped_output, timestamp_output
 from hpctrain.base.system.kernel import raise_open_file_limit
 
 VERBS = {

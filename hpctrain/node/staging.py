@@ -11,8 +11,8 @@ from hpctrain.agent.event_log import EventLog
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes, format_seconds
-from hpctrain.corpus.read.index import read_index
 from hpctrain.corpus.read.node_cache import VARIABLE, cache_on_node, size_bytes
+from hpctrain.corpus.read.tokens import read_index
 from hpctrain.records.run.data import Data
 
 STAGING_LIMIT_MIN_S = 60.0

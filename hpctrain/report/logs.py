@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.base.log_timestamps import parse_timestamp
+from hpctrain.base.output_streams import parse_timestamp
 from hpctrain.base.owned_files import open_owned
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.format.node_name import DeviceId

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.base.clock import utc_text
-from hpctrain.base.control_characters import control
+from hpctrain.base.output_streams import control
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow

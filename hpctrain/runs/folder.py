@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from hpctrain.base.atomic import storage_errors, write_text
-from hpctrain.base.control_characters import first_control_character
 from hpctrain.base.errors import FieldError, FileError, InputError
+from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.owned_files import OwnedFolder, open_owned, owner_only
 from hpctrain.checkpoint.published import listed
 from hpctrain.records.format.input_file import read_jsonl

@@ -7,7 +7,7 @@ import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 from hpctrain.base.loading import load
-from hpctrain.base.log_timestamps import timestamp_output
+from hpctrain.base.output_streams import timestamp_output
 from hpctrain.worker import forking
 
 VERBS = {

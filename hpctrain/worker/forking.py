@@ -20,7 +20,7 @@ from typing import Any
 
 from hpctrain.base.forking import MAX_FDS, MESSAGE_BYTES
 from hpctrain.base.loading import load
-from hpctrain.base.log_timestamps import timestamp_output
+from hpctrain.base.output_streams import timestamp_output
 from hpctrain.base.process import WORKER
 from hpctrain.base.system.kernel import die_with_parent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpctrain.agent.decide import PeerView
 from hpctrain.agent.peers import Announcement, PeerMesh
-from hpctrain.base.net.handshake import HandshakeClient, HandshakeServer
+from hpctrain.base.net.authentication import HandshakeClient, HandshakeServer
 from hpctrain.base.net.wire import LineChannel, LineMac, Message
 
 KEY = "the run's key"

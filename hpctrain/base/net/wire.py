@@ -3,6 +3,7 @@ several sockets."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -176,9 +177,10 @@ class LineChannel:
                     self._lines.clear()
                     self.refuse("it sent a line without the right MAC")
                     return None
-            message = _parsed(line)
-            if message is not None:
-                return message
+            with contextlib.suppress(JsonError):
+                message = parse_json(line)
+                if isinstance(message, dict):
+                    return message
             if self.strict:
                 self._lines.clear()
                 self.refuse("it sent a line that is no message")
@@ -197,15 +199,6 @@ class LineMac:
         """Return the MAC of the next line, as hex."""
         number, self._count = self._count, self._count + 1
         return hmac.digest(self._key, number.to_bytes(8, "big") + line, hashlib.sha256).hex().encode()
-
-
-def _parsed(line: bytes) -> Message | None:
-    """Return the message of a line; None when it is no JSON object."""
-    try:
-        message = parse_json(line)
-    except JsonError:
-        return None
-    return message if isinstance(message, dict) else None
 
 
 def _deadline(timeout_s: float | None) -> float | None:

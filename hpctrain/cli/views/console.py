@@ -9,7 +9,7 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from hpctrain.base.control_characters import printable
+from hpctrain.base.output_streams import printable
 
 PIPE_WIDTH = 120
 """Columns of a table that is not printed on a terminal."""

@@ -36,11 +36,6 @@ def uncompressed_name(path: Path) -> str:
     return name
 
 
-def is_compressed(path: Path) -> bool:
-    """Whether the file is compressed, so that it can only be read from its beginning."""
-    return path.name.lower().endswith(COMPRESSED_SUFFIXES)
-
-
 @contextlib.contextmanager
 def open_decompressed(path: Path) -> Iterator[BinaryIO]:
     """Open a file and yield a stream of its decompressed bytes.

@@ -54,7 +54,7 @@ def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> 
         try:
             yield from cut_record(text, reading.size_bytes)
         except UnicodeEncodeError:
-            bad.add_bad(piece.path, "holds half a surrogate pair, which is no character", "document", number + 1)
+            bad.add(piece.path, "holds half a surrogate pair, which is no character", "document", number + 1)
 
 
 def _text_passages(piece: FileRange, size_bytes: int) -> Iterator[Passage]:
@@ -120,10 +120,6 @@ def _line_start(file: BinaryIO, position: int) -> int:
     return file.tell()
 
 
-class _UnusableError(Exception):
-    """A line without a document; the message says why."""
-
-
 def _json_lines(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
     """Yield the document in the field `field` of each line.
 
@@ -141,17 +137,17 @@ def _json_lines(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
                 size += len(line)
                 try:
                     text = _text(line, field)
-                except _UnusableError as error:
+                except ValueError as error:
                     # Lines before a part are counted only when a message needs their number.
                     before = _lines_before(piece.path, begin) if before is None else before
-                    bad.add_bad(piece.path, str(error), "line", before + number)
+                    bad.add(piece.path, str(error), "line", before + number)
                     continue
                 yield text
     except OSError as error:
         if error.errno is not None:
             raise
         lost = f"{number:,} lines with {format_si(size, 'B')} come before it, what follows is lost"
-        bad.add_damage(piece.path, f"{error}; {lost}", "line", number + 1)
+        bad.add(piece.path, f"{error}; {lost}", "line", number + 1, damaged=True)
 
 
 def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
@@ -172,24 +168,24 @@ def _text(line: bytes, field: str) -> str:
     """Return the document in a line; empty for an empty line.
 
     Raises:
-        _UnusableError: the line has no document.
+        ValueError: the line has no document.
     """
     if not line.strip():
         return ""
     if len(line) >= RECORD_BYTES:
-        raise _UnusableError(f"the line is longer than {RECORD_BYTES // 2**20} MiB")
+        raise ValueError(f"the line is longer than {RECORD_BYTES // 2**20} MiB")
     try:
         # Numbers stay text: only the text field matters, and Python itself writes NaN and numbers of any length.
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError) as error:
         problem = error.msg if isinstance(error, json.JSONDecodeError) else "no text in UTF-8, or nested too deep"
-        raise _UnusableError(f"not valid JSON: {problem}") from None
+        raise ValueError(f"not valid JSON: {problem}") from None
     if not isinstance(value, dict):
-        raise _UnusableError(f"found {type(value).__name__}, expected a JSON object a line")
+        raise ValueError(f"found {type(value).__name__}, expected a JSON object a line")
     text = value.get(field)
     if not isinstance(text, str):
         known = ", ".join(name[:60] if name.isprintable() else repr(name[:60]) for name in list(value)[:8]) or "none"
-        raise _UnusableError(f"found no text in the field {field!r} (its fields: {known}); name one with --text-field")
+        raise ValueError(f"found no text in the field {field!r} (its fields: {known}); name one with --text-field")
     return text
 
 
@@ -221,7 +217,10 @@ def _rows(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
                 count += 1
                 yield text
     except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
-        _damaged(piece, error, count, bad)
+        line = str(error).strip().partition("\n")[0][:200]
+        shown = "".join(character for character in line if character.isprintable())
+        lost = f"; {count:,} rows come before it, what follows is lost" if count else ""
+        bad.add(piece.path, f"damaged, or no {piece.format.capitalize()} file: {shown}{lost}", damaged=True)
 
 
 def _parquet_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tuple[int, Any]]:
@@ -275,9 +274,9 @@ def _texts(batches: Iterator[tuple[int, Any]], path: Path, bad: BadRecords) -> I
         column.validate(full=True)  # a damaged file may have offsets far outside of its text, which would crash
         for row, text in enumerate(column.to_pylist(), first + 1):
             if text is None:
-                bad.add_bad(path, "found no text", "row", row)
+                bad.add(path, "found no text", "row", row)
             elif len(text) > RECORD_BYTES:
-                bad.add_bad(path, f"the text is longer than {RECORD_BYTES // 2**20} MiB", "row", row)
+                bad.add(path, f"the text is longer than {RECORD_BYTES // 2**20} MiB", "row", row)
             else:
                 yield text
 
@@ -292,11 +291,3 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise InputError(f"{path}: the column {field!r} holds {kind}, expected text; name another with --text-field")
-
-
-def _damaged(piece: FileRange, error: Exception, count: int, bad: BadRecords) -> None:
-    """Count a file as damaged from a row on."""
-    line = str(error).strip().partition("\n")[0][:200]
-    shown = "".join(character for character in line if character.isprintable())
-    lost = f"; {count:,} rows come before it, what follows is lost" if count else ""
-    bad.add_damage(piece.path, f"damaged, or no {piece.format.capitalize()} file: {shown}{lost}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.input.compressed_input import COMPRESSED_SUFFIXES, is_compressed, uncompressed_name
+from hpctrain.corpus.input.compressed_input import COMPRESSED_SUFFIXES, uncompressed_name
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
 
@@ -173,7 +173,7 @@ def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 def _saved_dataset(folder: Path) -> list[InputFile]:
     """Return the Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
-    splits = _json_object(folder / "dataset_dict.json").get("splits")
+    splits = json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
         names = [plain_name_in(folder / "dataset_dict.json", "splits", name, _SAVE_AGAIN) for name in splits]
         if "train" not in names and len(names) != 1:
@@ -182,7 +182,7 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
                 f"name the folder of one"
             )
         return _saved_dataset(folder / ("train" if "train" in names else names[0]))
-    entries = _json_object(folder / "state.json").get("_data_files")
+    entries = json_object(folder / "state.json").get("_data_files")
     if not isinstance(entries, list):
         return []
     named = [entry["filename"] for entry in entries if isinstance(entry, dict) and "filename" in entry]
@@ -193,8 +193,8 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
     return [InputFile(folder / name, "arrow") for name in names]
 
 
-def _json_object(path: Path) -> dict[str, object]:
-    """Return the JSON object in a file of `datasets`; empty if the file is missing or holds something else."""
+def json_object(path: Path) -> dict[str, object]:
+    """Return the JSON object in a file; empty if the file is missing or holds something else."""
     try:
         value = read_json(path)
     except FileError:
@@ -260,7 +260,7 @@ def plan_work_units(
 
 
 def _cut(file: InputFile, size: int, size_bytes: int, row_groups: Callable[[Path], list[int]]) -> Iterator[FileRange]:
-    if file.format in ("text", "jsonl") and not is_compressed(file.path):
+    if file.format in ("text", "jsonl") and uncompressed_name(file.path) == file.path.name.lower():
         starts = [size * n // math.ceil(size / size_bytes) for n in range(math.ceil(size / size_bytes))]
         sizes = [to - start for start, to in zip(starts, [*starts[1:], size], strict=True)]
     else:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
@@ -89,12 +88,11 @@ def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]]
     with path.open(encoding="utf-8") as file:
         head = json.loads(file.readline())
         entries = [json.loads(line) for line in itertools.islice(file, most)]
-    return head["skipped"], head["listed"], [_entry(value) for value in entries]
-
-
-def _entry(value: dict[str, Any]) -> SkippedInput:
-    unit = next((unit for unit in UNITS if unit in value), "")
-    return SkippedInput(value["file"], value["reason"], unit, value.get(unit, 0))
+    listed = []
+    for entry in entries:
+        unit = next((unit for unit in UNITS if unit in entry), "")
+        listed.append(SkippedInput(entry["file"], entry["reason"], unit, entry.get(unit, 0)))
+    return head["skipped"], head["listed"], listed
 
 
 RECORD_BYTES = 64 * 1024 * 1024
@@ -118,27 +116,18 @@ class BadRecords:
         """The first skipped inputs; damaged files come first."""
         return [*self.damaged, *self._listed][:LISTED_IN_UNIT]
 
-    def add_bad(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
-        """Count a bad record of a file: the line, row or document (`unit`) number `number`.
+    def add(self, path: Path, reason: str, unit: str = "", number: int = 0, damaged: bool = False) -> None:
+        """Count a bad record of a file: the line, row or document (`unit`) number `number`. With `damaged`, count a
+        file that is damaged from there on.
 
         Raises:
             InputError: nothing may be skipped.
         """
-        entry = self._skipped_input(path, reason, unit, number)
-        if len(self._listed) < LISTED_IN_UNIT:
-            self._listed.append(entry)
-
-    def add_damage(self, path: Path, reason: str, unit: str = "", number: int = 0) -> None:
-        """Count a file that is damaged from line or row `number` on.
-
-        Raises:
-            InputError: nothing may be skipped.
-        """
-        self.damaged.append(self._skipped_input(path, reason, unit, number))
-
-    def _skipped_input(self, path: Path, reason: str, unit: str, number: int) -> SkippedInput:
         entry = SkippedInput(str(path), reason, unit, number)
         if not self._skip:
             raise InputError(f"{entry}; mend it, or leave such records out with --skip-bad")
         self.count += 1
-        return entry
+        if damaged:
+            self.damaged.append(entry)
+        elif len(self._listed) < LISTED_IN_UNIT:
+            self._listed.append(entry)

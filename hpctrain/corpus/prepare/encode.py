@@ -1,32 +1,123 @@
-"""The second of two readings of a work unit: its text is cleaned and encoded to token shards in a folder."""
+"""The second of two readings of a work unit: its text is cleaned and encoded to token shards in a folder.
+
+Cleaning is Unicode NFKC, white space, and one sentence per line by the rules of spaCy's sentencizer.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
+import itertools
+import re
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hpctrain.base.atomic import storage_errors, sync
-from hpctrain.base.errors import FileError, HpctrainError
+from hpctrain.base.errors import FileError, HpctrainError, InputError
 from hpctrain.corpus.input.documents import ReadOptions, read_file_range
-from hpctrain.corpus.input.inputs import WorkUnit
+from hpctrain.corpus.input.inputs import WorkUnit, require_library
 from hpctrain.corpus.input.passages import NotTextError, Passage, batches, bucket_of, digest_of
 from hpctrain.corpus.input.skipped import BadRecords
-from hpctrain.corpus.prepare.check import file_sha256
-from hpctrain.corpus.prepare.clean import Cleaner
 from hpctrain.corpus.prepare.scan import UnitScan
-from hpctrain.corpus.prepare.shards import ShardWriter
+from hpctrain.corpus.prepare.shards import ShardWriter, file_sha256
 from hpctrain.corpus.prepare.tokenizer import Tokenizer, load_tokenizer
-from hpctrain.records.corpus import PART_NAME, Cleaning, CorpusPart, Shard
+from hpctrain.records.corpus import NO_CLEANING, PART_NAME, Cleaning, CorpusPart, Shard
 
 BATCH_BYTES = 1024 * 1024
 """Bytes of text that are cleaned and encoded at once; the library's results take many times that size."""
+
+
+_RUN = re.compile(r"\s+")
+
+
+class Cleaner:
+    """Applies the steps of a `Cleaning` to passages."""
+
+    def __init__(self, cleaning: Cleaning) -> None:
+        self._cleaning = cleaning
+        self._language = _load(cleaning.sentences) if cleaning.sentences else None
+
+    def texts(self, passages: Sequence[Passage]) -> list[str]:
+        """Return the cleaned text of each passage."""
+        if self._cleaning == NO_CLEANING:
+            return [passage.text for passage in passages]
+        # spaCy keeps every word in its vocabulary for good, except those seen within a memory zone.
+        zone = self._language.memory_zone() if self._language else contextlib.nullcontext()
+        with zone:
+            return [self._text(passage) for passage in passages]
+
+    def _text(self, passage: Passage) -> str:
+        text = passage.text
+        if self._cleaning.normalize == "nfkc":
+            text = unicodedata.normalize("NFKC", text)
+        if self._cleaning.whitespace == "collapse":
+            end = "" if passage.ends else _one(text[len(text.rstrip()) :])
+            text = _RUN.sub(lambda match: _one(match[0]), text.strip()) + end
+        if self._language is None:
+            return text
+        return "".join(self._one_a_line(line) for line in text.splitlines(keepends=True))
+
+    def _one_a_line(self, line: str) -> str:
+        """Return the line with line ends in place of the white space between sentences; nothing else changes."""
+        body = line.strip()
+        if not body or self._language is None:
+            return line
+        sentences = (sentence.text.strip() for sentence in self._language(body).sents)
+        start = line.index(body)
+        lines = "\n".join(sentence for sentence in sentences if sentence)
+        return f"{line[:start]}{lines}{line[start + len(body) :]}"
+
+
+def check_cleaning(cleaning: Cleaning) -> None:
+    """Check before any work whether all cleaning steps are possible on this machine.
+
+    Raises:
+        InputError: spaCy is not installed, or does not know the language.
+    """
+    if cleaning.sentences:
+        require_library("spacy", f"--sentences {cleaning.sentences}")
+        _load(cleaning.sentences)
+
+
+def _one(run: str) -> str:
+    """Return the replacement of a run of white space."""
+    if not run:
+        return ""
+    return "\n" if "\n" in run or "\r" in run else " "
+
+
+def _load(language: str) -> Any:
+    with _without_torch():
+        import spacy
+    try:
+        pipeline = spacy.blank(language)
+    except ImportError:
+        raise InputError(f"--sentences {language}: spaCy knows no such language; name one as en, de, zh") from None
+    pipeline.add_pipe("sentencizer")
+    # The default limit of 1,000,000 characters protects parsers; a passage is shorter, unless NFKC made it much longer.
+    pipeline.max_length = sys.maxsize
+    return pipeline
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hide torch while spaCy is imported: its library would load torch, and the sentencizer does not need it."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 @dataclass(frozen=True)
@@ -105,13 +196,9 @@ class EncodeTask:
     def _with_ends(self) -> Iterator[tuple[Passage, bool]]:
         """Yield (passage, whether it is for validation). The passage's `ends` is true also where the document's next
         passage is in the other split."""
-        before: tuple[Passage, bool] | None = None
-        for passage, aside in self._passages():
-            if before is not None:
-                yield before if before[1] == aside else (replace(before[0], ends=True), before[1])
-            before = (passage, aside)
-        if before is not None:
-            yield replace(before[0], ends=True), before[1]
+        for (passage, aside), (_, next_aside) in itertools.pairwise(itertools.chain(self._passages(), [(None, None)])):
+            if passage is not None and aside is not None:
+                yield passage if aside == next_aside else replace(passage, ends=True), aside
 
     def _passages(self) -> Iterator[tuple[Passage, bool]]:
         """Yield (passage, whether it is for validation) for the passages that the scan read.

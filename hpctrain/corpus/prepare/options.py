@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpctrain.corpus.input.inputs import FormatChoice, expand
 from hpctrain.corpus.prepare.shards import SHARD_TOKENS
-from hpctrain.records.corpus import NO_CLEANING, Cleaning, Recipe, RecipeSource
+from hpctrain.records.corpus import NO_CLEANING, Cleaning, Recipe
 
 SAMPLE_BYTES = 4 * 1024 * 1024
 """Default size in bytes of the text that a tokenizer is trained on; training takes about a second."""
@@ -70,10 +70,18 @@ def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
     Raises:
         InputError: a pattern matches no file.
     """
-    return [
-        CorpusSource(source.name, tuple(expand(source.path, base)), _options(recipe, source))
-        for source in recipe.sources
-    ]
+    sources = []
+    for source in recipe.sources:
+        options = PrepareOptions(
+            valid_fraction=recipe.valid_fraction if source.valid_fraction is None else source.valid_fraction,
+            limit_bytes=source.limit_bytes,
+            format=source.format,
+            text_field=source.text_field,
+            skip_bad=recipe.skip_bad,
+            clean=source.clean or recipe.clean,
+        )
+        sources.append(CorpusSource(source.name, tuple(expand(source.path, base)), options))
+    return sources
 
 
 def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
@@ -88,15 +96,3 @@ def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
     """Return the lines of a run file that train on the recipe's corpora by their weights."""
     entries = [f"    - {{path: {folder / source.name}, weight: {source.weight:g}}}" for source in recipe.sources]
     return ["data:", "  train:", *entries]
-
-
-def _options(recipe: Recipe, source: RecipeSource) -> PrepareOptions:
-    fraction = recipe.valid_fraction if source.valid_fraction is None else source.valid_fraction
-    return PrepareOptions(
-        valid_fraction=fraction,
-        limit_bytes=source.limit_bytes,
-        format=source.format,
-        text_field=source.text_field,
-        skip_bad=recipe.skip_bad,
-        clean=source.clean or recipe.clean,
-    )

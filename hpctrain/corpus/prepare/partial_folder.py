@@ -1,8 +1,11 @@
 """The folder DIR.partial, in which a corpus is made. A killed command leaves it, and the same command resumes.
 
-DIR.partial/work.json      the command that made the folder DIR.partial/lock           held while the command runs
-DIR.partial/SOURCE/        finished work of each source: scans, and a folder for each unit's shards DIR.partial/corpus/
-becomes DIR, by one rename
+It holds four things:
+
+- `work.json`: the command that made the folder.
+- `lock`: held while the command runs.
+- `SOURCE/`: finished work of each source, which is its scans and a folder for each unit's shards.
+- `corpus/`: becomes DIR, by one rename.
 """
 
 from __future__ import annotations
@@ -18,17 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, swap, sync, write_json
-from hpctrain.base.errors import FileError, InputError, StorageError
-from hpctrain.corpus.input.inputs import InputFile
-from hpctrain.records.format.document import read_json
+from hpctrain.base.errors import InputError, StorageError
+from hpctrain.corpus.input.inputs import InputFile, json_object
 
 WORK_NAME = "work.json"
 _CORPUS = "corpus"
-
-
-def partial_of(folder: Path) -> Path:
-    """Return the folder in which the corpus `folder` is made."""
-    return folder.with_name(f"{folder.name}.partial")
 
 
 @contextlib.contextmanager
@@ -43,7 +40,7 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
         InputError: the folder belongs to another command and `force` is not given, or a command is using it now.
         StorageError: the folder cannot be written; finished work remains.
     """
-    partial = partial_of(folder)
+    partial = folder.with_name(f"{folder.name}.partial")
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(exist_ok=True)
@@ -80,26 +77,30 @@ def files_fingerprint(files: Sequence[InputFile]) -> str:
     hash."""
     digest = hashlib.sha256()
     for file in files:
-        try:
+        digest.update(os.fsencode(f"{file.path.resolve()}\0{file.format}"))
+        with contextlib.suppress(OSError):
             status = file.path.stat()
-            text = f"{file.path.resolve()}\0{file.format}\0{status.st_size}\0{status.st_mtime_ns}\n"
-        except OSError:
-            text = f"{file.path.resolve()}\0{file.format}\n"
-        digest.update(os.fsencode(text))
+            digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}".encode())
+        digest.update(b"\n")
     return digest.hexdigest()
 
 
 def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool) -> None:
     """Take over the folder for this command: keep the work of an equal command, and remove other work if `force` is
     given."""
-    differs = _difference(partial, command)
-    if differs is None:
-        return
-    if differs and not force:
-        raise InputError(
-            f"-o {folder}: {partial} holds unfinished work of another command ({differs} differs); give that command "
-            f"again to go on with it, or add --force to drop it"
-        )
+    if (partial / WORK_NAME).exists():
+        differs = _difference(partial / WORK_NAME, command)
+        if not differs:
+            return
+        if not force:
+            raise InputError(
+                f"-o {folder}: {partial} holds unfinished work of another command ({differs} differs); give that "
+                f"command again to go on with it, or add --force to drop it"
+            )
+    else:
+        foreign = sorted(path.name for path in partial.iterdir() if path.name != "lock" and path.suffix != ".tmp")
+        if foreign:
+            raise InputError(f"{partial}: found {foreign[0]} and no {WORK_NAME}; move it away, or name another -o")
     for path in partial.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -108,22 +109,12 @@ def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool)
     write_json(partial / WORK_NAME, command)
 
 
-def _difference(partial: Path, command: Mapping[str, Any]) -> str | None:
-    """Return the keys in which the folder's command differs from `command`; '' if the folder holds no work, None if the
-    commands are equal."""
-    if not (partial / WORK_NAME).exists():
-        foreign = sorted(path.name for path in partial.iterdir() if path.name != "lock" and path.suffix != ".tmp")
-        if foreign:
-            raise InputError(f"{partial}: found {foreign[0]} and no {WORK_NAME}; move it away, or name another -o")
-        return ""
-    try:
-        earlier = read_json(partial / WORK_NAME)
-    except FileError:
+def _difference(path: Path, command: Mapping[str, Any]) -> str:
+    """Return the keys in which the command in a file differs from `command`; '' if they are equal."""
+    earlier = json_object(path)
+    if not earlier:
         return WORK_NAME
-    if not isinstance(earlier, dict):
-        return WORK_NAME
-    keys = [key for key in {**command, **earlier} if command.get(key) != earlier.get(key)]
-    return ", ".join(keys) if keys else None
+    return ", ".join(key for key in {**command, **earlier} if command.get(key) != earlier.get(key))
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ from typing import Any
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.prepare.check import file_sha256
-from hpctrain.corpus.prepare.clean import check_cleaning
+from hpctrain.corpus.prepare.encode import check_cleaning
 from hpctrain.corpus.prepare.options import DEFAULTS, CorpusSource, PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.partial_folder import files_fingerprint, new_corpus, publish, work_folder
 from hpctrain.corpus.prepare.pool import WorkerPool, usable_cpus
-from hpctrain.corpus.prepare.shards import check_target, write_corpus
+from hpctrain.corpus.prepare.shards import check_target, file_sha256, write_corpus
 from hpctrain.corpus.prepare.source_work import SourceWork, clean_sample, encode_all, scan_all
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer, train_tokenizer, trained_size
 from hpctrain.records.corpus import RECIPE_NAME, CorpusIndex, Recipe
@@ -68,14 +67,11 @@ def prepare_sources(
         tokenizer = given or train_tokenizer(size or 0, clean_sample(works, partial, pool, sampled))
         shards = encode_all(works, partial, folder, pool, tokenizer, progress)
         corpus = new_corpus(partial)
-        indexes = {
-            work.source.name: write_corpus(
-                corpus / work.source.name, parts, tokenizer, work.counts(), work.shard_tokens
-            )
-            for work, parts in zip(works, shards, strict=True)
-        }
-        for work in works:
-            work.skipped.write(corpus / work.source.name)
+        indexes = {}
+        for work, parts in zip(works, shards, strict=True):
+            name, shard_tokens = work.source.name, work.source.options.shard_tokens
+            indexes[name] = write_corpus(corpus / name, parts, tokenizer, work.counts(), shard_tokens)
+            work.skipped.write(corpus / name)
         if recipe is not None:
             recipe.write(corpus / RECIPE_NAME)
         publish(partial, folder)

@@ -37,25 +37,25 @@ def no_bytes() -> NDArray[np.int64]:
     return np.zeros(BUCKETS, dtype=np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass
 class UnitScan:
     """Result of the scan of a work unit; its size does not grow with the unit."""
 
-    pieces: tuple[int, ...] = ()
+    pieces: list[int] = field(default_factory=list)
     """Indices of the unit's file ranges that are used."""
     passages: int = 0
     documents: int = 0
     text_bytes: int = 0
     text_sha256: str = ""
     """Hash over the hashes of all passages that are used."""
-    not_text: int = 0
+    skipped_not_text: int = 0
     """Files that are binary or not UTF-8."""
-    unreadable: int = 0
-    bad: int = 0
+    skipped_unreadable: int = 0
+    skipped_bad: int = 0
     """Number of skipped records."""
     damaged_files: int = 0
     """Damaged files: their content after the damage is lost. A damaged compressed text file is not used at all."""
-    skipped: tuple[SkippedInput, ...] = ()
+    skipped: list[SkippedInput] = field(default_factory=list)
     """The first skipped files and records."""
 
 
@@ -82,22 +82,20 @@ class ScanTask:
             report(sum(piece.size_bytes for piece in self.unit))
             return earlier[0]
         tally = _Tally(self.limit_bytes, self.sample_bytes)
-        used: list[int] = []
-        bad = BadRecords(self.reading.skip_bad)
+        scan, bad = tally.scan, BadRecords(self.reading.skip_bad)
         for number, piece in enumerate(self.unit):
-            before = tally.passages
+            before = scan.passages
             _scan_file_range(piece, self.reading, tally, bad)
-            if tally.passages > before:
-                used.append(number)
+            if scan.passages > before:
+                scan.pieces.append(number)
             report(piece.size_bytes)
             if tally.full:
                 break
-        scan = UnitScan(
-            tuple(used), tally.passages, tally.documents, tally.text_bytes, tally.digest.hexdigest(),
-            tally.not_text, len(tally.unusable) - tally.not_text, bad.count, len(bad.damaged) + tally.damaged,
-            tuple([*tally.unusable, *bad.listed][:LISTED_IN_UNIT]),
-        )  # fmt: skip
-        _keep(self.scan_file, scan, self.limit_bytes, tally)
+        scan.text_sha256 = tally.digest.hexdigest()
+        scan.skipped_bad = bad.count
+        scan.damaged_files += len(bad.damaged)
+        scan.skipped = [*scan.skipped, *bad.listed][:LISTED_IN_UNIT]
+        _keep(self.scan_file, tally)
         return scan
 
 
@@ -111,9 +109,8 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
             sample = [(int(rank), str(text)) for rank, text in head.pop("sample")]
             buckets = no_bytes()
             buckets[file["filled"]] = file["bytes"]
-            skipped = tuple(SkippedInput(**entry) for entry in head["skipped"])
-            scan = UnitScan(**{**head, "pieces": tuple(head["pieces"]), "skipped": skipped})
-            return scan, buckets, sample
+            head["skipped"] = [SkippedInput(**entry) for entry in head["skipped"]]
+            return UnitScan(**head), buckets, sample
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
 
@@ -170,17 +167,12 @@ class _Sample:
 
 @dataclass
 class _Tally:
-    """Counts over the passages of a work unit, and the text files that are not used at all."""
+    """Counts over the passages of a work unit."""
 
     limit_bytes: int | None
     sample_bytes: int
-    passages: int = 0
-    documents: int = 0
-    text_bytes: int = 0
+    scan: UnitScan = field(default_factory=UnitScan)
     full: bool = False
-    unusable: list[SkippedInput] = field(default_factory=list)
-    not_text: int = 0
-    damaged: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
     buckets: NDArray[np.int64] = field(default_factory=no_bytes)
     sample: _Sample = field(init=False)
@@ -190,17 +182,21 @@ class _Tally:
     def __post_init__(self) -> None:
         self.sample = _Sample(self.sample_bytes)
 
+    def add_all(self, passages: Iterator[Passage]) -> None:
+        """Add passages to the counts as long as they fit within the limit of bytes."""
+        all(map(self.add, passages))
+
     def add(self, passage: Passage) -> bool:
         """Add a passage to the counts; return whether it fits within the limit of bytes."""
-        size, limit = passage.size_bytes, self.limit_bytes
-        if limit is not None and self.text_bytes + size > limit and (limit or self.passages):
+        scan, size, limit = self.scan, passage.size_bytes, self.limit_bytes
+        if limit is not None and scan.text_bytes + size > limit and (limit or scan.passages):
             self.full = True
             return False
         digest = digest_of(passage.text)
         self.digest.update(digest)
-        self.passages += 1
-        self.documents += passage.ends
-        self.text_bytes += size
+        scan.passages += 1
+        scan.documents += passage.ends
+        scan.text_bytes += size
         self._bucket.append(bucket_of(digest))
         self._size.append(size)
         if self.sample_bytes:
@@ -225,7 +221,7 @@ def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
         _scan_whole_text(piece, reading, tally, bad)
         return
     try:
-        _add_all(read_file_range(piece, reading, bad), tally)
+        tally.add_all(read_file_range(piece, reading, bad))
     except NotTextError:
         raise InputError(
             f"{piece.path}: found bytes that are not UTF-8 text after byte {piece.start:,}; convert it, or leave it out"
@@ -242,31 +238,26 @@ def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
         for passage in read_file_range(piece, reading, bad):
             size += passage.size_bytes
     except NotTextError:
-        tally.not_text += 1
+        tally.scan.skipped_not_text += 1
         after = f" after {format_si(size, 'B')}" if size else ""
         reason = f"binary, or not UTF-8{after}; nothing of it is used"
     except OSError as error:
+        tally.scan.skipped_unreadable += 1
         reason = f"cannot read: {error.strerror}"
         if error.errno is None:
-            tally.damaged += 1
+            tally.scan.damaged_files += 1
             reason = f"{error}; {format_si(size, 'B')} of text come before it, nothing of it is used"
     else:
-        _add_all(read_file_range(piece, reading, bad), tally)
+        tally.add_all(read_file_range(piece, reading, bad))
         return
-    tally.unusable.append(SkippedInput(str(piece.path), reason))
+    tally.scan.skipped.append(SkippedInput(str(piece.path), reason))
 
 
-def _add_all(passages: Iterator[Passage], tally: _Tally) -> None:
-    for passage in passages:
-        if not tally.add(passage):
-            return
-
-
-def _keep(path: Path, scan: UnitScan, limit_bytes: int | None, tally: _Tally) -> None:
+def _keep(path: Path, tally: _Tally) -> None:
     """Store the scan atomically. Checksums detect damage after a power cut; the scan is then repeated."""
     tally.flush()
-    values = {**dataclasses.asdict(scan), "limit_bytes": limit_bytes, "sample": tally.sample.texts()}
-    head = json.dumps(values).encode()
+    values = {"limit_bytes": tally.limit_bytes, "sample": tally.sample.texts()}
+    head = json.dumps({**dataclasses.asdict(tally.scan), **values}).encode()
     filled = np.flatnonzero(tally.buckets)
     temporary = path.with_suffix(".tmp")
     with storage_errors(path):

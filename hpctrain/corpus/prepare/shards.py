@@ -1,11 +1,11 @@
-"""Writes token shards of bounded size, and moves the shards of all work units into one corpus folder."""
+"""Writes token shards of bounded size, moves those of all work units into one corpus folder, and checks that folder."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.atomic import storage_errors, sync
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FieldError, FileError, InputError
+from hpctrain.base.regular_file import sha256_of
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
-from hpctrain.records.corpus import INDEX_NAME, RECIPE_NAME, CorpusIndex, Shard, Sources
+from hpctrain.corpus.read.tokens import read_index
+from hpctrain.records.corpus import INDEX_NAME, RECIPE_NAME, CorpusIndex, Recipe, Shard, Sources
+from hpctrain.records.format.input_file import open_input
 
 SHARD_TOKENS = 2**26
 """Most tokens in a shard: 128 MiB at two bytes a token, a file size that suits every file system."""
@@ -76,11 +79,6 @@ class ShardWriter:
         self._tokens = 0
 
 
-def holds_corpus(folder: Path) -> bool:
-    """Whether `hpctrain data prepare` made the folder."""
-    return (folder / INDEX_NAME).is_file() or (folder / RECIPE_NAME).is_file()
-
-
 def check_target(folder: Path, force: bool) -> None:
     """Check before any work that the target folder may be written.
 
@@ -93,7 +91,7 @@ def check_target(folder: Path, force: bool) -> None:
         raise InputError(f"-o {folder}: found a file; name a new folder")
     if not any(folder.iterdir()):
         return
-    if not holds_corpus(folder):
+    if not any((folder / name).is_file() for name in (INDEX_NAME, RECIPE_NAME)):
         raise InputError(f"-o {folder}: the folder is not empty and holds no corpus; name a new folder")
     if not force:
         raise InputError(f"-o {folder}: the folder holds a corpus already; add --force to replace it")
@@ -165,3 +163,76 @@ def _join_validation(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, 
                 while data := file.read(_CHUNK_TOKENS * dtype.itemsize):
                     writer.append(np.frombuffer(data, dtype=dtype).astype(np.int64))
         return writer.finish()
+
+
+def corpora_in(folder: Path) -> list[Path]:
+    """Return the corpus folders that `folder` stands for: the folder itself, or those that a recipe made in it.
+
+    Raises:
+        InputError: `folder` is neither a corpus folder nor the output of a recipe.
+    """
+    if (folder / RECIPE_NAME).is_file() and not (folder / INDEX_NAME).exists():
+        return [folder / source.name for source in Recipe.read(folder / RECIPE_NAME).sources]
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; name one that `hpctrain data prepare` made")
+    return [folder]
+
+
+def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
+    """Read every file of a corpus folder and compare it with the index; `report` receives the bytes read.
+
+    Raises:
+        InputError: it is not a corpus folder.
+        FileError: files are missing, truncated or changed; the message names all of them.
+    """
+    index = read_index(folder)
+    width = np.dtype(index.dtype).itemsize
+    files: list[tuple[str, str, str, int | None]] = [
+        (f"shards[{number}]", shard.file, shard.sha256, shard.tokens * width)
+        for number, shard in enumerate(index.shards)
+    ]
+    if index.tokenizer.file and index.tokenizer.sha256:
+        files.append(("tokenizer", index.tokenizer.file, index.tokenizer.sha256, None))
+    mistakes = [
+        FieldError(field, f"{name} {text}; prepare the folder again")
+        for field, name, sha256, size_bytes in files
+        if (text := _difference(folder / name, sha256, size_bytes, report))
+    ]
+    if mistakes:
+        raise FileError(folder / INDEX_NAME, mistakes)
+    return index
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the existing files that the index of a corpus folder names.
+
+    Raises:
+        InputError: it is not a corpus folder.
+    """
+    index = read_index(folder)
+    names = [shard.file for shard in index.shards] + ([index.tokenizer.file] if index.tokenizer.file else [])
+    return sum((folder / name).stat().st_size for name in names if (folder / name).is_file())
+
+
+def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
+    """Return the SHA-256 of a file, as hex.
+
+    Raises:
+        FileError: the file cannot be opened, or is not a regular file.
+        OSError: the file cannot be read.
+    """
+    with os.fdopen(open_input(path), "rb") as file:
+        return sha256_of(file.fileno(), report)
+
+
+def _difference(path: Path, sha256: str, size_bytes: int | None, report: Callable[[int], None]) -> str:
+    """Return how a file differs from its size and hash in the index; '' if it does not."""
+    try:
+        size = path.stat().st_size
+        if size_bytes is not None and size != size_bytes:
+            return f"has {size} bytes, expected {size_bytes}"
+        return "" if file_sha256(path, report) == sha256 else "is not what was written (its hash differs)"
+    except FileError as error:
+        return error.mistakes[0].text
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"

@@ -35,6 +35,9 @@ UNIT_SAMPLE_BYTES = 64 * 1024
 """Least bytes of text that a work unit offers for the tokenizer's sample. A large unit offers twice its share of the
 input."""
 
+_COUNTS = ("documents", "text_bytes", "skipped_not_text", "skipped_unreadable", "skipped_bad", "damaged_files")
+"""Counts of a scan that are added up for the index, which has the same names."""
+
 _CLEAN_BYTES = 256 * 1024
 """Bytes of the sample that one task cleans."""
 
@@ -80,27 +83,17 @@ class SourceWork:
         return ReadOptions(size, options.text_field, options.skip_bad)
 
     @property
-    def shard_tokens(self) -> int:
-        """Most tokens in a shard."""
-        return self.source.options.shard_tokens
-
-    @property
     def text_bytes(self) -> int:
         """Bytes of the source's text that are used."""
         return sum(scan.text_bytes for scan in self.scans)
 
     def counts(self) -> Sources:
         """Return the counts of the source's files, documents and skipped input, for the index."""
+        pieces = [unit[number] for unit, scan in zip(self.units, self.scans, strict=False) for number in scan.pieces]
+        counts = {name: sum(getattr(scan, name) for scan in self.scans) for name in _COUNTS}
         return Sources(
-            files=sum(
-                not self.units[number][piece].start for number, scan in enumerate(self.scans) for piece in scan.pieces
-            ),
-            documents=sum(scan.documents for scan in self.scans),
-            text_bytes=self.text_bytes,
-            skipped_not_text=sum(scan.not_text for scan in self.scans),
-            skipped_unreadable=sum(scan.unreadable for scan in self.scans),
-            skipped_bad=sum(scan.bad for scan in self.scans),
-            damaged_files=sum(scan.damaged_files for scan in self.scans),
+            **counts,
+            files=sum(not piece.start for piece in pieces),
             beside_records=len(self.input_files.beside_records),
             other_splits=len(self.input_files.other_splits),
             clean=self.source.options.clean,
@@ -108,8 +101,9 @@ class SourceWork:
 
     def take(self, scan: UnitScan, task: ScanTask) -> None:
         """Add the scan of the next work unit to the source."""
-        self.skipped.add(scan.skipped, scan.not_text + scan.unreadable + scan.bad - len(scan.skipped))
-        self.scans.append(dataclasses.replace(scan, skipped=()))
+        count = scan.skipped_not_text + scan.skipped_unreadable + scan.skipped_bad
+        self.skipped.add(scan.skipped, count - len(scan.skipped))
+        self.scans.append(dataclasses.replace(scan, skipped=[]))
         self.scan_tasks.append(task)
 
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
@@ -191,7 +185,7 @@ def _encode_tasks(
                 tokenizer=str(partial / info.file) if info.file else "bytes",
                 tokenizer_sha256=info.sha256,
                 dtype=dtype_of(tokenizer.vocab_size),
-                shard_tokens=work.shard_tokens,
+                shard_tokens=work.source.options.shard_tokens,
                 folder=partial / work.name / f"unit-{number:05d}",
                 target=target,
             )
@@ -199,21 +193,19 @@ def _encode_tasks(
 
 def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, report: Callable[[int], None]) -> None:
     """Scan units in order; the unit that exceeds the limit is scanned again, up to the limit."""
-    limit, total = work.source.options.limit_bytes, 0
+    limit = work.source.options.limit_bytes
     results = pool.run(tasks, report)
     for task, scan in zip(tasks, results, strict=True):
-        if limit is not None and total + scan.text_bytes > limit:
-            _scan_up_to(work, task, limit - total)
+        if limit is not None and work.text_bytes + scan.text_bytes > limit:
+            _scan_up_to(work, task, limit - work.text_bytes)
             break
         work.take(scan, task)
-        total += scan.text_bytes
     results.close()
 
 
 def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
     """Scan a unit up to a limit; for a source without text so far, take at least one passage."""
-    limits = [limit_bytes] if work.scans else [limit_bytes, 0]
-    for limit in limits:
+    for limit in [limit_bytes] if work.scans else [limit_bytes, 0]:
         last = dataclasses.replace(task, limit_bytes=limit)
         scan = last.run(lambda count: None)
         if scan.passages:

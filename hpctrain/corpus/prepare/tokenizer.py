@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import tokenizers
@@ -30,20 +30,6 @@ TRAINED_RANGE = (257, 32_768)
 Tokens = NDArray[np.int64]
 
 
-class Tokenizer(Protocol):
-    """Converts text to tokens."""
-
-    vocab_size: int
-    end_of_text: int
-
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text, without begin or end; the name of the end-of-text token counts as plain
-        text."""
-
-    def save(self, folder: Path) -> TokenizerInfo:
-        """Write the tokenizer's file, if it has one, into the folder, and return its entry for the index."""
-
-
 class ByteTokenizer:
     """A tokenizer with one token per byte of UTF-8; token 256 ends a document."""
 
@@ -51,9 +37,11 @@ class ByteTokenizer:
     end_of_text = 256
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of each text, without begin or end."""
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
 
     def save(self, folder: Path) -> TokenizerInfo:
+        """Return the tokenizer's entry for the index; it has no file."""
         return TokenizerInfo(kind="bytes", end_of_text=self.end_of_text)
 
 
@@ -69,6 +57,8 @@ class FileTokenizer:
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of each text, without begin or end; the name of the end-of-text token counts as plain
+        text."""
         pieces = [self._pieces(text) for text in texts]
         flat = [piece for text_pieces in pieces for piece in text_pieces]
         with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
@@ -86,10 +76,14 @@ class FileTokenizer:
         return [parts[0] + first, *(rest + part + first for part in parts[1:-1]), rest + parts[-1]]
 
     def save(self, folder: Path) -> TokenizerInfo:
+        """Write the tokenizer's file into the folder, and return its entry for the index."""
         text = self._tokenizer.to_str(pretty=True)
         write_text(folder / TOKENIZER_NAME, text)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return TokenizerInfo(kind=self._kind, end_of_text=self.end_of_text, file=TOKENIZER_NAME, sha256=digest)
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def trained_size(choice: str) -> int | None:

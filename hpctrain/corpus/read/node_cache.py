@@ -24,7 +24,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, StorageError, UntrustedError
 from hpctrain.base.owned_files import OwnedFolder
 from hpctrain.base.system.disk_space import check_disk_space, free_bytes
-from hpctrain.corpus.read.index import read_index
+from hpctrain.corpus.read.tokens import read_index
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex, Shard
 from hpctrain.records.format.input_file import open_input, read_input
 
@@ -62,7 +62,7 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
     user_folder = _own_folder(base)
     name = f"corpus-{hashlib.sha256(read_input(source / INDEX_NAME)).hexdigest()[:32]}"
     with storage_errors(user_folder / name):
-        descriptor = os.open(_lock_of(user_folder, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = _opened_lock(user_folder, name)
         try:
             if _ready(descriptor, user_folder / name, index, clock, give_up):
                 return CachedCorpus(user_folder / name, 0, descriptor)
@@ -96,11 +96,10 @@ def is_whole(path: Path, index: CorpusIndex) -> bool:
 def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the folder from which each corpus is read: its complete copy on this node, else the folder itself."""
     copies: dict[str, str] = json.loads(environ.get(VARIABLE, "{}"))
-    paths = []
-    for folder in folders:
-        copy = copies.get(folder)
-        paths.append(copy if copy is not None and is_whole(Path(copy), read_index(folder)) else folder)
-    return paths
+    return [
+        copies[folder] if folder in copies and is_whole(Path(copies[folder]), read_index(folder)) else folder
+        for folder in folders
+    ]
 
 
 def _own_folder(base: Path) -> Path:
@@ -145,8 +144,8 @@ def _taken(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _lock_of(user_folder: Path, name: str) -> Path:
-    return user_folder / f".{name}.lock"
+def _opened_lock(user_folder: Path, name: str) -> int:
+    return os.open(user_folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _make_room(user_folder: Path, name: str, size: int) -> None:
@@ -155,8 +154,7 @@ def _make_room(user_folder: Path, name: str, size: int) -> None:
     Raises:
         StorageError: there is too little space even so.
     """
-    for path in (*user_folder.glob(f".{name}.*.tmp"), user_folder / name):
-        shutil.rmtree(path, ignore_errors=True)
+    _remove(user_folder, name)
     others = [path for path in user_folder.glob("corpus-*") if path.name != name]
     for path in sorted(others, key=lambda path: path.stat().st_mtime):
         if free_bytes(user_folder) >= size:
@@ -166,15 +164,19 @@ def _make_room(user_folder: Path, name: str, size: int) -> None:
 
 
 def _remove_unused(user_folder: Path, name: str) -> None:
-    descriptor = os.open(_lock_of(user_folder, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = _opened_lock(user_folder, name)
     try:
         if _taken(descriptor, fcntl.LOCK_EX):
             # The lock file stays: another process may have opened it already.
-            shutil.rmtree(user_folder / name, ignore_errors=True)
-            for path in user_folder.glob(f".{name}.*.tmp"):
-                shutil.rmtree(path, ignore_errors=True)
+            _remove(user_folder, name)
     finally:
         os.close(descriptor)
+
+
+def _remove(user_folder: Path, name: str) -> None:
+    """Remove a copy, and what unfinished copying left of it."""
+    for path in (*user_folder.glob(f".{name}.*.tmp"), user_folder / name):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _copy(source: Path, target: Path, index: CorpusIndex, give_up: Callable[[], str | None]) -> None:
@@ -182,8 +184,7 @@ def _copy(source: Path, target: Path, index: CorpusIndex, give_up: Callable[[], 
     temporary.mkdir(mode=0o700)
     try:
         for shard in index.shards:
-            digest = _copy_file(source / shard.file, temporary / shard.file, give_up)
-            if digest != shard.sha256:
+            if _copy_file(source / shard.file, temporary / shard.file, give_up) != shard.sha256:
                 raise HpctrainError(f"{source / shard.file}: is not what its index says (its hash differs)")
         _copy_file(source / INDEX_NAME, temporary / INDEX_NAME, give_up)
         sync(temporary)
@@ -198,13 +199,12 @@ def _copy_file(source: Path, target: Path, give_up: Callable[[], str | None]) ->
     """Copy a file; return the SHA-256 of what was read, as hex. On return the copy is on disk."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    with os.fdopen(open_input(source), "rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
+    with os.fdopen(open_input(source), "rb", buffering=0) as reader, target.open("xb") as writer:
         while count := reader.readinto(buffer):
             _check(give_up)
             digest.update(buffer[:count])
-            unwritten = buffer[:count]
-            while unwritten:
-                unwritten = unwritten[writer.write(unwritten) :]
+            writer.write(buffer[:count])
+        writer.flush()
         os.fsync(writer.fileno())
     return digest.hexdigest()
 

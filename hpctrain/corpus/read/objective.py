@@ -11,8 +11,8 @@ so other random choices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import FieldError, FileError
-from hpctrain.corpus.read.index import read_indexes
-from hpctrain.corpus.read.tokens import splitmix64
+from hpctrain.corpus.read.tokens import read_indexes, splitmix64
 from hpctrain.records.corpus import CorpusIndex
 from hpctrain.records.format.bounds import TOKENIZER_BYTES
 from hpctrain.records.format.document import read_json
@@ -66,39 +65,23 @@ def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_l
         FileError: the folder's tokenizer.json is missing or damaged.
     """
     index = read_indexes(folders)[0]
-    match objective:
-        case Masked():
-            known = _known(Path(folders[0]), index)
-            mask = _first(known, MASKS)
-            if mask is not None:
-                return SpecialTokens(index.vocab_size, index.vocab_size, index.tokenizer.end_of_text, mask)
-            grown = index.vocab_size + 1
-            return SpecialTokens(index.vocab_size, grown, index.tokenizer.end_of_text, mask=index.vocab_size)
-        case SpanCorruption():
-            return _for_spans(index, _known(Path(folders[0]), index), lengths(objective, seq_len).spans)
-        case _:
-            return SpecialTokens(index.vocab_size, index.vocab_size, index.tokenizer.end_of_text)
-
-
-def _for_spans(index: CorpusIndex, known: Mapping[str, int], spans: int) -> SpecialTokens:
-    """Return the start token and the sentinels; sentinels that the tokenizer lacks get descending ids at the end of the
-    vocabulary, as in T5."""
-    start = _first(known, PADS)
+    size = index.vocab_size
+    plain = SpecialTokens(size, size, index.tokenizer.end_of_text)
+    if isinstance(objective, NextToken):
+        return plain
+    known = _known(Path(folders[0]), index)
+    token = next((known[name] for name in (MASKS if isinstance(objective, Masked) else PADS) if name in known), None)
+    first_new = size + (token is None)
+    token = size if token is None else token
+    if isinstance(objective, Masked):
+        return replace(plain, vocabulary=first_new, mask=token)
+    # Sentinels that the tokenizer lacks get descending ids at the end of the vocabulary, as in T5.
+    spans = lengths(objective, seq_len).spans
     sentinels = [known.get(f"<extra_id_{number}>") for number in range(spans)]
-    first_new = index.vocab_size + (start is None)
     grown = first_new + sentinels.count(None)
     new = iter(range(grown - 1, first_new - 1, -1))
-    return SpecialTokens(
-        index.vocab_size,
-        grown,
-        index.tokenizer.end_of_text,
-        start=index.vocab_size if start is None else start,
-        sentinels=tuple(next(new) if token is None else token for token in sentinels),
-    )
-
-
-def _first(known: Mapping[str, int], names: Sequence[str]) -> int | None:
-    return next((known[name] for name in names if name in known), None)
+    ids = tuple(next(new) if number is None else number for number in sentinels)
+    return replace(plain, vocabulary=grown, start=token, sentinels=ids)
 
 
 def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:

@@ -12,11 +12,10 @@ from typing import Any
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandTimeoutError, InputError
 from hpctrain.base.process import Runner
-from hpctrain.corpus.read.index import check_tokenizer
 from hpctrain.corpus.read.mixture import open_training
 from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
-from hpctrain.corpus.read.tokens import open_named, open_validation
-from hpctrain.hf.start_from_folder import with_hf_folder
+from hpctrain.corpus.read.tokens import check_tokenizer, open_named, open_validation
+from hpctrain.hf.folder import with_hf_folder
 from hpctrain.launch.container_command import check_container
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology

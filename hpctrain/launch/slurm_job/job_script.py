@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.base.control_characters import first_control_character
 from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import program
+from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.package_data import package_data_path, render_template
 from hpctrain.jobs.dependencies import dependency_option
 from hpctrain.launch.container_command import python_command, step_options, task_command

@@ -1,6 +1,6 @@
 """Authenticated connections between the nodes of a probe: a listener admits only peers that know the probe's token.
 
-The token itself is never sent over the network (`hpctrain.base.net.handshake`)."""
+The token itself is never sent over the network (`hpctrain.base.net.authentication`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.net.auth_listener import AuthListener
-from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer
+from hpctrain.base.net.authentication import MAX_LINE_BYTES, AuthListener, HandshakeClient, HandshakeServer
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message, Watch
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
 

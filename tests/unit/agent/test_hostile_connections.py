@@ -19,7 +19,7 @@ from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.peer_connector import publish_address, published_address
 from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, Announcement, parse_announcement
-from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
+from hpctrain.base.net.authentication import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import MalformedMessage
 
 TWO = NODES[:2]

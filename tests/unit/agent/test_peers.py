@@ -13,8 +13,7 @@ from loopback_agents import KEY, NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.peer_connector import publish_address, published_address
 from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, REASON_CHARS
-from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
-from hpctrain.base.net.handshake import HandshakeClient
+from hpctrain.base.net.authentication import SPARE_CONNECTIONS, HandshakeClient
 from hpctrain.base.net.wire import LineChannel
 
 NEVER_S = 600.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer, Session, derive_key
+from hpctrain.base.net.authentication import MAX_LINE_BYTES, HandshakeClient, HandshakeServer, Session, derive_key
 from hpctrain.base.net.wire import LineChannel, Message
 
 KEY = b"the run's key"

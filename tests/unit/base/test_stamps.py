@@ -10,7 +10,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.log_timestamps import TimestampedStream, format_timestamp, parse_timestamp
+from hpctrain.base.output_streams import TimestampedStream, format_timestamp, parse_timestamp
 
 
 class Raw(io.BytesIO):
@@ -90,7 +90,7 @@ def test_a_full_disk_ends_no_process(tmp_path, small_files):
 
 CRASH = """
 import os, sys
-from hpctrain.base.log_timestamps import timestamp_output
+from hpctrain.base.output_streams import timestamp_output
 timestamp_output()
 print("before")
 print("why", file=sys.stderr)

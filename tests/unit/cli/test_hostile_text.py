@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from run_folders import event, submitted_run
 
-from hpctrain.base.control_characters import EscapedStream
-from hpctrain.base.log_timestamps import format_timestamp
+from hpctrain.base.output_streams import EscapedStream, format_timestamp
 from hpctrain.cli import main
 from hpctrain.cli.views.console import Console
 from hpctrain.report.status import read_status

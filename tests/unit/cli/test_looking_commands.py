@@ -12,7 +12,7 @@ import pytest
 from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.log_timestamps import format_timestamp
+from hpctrain.base.output_streams import format_timestamp
 from hpctrain.runs.folder import lock_run_folder
 from hpctrain.runs.locate import record_job
 

@@ -11,7 +11,7 @@ import pytest
 from fake_clock import FakeClock
 from run_folders import event, submitted_run
 
-from hpctrain.base.log_timestamps import format_timestamp
+from hpctrain.base.output_streams import format_timestamp
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import BytesSent, MetricRow
 

@@ -21,7 +21,7 @@ import pytest
 import tokenizers
 import yaml
 
-from hpctrain.corpus.read.index import read_indexes
+from hpctrain.corpus.read.tokens import read_indexes
 from hpctrain.records.corpus import CorpusIndex
 
 Call = Callable[..., Any]

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
 from hpctrain.corpus.input.sample_text import SampleText
-from hpctrain.corpus.read.index import read_indexes
-from hpctrain.corpus.read.tokens import Corpus, open_validation
+from hpctrain.corpus.read.tokens import Corpus, open_validation, read_indexes
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
 from hpctrain.records.format.yaml_file import parse_yaml

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.passages import Passage
-from hpctrain.corpus.prepare.clean import Cleaner, check_cleaning
+from hpctrain.corpus.prepare.encode import Cleaner, check_cleaning
 from hpctrain.records.corpus import Cleaning
 
 

@@ -27,9 +27,9 @@ from hpctrain.corpus.input.documents import ReadOptions, read_file_range
 from hpctrain.corpus.input.inputs import FileRange, find_inputs
 from hpctrain.corpus.input.passages import NotTextError
 from hpctrain.corpus.input.skipped import BadRecords
-from hpctrain.corpus.prepare.check import check_corpus
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.prepare.shards import check_corpus
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer
 from hpctrain.corpus.read.node_cache import cache_on_node
 from hpctrain.corpus.read.objective import special_tokens

@@ -18,9 +18,8 @@ from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read import node_cache
-from hpctrain.corpus.read.index import read_index
 from hpctrain.corpus.read.node_cache import VARIABLE, cache_on_node, cached_folders, is_whole, size_bytes
-from hpctrain.corpus.read.tokens import Corpus
+from hpctrain.corpus.read.tokens import Corpus, read_index
 
 CLOCK = SystemClock()
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.corpus.read.index import check_tokenizer, read_indexes
-from hpctrain.corpus.read.tokens import Corpus, open_validation
+from hpctrain.corpus.read.tokens import Corpus, check_tokenizer, open_validation, read_indexes
 
 TEXT = "".join(f"{number:04x}" for number in range(3000))
 

@@ -15,8 +15,8 @@ from tokenizers import models, pre_tokenizers, processors, trainers
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import ByteTokenizer, load_tokenizer
-from hpctrain.corpus.read.index import read_index
 from hpctrain.corpus.read.objective import special_tokens
+from hpctrain.corpus.read.tokens import read_index
 from hpctrain.hf.tokenizer import byte_tokenizer, hf_tokenizer
 from hpctrain.records.run.objective import Masked, SpanCorruption
 

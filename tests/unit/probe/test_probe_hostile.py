@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
+from hpctrain.base.net.authentication import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import SystemRunner
 from hpctrain.probe.analyse.assemble import assemble

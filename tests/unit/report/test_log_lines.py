@@ -9,7 +9,7 @@ from fake_clock import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.log_timestamps import format_timestamp
+from hpctrain.base.output_streams import format_timestamp
 from hpctrain.report import logs
 from hpctrain.report.logs import LogFile, LogReader, follow_lines, last_lines
 

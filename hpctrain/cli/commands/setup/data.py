@@ -15,7 +15,6 @@ from hpctrain.cli.answers import say
 from hpctrain.cli.options.run_and_paths import PATH
 from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.input.skipped import SKIPPED_NAME, read_skipped
-from hpctrain.corpus.prepare.check import check_corpus, corpora_in, size_of
 from hpctrain.corpus.prepare.options import (
     SAMPLE_BYTES,
     PrepareOptions,
@@ -26,6 +25,7 @@ from hpctrain.corpus.prepare.options import (
 )
 from hpctrain.corpus.prepare.pool import PeakMemory, peak_memory
 from hpctrain.corpus.prepare.prepare import prepare, prepare_sources
+from hpctrain.corpus.prepare.shards import check_corpus, corpora_in, size_of
 from hpctrain.records.corpus import Cleaning, CorpusIndex, Recipe, read_recipe
 
 _BESIDE_A_RECIPE = ("output", "recipe_file", "workers", "force", "as_json")

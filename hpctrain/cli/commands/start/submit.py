@@ -25,7 +25,7 @@ from hpctrain.cli.options.seeds import parse_seeds, seeds_option, with_seed
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.image_checks import check_before_queueing
 from hpctrain.cli.views.provisional_plan import check_provisional
-from hpctrain.hf.start_from_folder import dropout_warning
+from hpctrain.hf.folder import dropout_warning
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, without_dependencies
 from hpctrain.jobs.partition_checks import nodes_of_allocation

@@ -20,7 +20,7 @@ from hpctrain.cli.options.profile import profile_option, traces_line, with_profi
 from hpctrain.cli.options.run_and_paths import PATH, RUN
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.live_job import watch
-from hpctrain.hf.start_from_folder import dropout_warning
+from hpctrain.hf.folder import dropout_warning
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.local_run import LocalJob, ResumedRun, check_resumed, resume, start
 from hpctrain.launch.preflight.changed_settings import changes_text

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.live import Live
 
-from hpctrain.base.control_characters import EscapedStream, control, escaped_output, first_control_character, printable
+from hpctrain.base.output_streams import EscapedStream, control, escaped_output, first_control_character, printable
 from hpctrain.cli.views.console import Console
 
 CODES = (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x2028, 0x202E, 0x2066, 0xDC80)
