@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants
+from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants, UpdateCost
 from tools.published_runs.scenario import PublishedScenario
 
 FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")
@@ -62,6 +62,7 @@ BACKWARD_OPS = 1.6
 def constants_by(values: Mapping[str, float]) -> CostConstants:
     """Return the constants of Megatron's blocks, with these values."""
     forward, logits, weights = values["activation_passes"], values["logits_passes"], values["weight_passes"]
+    update = UpdateCost(values["optimizer_bytes"], CUDA_CONSTANTS.optimizer.ops)
     return replace(
         CUDA_CONSTANTS,
         efficiency=min(values["efficiency"], LARGEST_EFFICIENCY),
@@ -69,9 +70,8 @@ def constants_by(values: Mapping[str, float]) -> CostConstants:
         activation_passes=(forward, 2 * forward),
         block_ops=(values["block_ops"], BACKWARD_OPS * values["block_ops"]),
         collective_ops=values["collective_ops"],
-        optimizer_bytes=values["optimizer_bytes"],
-        split_optimizer_bytes=values["optimizer_bytes"],
-        split_optimizer_ops=CUDA_CONSTANTS.optimizer_ops,
+        optimizer=update,
+        split_optimizer=update,
         step_ops=values["step_ops"],
         weight_passes=(weights, 2 * weights),
         logits_passes=(logits, 2 * logits),

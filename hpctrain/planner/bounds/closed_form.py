@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.rank_times import PipelinePasses
 from hpctrain.planner.bounds.unit_counts import UnitCounts, counts_all_reduce
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec, Workload
 from hpctrain.planner.devices.constants import CostConstants
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
+from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import split_evenly
 from hpctrain.planner.simulate.overlap import overlapped_share
 from hpctrain.records.plan.plan import ParallelDims
@@ -126,7 +126,9 @@ class ClosedFormBound:
         work, dp, memory_options = self.cost.work, option.dims.dp, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1
         units = [unit for unit, _ in self.unit_counts.kinds]
-        update = min(self.cost.constants[unit.kind].optimizer_bytes / unit.bytes_per_s for unit in units) / shards
+        update = (
+            min(self.cost.constants[unit.kind].optimizer.touched_bytes / unit.bytes_per_s for unit in units) / shards
+        )
         if not counts_all_reduce(work, dp):
             return 0.0, 0.0 if memory_options.shard == "node" else update
         alpha, beta = self.unit_counts.ring(dp, 1)
@@ -185,7 +187,7 @@ def ideal_step_s(pool: DevicePool, work: Workload) -> float:
     # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
     # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
     lightest = min(
-        speed / together * pool.constants[device.kind].optimizer_bytes / device.bytes_per_s
+        speed / together * pool.constants[device.kind].optimizer.touched_bytes / device.bytes_per_s
         for speed, device in zip(speeds, pool.devices, strict=True)
     )
     return work.sequences * whole / together + work.spec.parameters() * lightest

@@ -10,11 +10,11 @@ from itertools import zip_longest
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import FloatArray
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.layout.layout import Option
 from hpctrain.records.plan.plan import ParallelDims
 
 INFEASIBLE_BLOCKS = 1e9

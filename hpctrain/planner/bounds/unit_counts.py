@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import FloatArray
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.model import CostModel, UnitKind
 from hpctrain.planner.cost.workload import STAGE_ENDS, ModelPart, Workload
 from hpctrain.planner.devices.constants import ForwardBackward
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
+from hpctrain.planner.layout.layout import Option
 
 
 class UnitCounts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -85,17 +84,6 @@ def _memory_role(role: RankRole) -> _MemoryRole:
     )
 
 
-@dataclass(eq=False)
-class _RoleCache:
-    """Cached results of the memory model for one role."""
-
-    memory_role: _MemoryRole
-    needs: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Blocks of each stage -> peak bytes."""
-    most: dict[float, int] = field(default_factory=dict)
-    """Bytes of memory -> the most blocks that fit."""
-
-
 class _ActivationSizes(NamedTuple):
     """Bytes of activations on a device for one micro-batch size and tp; they are equal for every stage."""
 
@@ -112,42 +100,30 @@ class MemoryModel:
 
     def __init__(self, work: Workload) -> None:
         self.work = work
-        self._sizes: dict[tuple[int, int], _ActivationSizes] = {}
-        self._caches: dict[_MemoryRole, _RoleCache] = {}
-        self._by_role: dict[RankRole, _RoleCache] = {}
-        self._parameters: dict[tuple[ModelPart, int], int] = {}
-        self._means: dict[ModelPart, float] = {}
+        self._memory_role = cache(_memory_role)
+        self._need = cache(self._compute)
+        """Memory role, blocks of each stage -> peak bytes."""
+        self._most = cache(self._find_most)
+        """Memory role, bytes of memory -> the most blocks that fit."""
+        self._count = cache(work.parameters)
+        """Part of the model, tp -> parameters of a stage on one of the `tp` devices of its group."""
+        self._mean_blocks = cache(work.mean_blocks)
+        self._sizes_of = cache(self._activation_sizes)
+        """Micro-batch, tp -> bytes of activations."""
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages hold these numbers of blocks."""
-        return self._need(self._cache_of(role), blocks)
+        return self._need(self._memory_role(role), blocks)
 
     def max_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable share of the memory; -1 if not even a rank without blocks fits."""
-        cache = self._cache_of(role)
-        most = cache.most.get(memory_bytes)
-        if most is None:
-            most = cache.most[memory_bytes] = self._find_most(cache, self.work.usable * memory_bytes)
-        return most
+        return self._most(self._memory_role(role), memory_bytes)
 
-    def _cache_of(self, role: RankRole) -> _RoleCache:
-        cache = self._by_role.get(role)
-        if cache is None:
-            memory_role = _memory_role(role)
-            cache = self._by_role[role] = self._caches.setdefault(memory_role, _RoleCache(memory_role))
-        return cache
-
-    def _need(self, cache: _RoleCache, blocks: tuple[int, ...]) -> float:
-        need = cache.needs.get(blocks)
-        if need is None:
-            need = cache.needs[blocks] = self._compute(cache.memory_role, blocks)
-        return need
-
-    def _find_most(self, cache: _RoleCache, usable_bytes: float) -> int:
-        low, high, chunks = -1, self.work.spec.layers, len(cache.memory_role.ends)
+    def _find_most(self, memory_role: _MemoryRole, memory_bytes: float) -> int:
+        low, high, chunks = -1, self.work.spec.layers, len(memory_role.ends)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self._need(cache, even_parts(middle, chunks)) <= usable_bytes
+            fits = self._need(memory_role, even_parts(middle, chunks)) <= self.work.usable * memory_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -159,36 +135,21 @@ class MemoryModel:
         beside = PROCESS_BYTES[memory_role.kind] if process is None else process
         return beside + state + self._activations(memory_role, shares)
 
-    def _count(self, share: ModelPart, tp: int) -> int:
-        """Parameters of a stage on one of the `tp` devices of its group."""
-        key = (share, tp)
-        if key not in self._parameters:
-            self._parameters[key] = self.work.parameters(share, tp)
-        return self._parameters[key]
-
-    def _mean_blocks(self, share: ModelPart) -> float:
-        """Number of blocks of mean size whose kept activations are as large as those of the stage."""
-        if share not in self._means:
-            self._means[share] = self.work.mean_blocks(share)[1]
-        return self._means[share]
-
-    def _sizes_of(self, micro_batch: int, tp: int) -> _ActivationSizes:
-        if (micro_batch, tp) not in self._sizes:
-            work = self.work
-            boundary = work.hidden_bytes(micro_batch, tp)
-            saved = work.saved_activation_bytes(micro_batch, tp)
-            if tp > 1:
-                saved += work.framework.split_streams * boundary
-            logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
-            self._sizes[micro_batch, tp] = _ActivationSizes(work.block_bytes(micro_batch, tp), saved, boundary, logits)
-        return self._sizes[micro_batch, tp]
+    def _activation_sizes(self, micro_batch: int, tp: int) -> _ActivationSizes:
+        work = self.work
+        boundary = work.hidden_bytes(micro_batch, tp)
+        saved = work.saved_activation_bytes(micro_batch, tp)
+        if tp > 1:
+            saved += work.framework.split_streams * boundary
+        logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
+        return _ActivationSizes(work.block_bytes(micro_batch, tp), saved, boundary, logits)
 
     def _activations(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
         block, saved, boundary, logits = self._sizes_of(memory_role.micro_batch, memory_role.tp)
         # A stage also keeps its input and its output.
         sizes = [
-            self._mean_blocks(share) * saved
+            self._mean_blocks(share)[1] * saved
             + 2 * boundary
             + logits * share.last
             + self._casts_until_backward(memory_role, share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from hpctrain.planner.cost.collectives import (
     NO_ALL_REDUCE,
@@ -63,9 +64,10 @@ class CostModel:
         self.links = links
         self.constants = constants
         self.memory = MemoryModel(work)
-        self._kinds: dict[TensorParallelGroup, UnitKind] = {}
+        self.kind = cache(self._kind)
+        """The kind of a tensor-parallel group; groups of one kind take equally long for everything."""
         self._placement_links: dict[int, PlacementLinks] = {}
-        self._messages: dict[tuple[TensorParallelGroup, TensorParallelGroup], tuple[float, float]] = {}
+        self._alpha_beta = cache(lambda source, target: message_alpha_beta(links, source.device_ids, target.device_ids))
         self._parts: dict[tuple[UnitKind, int], ModuleTimes] = {}
         self._stages: dict[tuple[UnitKind, int, ModelPart], StageTime] = {}
         self._updates: dict[tuple[UnitKind, ModelPart, int], float] = {}
@@ -80,19 +82,13 @@ class CostModel:
     def with_work(self, work: Workload) -> CostModel:
         """Return a cost model with the devices and links of this one for another workload."""
         other = CostModel(work, self.links, self.constants)
-        other._kinds, other._placement_links, other._messages = self._kinds, self._placement_links, self._messages
+        other.kind, other._placement_links, other._alpha_beta = self.kind, self._placement_links, self._alpha_beta
         return other
 
-    def kind(self, unit: TensorParallelGroup) -> UnitKind:
-        """The kind of a tensor-parallel group; groups of one kind take equally long for everything."""
-        if unit not in self._kinds:
-            costs = (
-                [self.links.between(a, b) for a, b in ring_hops(unit.device_ids)]
-                if len(unit.devices) > 1
-                else [(0.0, 0.0)]
-            )
-            self._kinds[unit] = (unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs))
-        return self._kinds[unit]
+    def _kind(self, unit: TensorParallelGroup) -> UnitKind:
+        hops = ring_hops(unit.device_ids) if len(unit.devices) > 1 else []
+        costs = [(0.0, 0.0), *(self.links.between(a, b) for a, b in hops)]
+        return unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
         """Times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch` sequences."""
@@ -116,13 +112,8 @@ class CostModel:
         """Seconds of a stage message from one tensor-parallel group to another, without `message_cast_s`."""
         if source is target:
             return 0.0
-        tp = len(source.devices)
-        size = self.work.message_bytes(micro_batch, tp, messages)
-        key = (source, target)
-        if key not in self._messages:
-            self._messages[key] = message_alpha_beta(self.links, source.device_ids, target.device_ids)
-        alpha, beta = self._messages[key]
-        return alpha + beta * size
+        alpha, beta = self._alpha_beta(source, target)
+        return alpha + beta * self.work.message_bytes(micro_batch, len(source.devices), messages)
 
     def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
         """The codec of the messages between stage `stage` on `a` and the next stage on `b`."""
@@ -150,11 +141,11 @@ class CostModel:
             parameters = self.work.parameters(share, len(unit.devices)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
             if len(unit.devices) > 1:
-                touched, ops = constants.split_optimizer_bytes, constants.split_optimizer_ops
+                touched, ops = constants.split_optimizer
             elif shards > 1:
-                touched, ops = constants.sharded_optimizer_bytes, constants.sharded_optimizer_ops
+                touched, ops = constants.sharded_optimizer
             else:
-                touched, ops = constants.optimizer_bytes, constants.optimizer_ops
+                touched, ops = constants.optimizer
             self._updates[key] = parameters * touched / unit.bytes_per_s + tensors * ops * unit.launch_s
         return self._updates[key]
 

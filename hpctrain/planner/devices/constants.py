@@ -8,11 +8,25 @@ done when its call returns. On CUDA the host runs ahead, so the longer of the tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.records.topology.topology import CodecSeconds
 
 ForwardBackward = tuple[float, float]
 """(forward, backward)."""
+
+
+class UpdateCost(NamedTuple):
+    """What the optimizer's update takes: AdamW, the gradient's norm and clipping."""
+
+    touched_bytes: float
+    """Bytes touched per parameter."""
+    ops: float
+    """Operations per tensor."""
+
+    def scaled(self, factor: float) -> UpdateCost:
+        """All figures multiplied by `factor`."""
+        return UpdateCost(factor * self.touched_bytes, factor * self.ops)
 
 
 @dataclass(frozen=True)
@@ -58,16 +72,11 @@ class CostConstants:
     """Operations of the last norm, the head and the loss."""
     action_ops: float
     """Operations that the schedule's executor adds to each forward or backward of a stage."""
-    optimizer_bytes: float
-    """Bytes touched per parameter by the update: AdamW, the gradient's norm and clipping."""
-    optimizer_ops: float
-    """Operations per tensor of the optimizer's update."""
-    sharded_optimizer_bytes: float
-    """Bytes touched per parameter by the update with sharded state, for which torch uses another AdamW."""
-    sharded_optimizer_ops: float
-    split_optimizer_bytes: float
-    """Bytes touched per parameter by the update of parameters that tensor parallelism splits."""
-    split_optimizer_ops: float
+    optimizer: UpdateCost
+    sharded_optimizer: UpdateCost
+    """The update with sharded state, for which torch uses another AdamW."""
+    split_optimizer: UpdateCost
+    """The update of parameters that tensor parallelism splits."""
     shard_ops: ForwardBackward
     """Operations that `fully_shard` adds to a block."""
     recompute_ops: ForwardBackward
@@ -101,12 +110,9 @@ CPU_CONSTANTS = CostConstants(
     embedding_ops=(12.0, 25.0),
     head_ops=(100.0, 150.0),
     action_ops=250.0,
-    optimizer_bytes=37.0,  # fused AdamW 22, gradient norm 9, clipping 6
-    optimizer_ops=8.0,
-    sharded_optimizer_bytes=89.0,  # of which AdamW over lists of tensors 74
-    sharded_optimizer_ops=30.0,
-    split_optimizer_bytes=114.0,  # of which AdamW tensor by tensor 98
-    split_optimizer_ops=100.0,
+    optimizer=UpdateCost(touched_bytes=37.0, ops=8.0),  # bytes: fused AdamW 22, gradient norm 9, clipping 6
+    sharded_optimizer=UpdateCost(touched_bytes=89.0, ops=30.0),  # bytes: AdamW over lists of tensors 74
+    split_optimizer=UpdateCost(touched_bytes=114.0, ops=100.0),  # bytes: AdamW tensor by tensor 98
     shard_ops=(3900.0, 5400.0),  # measured: ZeRO 1 between two workers, at two widths, including gloo's copies
     recompute_ops=(340.0, 670.0),
     split_ops=1000.0,
@@ -135,12 +141,9 @@ CUDA_CONSTANTS = CostConstants(
     embedding_ops=(1.8, 3.8),
     head_ops=(15.0, 22.0),
     action_ops=77.9,  # fitted
-    optimizer_bytes=110.0,
-    optimizer_ops=9.0,
-    sharded_optimizer_bytes=110.0,
-    sharded_optimizer_ops=25.0,
-    split_optimizer_bytes=140.0,
-    split_optimizer_ops=30.0,
+    optimizer=UpdateCost(touched_bytes=110.0, ops=9.0),
+    sharded_optimizer=UpdateCost(touched_bytes=110.0, ops=25.0),
+    split_optimizer=UpdateCost(touched_bytes=140.0, ops=30.0),
     shard_ops=(75.0, 105.0),
     recompute_ops=(51.0, 100.0),
     split_ops=150.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise, permutations
 
 from hpctrain.planner.devices.links import Links, message_alpha_beta, ring_hops, rings_crossing_nodes
@@ -48,8 +48,8 @@ class PlacementLinks:
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement
         self.links = links
-        self._shard_rings: dict[int, tuple[list[RingGroup], list[RingGroup]]] = {}
-        self._replicate_ring_groups: dict[tuple[int, bool], list[RingGroup]] = {}
+        self.shard_ring_groups = cache(self._shard_ring_groups)
+        self.replicate_ring_groups = cache(self._replicate_ring_groups)
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
@@ -62,29 +62,23 @@ class PlacementLinks:
         """[link pattern] -> the first replica with this pattern."""
         return first_of_each(self.link_patterns)
 
-    def shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
+    def _shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
         """[pipeline rank] -> rings within groups of `shards` replicas, and [pipeline rank] -> rings across them."""
-        if shards not in self._shard_rings:
-            rings = [
-                [device_ids[at : at + shards] for device_ids in column for at in range(0, len(device_ids), shards)]
-                for column in self._columns
-            ]
-            self._shard_rings[shards] = _ring_groups(self.links, rings), self.replicate_ring_groups(shards)
-        return self._shard_rings[shards]
+        rings = [
+            [device_ids[at : at + shards] for device_ids in column for at in range(0, len(device_ids), shards)]
+            for column in self._columns
+        ]
+        return _ring_groups(self.links, rings), self.replicate_ring_groups(shards)
 
-    def replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
+    def _replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
         """[pipeline rank] -> rings across shard groups, one for each device of a tensor-parallel group.
 
         Args:
             shards: consecutive replicas that share a state; with 1 the rings go over all replicas.
             pairs: use the links of an all-to-all instead of those of a ring.
         """
-        if (shards, pairs) not in self._replicate_ring_groups:
-            across = [
-                [device_ids[at::shards] for device_ids in column for at in range(shards)] for column in self._columns
-            ]
-            self._replicate_ring_groups[shards, pairs] = _ring_groups(self.links, across, pairs)
-        return self._replicate_ring_groups[shards, pairs]
+        across = [[device_ids[at::shards] for device_ids in column for at in range(shards)] for column in self._columns]
+        return _ring_groups(self.links, across, pairs)
 
     @cached_property
     def slowest_alpha(self) -> float:

@@ -69,12 +69,9 @@ class DevicePool:
             kind: replace(
                 base,
                 tensor_parallel_ops=(shared * base.tensor_parallel_ops[0], shared * base.tensor_parallel_ops[1]),
-                optimizer_bytes=update * base.optimizer_bytes,
-                optimizer_ops=update * base.optimizer_ops,
-                sharded_optimizer_bytes=update * base.sharded_optimizer_bytes,
-                sharded_optimizer_ops=update * base.sharded_optimizer_ops,
-                split_optimizer_bytes=update * base.split_optimizer_bytes,
-                split_optimizer_ops=update * base.split_optimizer_ops,
+                optimizer=base.optimizer.scaled(update),
+                sharded_optimizer=base.sharded_optimizer.scaled(update),
+                split_optimizer=base.split_optimizer.scaled(update),
                 step_ops=update * base.step_ops,
             )
             for kind, base in COST_CONSTANTS.items()

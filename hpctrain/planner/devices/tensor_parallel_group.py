@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from hpctrain.planner.devices.links import Links, message_s
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
-from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.topology import CodecSeconds
 
 Item = TypeVar("Item")
@@ -30,53 +28,29 @@ class GroupSpec(NamedTuple):
     codec_s: CodecSeconds | None
 
 
-@dataclass(frozen=True, eq=False)
 class TensorParallelGroup:
     """`tp` devices that hold a stage together and work in lockstep."""
 
-    index: int
-    devices: tuple[DeviceSpec, ...]
-
-    @cached_property
-    def flops(self) -> float:
+    def __init__(self, index: int, devices: tuple[DeviceSpec, ...]) -> None:
+        self.index, self.devices = index, devices
+        self.device_ids = tuple(device.device_id for device in devices)
+        self.kind = devices[0].kind
+        self.flops = min(device.flops for device in devices)
         """FLOP/s of the slowest device; the others wait for it."""
-        return min(device.flops for device in self.devices)
-
-    @cached_property
-    def bytes_per_s(self) -> float:
-        return min(device.bytes_per_s for device in self.devices)
-
-    @cached_property
-    def launch_s(self) -> float:
-        return max(device.launch_s for device in self.devices)
-
-    @cached_property
-    def codec_s(self) -> CodecSeconds | None:
-        """Seconds per number of each codec on the slowest device; None if a device was not measured."""
-        known = [device.codec_s for device in self.devices]
-        return max((rate for rate in known if rate), key=lambda rate: rate.power_sgd) if all(known) else None
-
-    @cached_property
-    def memory_bytes(self) -> float:
+        self.bytes_per_s = min(device.bytes_per_s for device in devices)
+        self.launch_s = max(device.launch_s for device in devices)
+        sizes = [device.memory_bytes for device in devices if device.memory_bytes is not None]
+        self.memory_bytes = min(sizes, default=float("inf"))
         """Memory of the smallest device; infinite if none was measured."""
-        known = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
-        return min(known, default=float("inf"))
-
-    @cached_property
-    def device_ids(self) -> tuple[DeviceId, ...]:
-        return tuple(device.device_id for device in self.devices)
-
-    @cached_property
-    def group_spec(self) -> GroupSpec:
-        """The figures that decide the group's times and memory, except for the links between its devices."""
-        return GroupSpec(
-            self.kind, self.devices[0].type, len(self.devices), self.flops, self.bytes_per_s, self.launch_s,
-            self.memory_bytes, self.codec_s,
+        rates = [device.codec_s for device in devices]
+        slowest = max((rate for rate in rates if rate), key=lambda rate: rate.power_sgd, default=None)
+        self.codec_s = slowest if all(rates) else None
+        """Seconds per number of each codec on the slowest device; None if a device was not measured."""
+        self.group_spec = GroupSpec(
+            self.kind, devices[0].type, len(devices), self.flops, self.bytes_per_s, self.launch_s, self.memory_bytes,
+            self.codec_s,
         )  # fmt: skip
-
-    @property
-    def kind(self) -> str:
-        return self.devices[0].kind
+        """The figures that decide the group's times and memory, except for the links between its devices."""
 
 
 def class_numbers(keys: Iterable[Hashable]) -> tuple[int, ...]:
@@ -136,7 +110,9 @@ def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParalle
     nodes = pool.by_node()
     groups: list[tuple[DeviceSpec, ...]] = []
     if tp > 1 and all(len(devices) == 1 for devices in nodes.values()):
-        groups = _groups(_nearest_device_chain(pool), tp)
+        # Each device is followed by the remaining device with the smallest beta from it.
+        chain = nearest_chain(pool.devices, lambda a, b: pool.links.between(a.device_id, b.device_id)[1])
+        groups = _groups(chain, tp)
     else:
         for devices in nodes.values():
             groups += _groups(devices, tp)
@@ -175,20 +151,10 @@ def _groups(devices: list[DeviceSpec], tp: int) -> list[tuple[DeviceSpec, ...]]:
     return groups
 
 
-def _nearest_device_chain(pool: DevicePool) -> list[DeviceSpec]:
-    """Return the devices as a chain; each is followed by the remaining device with the highest bandwidth from it."""
-    return nearest_chain(pool.devices, lambda a, b: pool.links.between(a.device_id, b.device_id)[1])
-
-
 def _same_device(a: TensorParallelGroup, b: TensorParallelGroup, tolerance: float) -> bool:
-    return a.devices[0].type == b.devices[0].type and all(
-        _close(*pair, tolerance)
-        for pair in (
-            (a.flops, b.flops),
-            (a.bytes_per_s, b.bytes_per_s),
-            (a.memory_bytes, b.memory_bytes),
-            (a.launch_s, b.launch_s),
-        )
+    figures = ((spec.flops, spec.bytes_per_s, spec.memory_bytes, spec.launch_s) for spec in (a, b))
+    return a.group_spec.type == b.group_spec.type and all(
+        _close(x, y, tolerance) for x, y in zip(*figures, strict=True)
     )
 
 

@@ -1,10 +1,11 @@
-"""A layout: everything that a plan states, before its time is predicted."""
+"""Options of a search (degrees, schedule, micro-batch size), and layouts: all that a plan states, without its time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, shard_group_size
@@ -12,7 +13,37 @@ from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, first_of_each
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.plan import ParallelDims
-from hpctrain.schedule.generate import stage_ranks, stages_by_rank
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, stage_ranks, stages_by_rank
+
+
+class Option(NamedTuple):
+    """Degrees, schedule and micro-batch size: a bound holds for all layouts that share them."""
+
+    dims: ParallelDims
+    schedule_spec: ScheduleSpec
+    micro_batch: int
+    """Sequences of a micro-batch."""
+
+    @property
+    def virtual_stages(self) -> int:
+        return self.schedule_spec.virtual_stages
+
+    @property
+    def stages(self) -> int:
+        """Stages of a pipeline."""
+        return self.dims.pp * self.schedule_spec.virtual_stages
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the schedule splits the backward into I and W."""
+        return self.schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
+
+    def role(self, kind: str, rank: int, shards: int, micro_batches: int) -> RankRole:
+        """The role of a device at pipeline rank `rank`, as the memory model needs it."""
+        pp, dp, tp = self.dims
+        return RankRole(
+            kind, self.schedule_spec.name, pp, rank, self.stages, dp, tp, shards, self.micro_batch, micro_batches
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +81,11 @@ class Layout:
         return ScheduleSpec(self.schedule, len(self.blocks) // self.pp)
 
     @cached_property
+    def option(self) -> Option:
+        """The option that the layout belongs to."""
+        return Option(self.dims, self.schedule_spec, self.micro_batch)
+
+    @cached_property
     def rank_of_stage(self) -> tuple[int, ...]:
         """Pipeline rank of each stage."""
         return stage_ranks(self.schedule, self.pp, len(self.blocks))
@@ -76,18 +112,7 @@ class Layout:
 
     def role(self, replica: int, rank: int) -> RankRole:
         """The role of the devices at a pipeline rank of a replica, as the memory model needs it."""
-        return RankRole(
-            kind=self.placement[replica][rank].kind,
-            schedule=self.schedule,
-            pp=self.pp,
-            rank=rank,
-            stages=len(self.blocks),
-            dp=self.dp,
-            tp=self.tp,
-            shards=self.shards,
-            micro_batch=self.micro_batch,
-            micro_batches=self.micro_batches[replica],
-        )
+        return self.option.role(self.placement[replica][rank].kind, rank, self.shards, self.micro_batches[replica])
 
     def memory(self, model: MemoryModel) -> dict[DeviceId, float]:
         """Peak bytes of each device."""

@@ -11,20 +11,20 @@ from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
-from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.schedule.runnable import WHY_NOT_PER_MICRO_BATCH, reduces_each_micro_batch
 
 
-def why_no_layout(cost: CostModel, pp: int, dp: int, schedule_spec: ScheduleSpec, micro_batch: int) -> str | None:
-    """Return why no layout has these degrees, schedule and micro-batch size, apart from memory; None if one has."""
+def why_no_layout(cost: CostModel, option: Option) -> str | None:
+    """Return why the option has no layout, apart from memory; None if it has one."""
+    (_, dp, _), micro_batch, stages = option.dims, option.micro_batch, option.stages
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
     if total < dp:
         made = f"{total} micro-batch{'es' * (total > 1)} of {micro_batch}"
         return f"batch.global {cost.work.sequences} makes {made}, too few for {dp} replicas"
-    if layers < pp * schedule_spec.virtual_stages:
-        stages = pp * schedule_spec.virtual_stages
-        return f"the model's {layers} blocks are too few for the {stages} stages of schedule {schedule_spec}"
-    if reason := cost.work.spec.pipeline_error(pp * schedule_spec.virtual_stages):
+    if layers < stages:
+        return f"the model's {layers} blocks are too few for the {stages} stages of schedule {option.schedule_spec}"
+    if reason := cost.work.spec.pipeline_error(stages):
         return reason
     memory_options = cost.work.memory_options
     if memory_options.equal_micro_batches and total % dp:

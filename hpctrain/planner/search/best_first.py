@@ -9,8 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
-from hpctrain.planner.bounds.option import Option
-from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.search.evaluate import Evaluation
 from hpctrain.planner.search.local_search import pack_within_nodes, shift_counts
 from hpctrain.planner.search.space import SearchSpace
@@ -85,7 +84,7 @@ class _BestFirstSearch(SearchState):
                     self._evaluate_fully(candidate)
 
     def _best_option(self) -> Option | None:
-        return None if self.best is None else Option.of(self.best.layout)
+        return None if self.best is None else self.best.layout.option
 
     def _is_near(self, candidate: Candidate) -> bool:
         """Whether an option differs from the best one only in its pipeline ranks, or only in its schedule."""

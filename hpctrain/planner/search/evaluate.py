@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import shard_group_size
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 

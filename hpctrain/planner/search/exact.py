@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions
 from hpctrain.planner.devices.tensor_parallel_group import interchangeable_classes
-from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.layout.placement import all_placements
 from hpctrain.planner.search.best_first import best_first_search
 from hpctrain.planner.search.local_search import faster_of

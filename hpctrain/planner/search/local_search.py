@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import accumulate, pairwise, permutations
 from typing import TypeVar
 
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
@@ -37,7 +36,7 @@ def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
 
 
 def _permute_ranks(space: SearchSpace, best: Prediction) -> Prediction:
-    option, limits = Option.of(best.layout), space.limits
+    option, limits = best.layout.option, space.limits
     tried: set[tuple[int, ...]] = set()
     most = min(limits.max_rank_permutations, -(-limits.max_permuted_units // (option.dims.pp * option.dims.dp)))
 
@@ -145,7 +144,7 @@ def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> P
             best = faster_of(space.cost, best, replace(layout, placement=placement))
     placement = stages_within_nodes(units, layout.pp, layout.dp)
     if space.can_shard(placement):
-        best = faster_of(space.cost, best, space.fit_layout(placement, Option.of(layout)))
+        best = faster_of(space.cost, best, space.fit_layout(placement, layout.option))
     return best
 
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from hpctrain.base.units import format_bytes
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.layout import MemoryShortage
+from hpctrain.planner.layout.layout import MemoryShortage, Option
 from hpctrain.planner.layout.placement import topology_order
 from hpctrain.planner.search.evaluate import best_of
 from hpctrain.planner.search.space import SearchSpace
@@ -24,7 +23,7 @@ WHY_NO_SHARDING = (
 def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Sequence[ParallelDims]) -> list[Rejected]:
     """Return plans with other degrees, micro-batch sizes, schedules or devices in file order, each with why it lost."""
     rejected = _other_dims(space, best, candidate_dims) + _impossible(space)
-    placement, option = best.layout.placement, Option.of(best.layout)
+    placement, option = best.layout.placement, best.layout.option
     sizes = space.work.micro_batch_sizes()
     position = sizes.index(option.micro_batch)
     for size in sizes[max(0, position - 1) : position] + sizes[position + 1 : position + 2]:

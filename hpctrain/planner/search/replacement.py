@@ -9,12 +9,11 @@ from itertools import accumulate, pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import memory_options_of_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
-from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.search.codec_choice import candidate_codecs
 from hpctrain.planner.search.evaluate import evaluate
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace, WarmStart

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.units import format_count
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
 from hpctrain.planner.search.best_first import best_first_search
@@ -66,7 +65,7 @@ def _leanest(plain: SearchSpace) -> SearchSpace:
 
 def _why_memory_options(plain: SearchSpace, layout: Layout) -> Rejected:
     """Return the rejected neighbour that has the layout's degrees and no memory options."""
-    lack = plain.fit_layout(layout.placement, Option.of(layout)).memory_shortage(plain.cost.memory)
+    lack = plain.fit_layout(layout.placement, layout.option).memory_shortage(plain.cost.memory)
     reason = "no placement of it fits" if lack is None else describe_memory_shortage(lack)
     return Rejected(change="zero 0 and recompute none", reason=f"with {layout.dims}, {reason}")
 

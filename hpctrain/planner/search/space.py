@@ -10,7 +10,6 @@ from typing import NamedTuple
 from hpctrain.planner.bounds.closed_form import ClosedFormBound
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.memory_options import MemoryOptions, shard_group_size
 from hpctrain.planner.cost.model import CostModel
@@ -22,7 +21,7 @@ from hpctrain.planner.devices.tensor_parallel_group import (
     interchangeable_classes,
     make_tensor_parallel_groups,
 )
-from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.layout.placement import placements, placements_of_mixtures
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
@@ -114,7 +113,7 @@ class SearchSpace:
 
     def why_no_layout(self, option: Option) -> str | None:
         """Return why the option has no layout, apart from memory; None if it has one."""
-        return why_no_layout(self.cost, option.dims.pp, option.dims.dp, option.schedule_spec, option.micro_batch)
+        return why_no_layout(self.cost, option)
 
     def fit_layout(self, placement: Placement, option: Option) -> Layout:
         """Return the option's layout on this placement, with blocks and micro-batches distributed by speed."""

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hpctrain.planner.bounds.closed_form import ideal_step_s
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.search.evaluate import Evaluation, evaluate
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace, min_devices_used
 from hpctrain.planner.simulate.predict import Prediction
@@ -94,13 +94,13 @@ class SearchState:
         """
         if self.best is None:
             return
-        option = Option.of(self.best.layout)
+        option = self.best.layout.option
         for space in self.candidates.first_spaces(option.dims):
             for schedule_spec in space.work.schedule_specs(option.dims.pp):
                 variant = option._replace(schedule_spec=schedule_spec)
                 self.evaluate_sampled(space, variant) if sampled else self.evaluate(space, variant)
         if sampled:
-            self.evaluate(self.winner, Option.of(self.best.layout))
+            self.evaluate(self.winner, self.best.layout.option)
 
     def result(self, lowest: float, ended: bool) -> SearchResult:
         """Return the best plan, with a lower bound for all plans, including those that leave more devices idle than

@@ -8,13 +8,12 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.planner.bounds.option import Option
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import ParallelDims
@@ -84,7 +83,7 @@ def test_no_layout_ends_before_the_bound(topology, run, speeds, devices, link, m
         if layout is None or layout.memory_shortage(search.cost.memory):
             continue
         took = predict(search.cost, layout, whole=True).total
-        option = Option.of(layout)
+        option = layout.option
         assert search.bounds.step_s(option) <= took * (1 + 1e-9)
         knapsack_bound = search.bounds.knapsack(option)
         assert knapsack_bound.may_finish_within(took * (1 + 1e-9))

@@ -3,10 +3,12 @@
 import pytest
 
 from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.overlap import overlapped_s, overlapped_share
 from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.records.plan.plan import ParallelDims
 
 DIMS = {"layers": 4, "dim": 256, "heads": 4, "vocab": 512}
 
@@ -59,6 +61,6 @@ def test_a_choice_of_sharded_gradients_is_not_sent_for_each_micro_batch(plan, ru
     two = topology((1, 1))
     one = plan(two, dims=DIMS, **(asked | {"parallel": fixed(dp=2, zero=zero) | {"micro_batch": 4}}))
     cost = layout_of_plan(wanted, wanted.spec(), one, two).cost
-    assert why_no_layout(cost, 1, 2, ScheduleSpec("1f1b"), 4) is None, "one micro-batch"
-    reason = why_no_layout(cost, 1, 2, ScheduleSpec("1f1b"), 2)
+    assert why_no_layout(cost, Option(ParallelDims(1, 2, 1), ScheduleSpec("1f1b"), 4)) is None, "one micro-batch"
+    reason = why_no_layout(cost, Option(ParallelDims(1, 2, 1), ScheduleSpec("1f1b"), 2))
     assert ("each micro-batch" in (reason or "")) == refused

@@ -120,7 +120,8 @@ def test_a_sum_goes_node_by_node_where_that_is_faster(topology):
 
 
 def units(count):
-    return [TensorParallelGroup(index, ()) for index in range(count)]
+    device = DeviceSpec(DeviceId("a:b"), "cpu", "type", 1.0, None, 1.0, 0.0)
+    return [TensorParallelGroup(index, (device,)) for index in range(count)]
 
 
 def cells_of(count, classes, pp, dp):
@@ -159,13 +160,11 @@ def test_every_order_of_classes_is_there_once(classes, pp, dp):
     assert sorted(replicas([classes[i] for row in placement for i in row]) for placement in found) == sorted(expected)
 
 
-class _Fast(TensorParallelGroup):
-    flops = 1.0
-
-
 def test_many_devices_are_tried_in_likely_orders():
     device = DeviceSpec(DeviceId("a:b"), "cpu", "type", 1.0, None, 1.0, 0.0)
-    many = [_Fast(index, (replace(device, device_id=DeviceId(f"node{index}:cpu0")),)) for index in range(16)]
+    many = [
+        TensorParallelGroup(index, (replace(device, device_id=DeviceId(f"node{index}:cpu0")),)) for index in range(16)
+    ]
     found, complete = placements(many, list(range(16)), 4, 4, lambda a, b: abs(a.index - b.index))
     assert not complete
     assert 1 < len(found) <= MAX_ORDERS
