@@ -83,7 +83,7 @@ def make_plan(
         space = warm_started(previous, plain, run if request.objective.only_time else None)
     chosen, decision = _choose(run, topology, space, request)
     best, codec = decision.prediction, decision.spec.codec
-    cost = plain.cost.with_work(replace(plain.work, memory_options=best.layout.memory_options, codec=codec))
+    cost = plain.cost.with_work(memory_options=best.layout.memory_options, codec=codec)
     if previous is not None:
         # This comes before the message codecs are chosen, because they belong to the stages of one layout.
         reused = () if space.warm_start is None else space.warm_start.reused_layouts
@@ -163,7 +163,7 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
         return winner, decision
     for codec, worth in searched(run.steps, run.compression.lossy):
         try:
-            other = find(space.with_codec(codec))
+            other = find(space.with_work(codec=codec))
         except HpctrainError:
             continue  # the codec's state does not fit anywhere
         compressed = _decision(run, space.cost, other.best)
@@ -174,7 +174,7 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
 
 def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
     """Return the codec of a layout's gradients: the run file's, or with mode auto the best one."""
-    cost = cost.with_work(replace(cost.work, memory_options=best.layout.memory_options))
+    cost = cost.with_work(memory_options=best.layout.memory_options)
     if isinstance(run.compression, AutoCompression):
         return choose_codec(cost, best.layout, run.steps, run.compression.lossy)
     return CodecDecision(CodecSpec(codec=cost.work.codec), best, best.total)
@@ -189,7 +189,7 @@ def _with_message_codecs(run: Run, cost: CostModel, best: Prediction) -> tuple[C
     lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
     choice = choose_messages(cost, best.layout, lossy)
     reasons = [] if choice.reason is None else [choice.reason]
-    return cost.with_work(replace(cost.work, messages=choice.messages)), choice.prediction, reasons
+    return cost.with_work(messages=choice.messages), choice.prediction, reasons
 
 
 def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostModel) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -83,13 +84,8 @@ class RankTimes:
 
     def _times(self, apart: bool = False) -> RankSeconds:
         """The least seconds of all ranks; ranks that hold neither end of the model have equal times."""
-        by_ends: dict[tuple[bool, bool], tuple[FloatArray, ...]] = {}
-        rows = []
-        for rank in range(self.pp):
-            ends = (rank == self.first, rank == self.last)
-            if ends not in by_ends:
-                by_ends[ends] = self._of_ends(*ends, apart)
-            rows.append(by_ends[ends])
+        of_ends = cache(partial(self._of_ends, apart))
+        rows = [of_ends(rank == self.first, rank == self.last) for rank in range(self.pp)]
         return RankSeconds(*(np.array(values) for values in zip(*rows, strict=True)))
 
     def _fill(self) -> FloatArray:
@@ -103,7 +99,7 @@ class RankTimes:
         ]
         return np.array([0.0, *seconds])
 
-    def _of_ends(self, first: bool, last: bool, apart: bool) -> tuple[FloatArray, ...]:
+    def _of_ends(self, apart: bool, first: bool, last: bool) -> tuple[FloatArray, ...]:
         """The [class, blocks] arrays of `RankSeconds` for a rank that holds the model's first stage, its last stage or
         neither.
         """

@@ -84,17 +84,6 @@ def _memory_role(role: RankRole) -> _MemoryRole:
     )
 
 
-class _ActivationSizes(NamedTuple):
-    """Bytes of activations on a device for one micro-batch size and tp; they are equal for every stage."""
-
-    block: float
-    """Bytes of a block while it computes."""
-    saved: float
-    """Bytes that a block keeps from its forward to its backward pass."""
-    boundary: float
-    logits: float
-
-
 class MemoryModel:
     """Peak bytes of devices for one workload; caches its results."""
 
@@ -109,7 +98,6 @@ class MemoryModel:
         """Part of the model, tp -> parameters of a stage on one of the `tp` devices of its group."""
         self._mean_blocks = cache(work.mean_blocks)
         self._sizes_of = cache(self._activation_sizes)
-        """Micro-batch, tp -> bytes of activations."""
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages hold these numbers of blocks."""
@@ -135,14 +123,17 @@ class MemoryModel:
         beside = PROCESS_BYTES[memory_role.kind] if process is None else process
         return beside + state + self._activations(memory_role, shares)
 
-    def _activation_sizes(self, micro_batch: int, tp: int) -> _ActivationSizes:
+    def _activation_sizes(self, micro_batch: int, tp: int) -> tuple[float, float, float, float]:
+        """Return bytes of activations on a device, equal for every stage: those of a block while it computes, those
+        that a block keeps from its forward to its backward pass, those between two stages, and the logits.
+        """
         work = self.work
         boundary = work.hidden_bytes(micro_batch, tp)
         saved = work.saved_activation_bytes(micro_batch, tp)
         if tp > 1:
             saved += work.framework.split_streams * boundary
-        logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
-        return _ActivationSizes(work.block_bytes(micro_batch, tp), saved, boundary, logits)
+        logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.spec.head_shards(tp))
+        return work.block_bytes(micro_batch, tp), saved, boundary, logits
 
     def _activations(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
@@ -188,7 +179,7 @@ class MemoryModel:
         if memory_role.dp > 1:
             # Buckets of gradients; a large embedding is a bucket of its own.
             gradient_bytes = work.framework.gradient_bytes
-            table = float(gradient_bytes * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
+            table = float(gradient_bytes * work.spec.embedding_parameters() / work.spec.head_shards(memory_role.tp))
             total += min(gradient_bytes * parameters, max(IN_FLIGHT_BYTES, table))
             total += self._codec_state_bytes * parameters
         return total

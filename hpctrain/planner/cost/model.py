@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from hpctrain.planner.cost.collectives import (
     NO_ALL_REDUCE,
@@ -79,9 +80,9 @@ class CostModel:
             links = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
         return links
 
-    def with_work(self, work: Workload) -> CostModel:
-        """Return a cost model with the devices and links of this one for another workload."""
-        other = CostModel(work, self.links, self.constants)
+    def with_work(self, **changes: Any) -> CostModel:
+        """Return a cost model with the devices and links of this one, and some fields of its workload changed."""
+        other = CostModel(replace(self.work, **changes), self.links, self.constants)
         other.kind, other._placement_links, other._alpha_beta = self.kind, self._placement_links, self._alpha_beta
         return other
 

@@ -61,7 +61,7 @@ def roofline(
         micro_batch: sequences of a micro-batch.
     """
     spec, seq_len, tp = work.spec, work.seq_len, len(unit.devices)
-    head_tp = work.head_shards(tp)
+    head_tp = work.spec.head_shards(tp)
     head_flops = spec.forward_flops(micro_batch, seq_len, spec.layers)
     logits = spec.logits_bytes(micro_batch, seq_len, head_tp)
     table = work.framework.weight_bytes * spec.embedding_parameters() / head_tp

@@ -164,10 +164,6 @@ class Workload:
         """The codec of messages between a stage and the next one if they lie on different nodes."""
         return self.messages if isinstance(self.messages, str) else self.messages[stage]
 
-    def head_shards(self, tp: int) -> int:
-        """Number of parts that the embedding and the head are split into by tensor parallelism."""
-        return self.spec.head_shards(tp)
-
     def parameters(self, share: ModelPart, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)

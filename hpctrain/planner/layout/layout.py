@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from hpctrain.base.units import format_bytes
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, shard_group_size
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
@@ -165,6 +166,13 @@ class MemoryShortage:
     @property
     def ratio(self) -> float:
         return self.need_bytes / self.usable_bytes
+
+    def __str__(self) -> str:
+        """One clause with the bytes that the device needs, has and may use."""
+        return (
+            f"{self.device_id} would need {format_bytes(self.need_bytes)} and has {format_bytes(self.memory_bytes)}, "
+            f"of which {self.usable * 100:g} % ({format_bytes(self.usable_bytes)}) may be used"
+        )
 
 
 def model_parts_of(blocks: Sequence[int]) -> tuple[ModelPart, ...]:

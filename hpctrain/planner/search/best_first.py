@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from typing import NamedTuple
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.layout.layout import Layout, Option
@@ -30,15 +29,6 @@ def best_first_search(plain: SearchSpace) -> SearchResult:
     return result
 
 
-class _PendingCandidate(NamedTuple):
-    """A candidate after its sampled evaluation. Full evaluations follow in order of the fewest seconds."""
-
-    predicted_s: float
-    bound_s: float
-    number: int
-    candidate: Candidate
-
-
 class _BestFirstSearch(SearchState):
     """A best-first search over few devices: every candidate gets a sampled evaluation, the promising ones a full
     one.
@@ -51,8 +41,10 @@ class _BestFirstSearch(SearchState):
         """Fully evaluated options; their knapsack bounds are tightened at the end where that matters."""
         self.near_best: list[tuple[float, int, SearchSpace, Layout]] = []
         """(bound in seconds, running number, space, layout) of the fully evaluated options that fit the memory."""
-        self.pending: list[_PendingCandidate] = []
-        """Heap of the candidates that wait for a full evaluation."""
+        self.pending: list[tuple[float, float, int, Candidate]] = []
+        """Heap of (predicted seconds, bound in seconds, running number, candidate): the candidates that wait for a full
+        evaluation after a sampled one.
+        """
         self.evaluations_since_best = 0
         """Full evaluations since the last better plan."""
         self.skipped: list[Candidate] = []
@@ -74,7 +66,7 @@ class _BestFirstSearch(SearchState):
             if self.candidates.queue:
                 self._evaluate_sampled(self.candidates.pop())
             elif self.pending:
-                self._evaluate_fully(heapq.heappop(self.pending).candidate)
+                self._evaluate_fully(heapq.heappop(self.pending)[-1])
             else:
                 center = self._best_option()
                 near = [candidate for candidate in self.skipped if self._is_near(candidate)]
@@ -125,8 +117,7 @@ class _BestFirstSearch(SearchState):
             return
         nearest = sampled.nearest
         predicted_s = candidate.priority_s if nearest is None else predict(space.cost, nearest).total
-        pending = _PendingCandidate(predicted_s, sampled.bound_s, next(self.numbers), candidate)
-        heapq.heappush(self.pending, pending)
+        heapq.heappush(self.pending, (predicted_s, sampled.bound_s, next(self.numbers), candidate))
 
     def _feasible(self, candidate: Candidate, memory: bool) -> bool:
         """Whether an option could beat the best plan by its knapsack bound.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
@@ -66,7 +65,7 @@ def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpac
         if goodput is not None:
             short_of_goodput.append((goodput, prediction))
             continue
-        same_memory = cost.with_work(replace(cost.work, memory_options=prediction.layout.memory_options))
+        same_memory = cost.with_work(memory_options=prediction.layout.memory_options)
         scored.append(ScoredPlan(prediction, score(same_memory, prediction)))
     if not scored:
         raise _too_little_goodput(objective, short_of_goodput)
@@ -104,8 +103,8 @@ def _predictions(
             device_ids = tuple(unit.device_ids for row in layout.placement for unit in row)
             key = (device_ids, layout.dims, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks)
             if key not in predictions:
-                work = replace(whole.work, memory_options=layout.memory_options)
-                predictions[key] = predict(whole.cost.with_work(work), layout, whole=True)
+                cost = whole.cost.with_work(memory_options=layout.memory_options)
+                predictions[key] = predict(cost, layout, whole=True)
     return list(predictions.values()), chosen[0]
 
 

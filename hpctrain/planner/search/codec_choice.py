@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,6 @@ from hpctrain.planner.cost.collectives import AllReduceTime, low_rank_width
 from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.neighbours import describe_memory_shortage
 from hpctrain.planner.simulate.overlap import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.compression import (
@@ -160,7 +159,7 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
     Args:
         exact: the result with exact sums; None to predict exact sums themselves.
     """
-    priced = cost.with_work(replace(cost.work, codec=codec))
+    priced = cost.with_work(codec=codec)
     prediction = predict(priced, layout, whole=True)
     longest = None
     if layout.shards < layout.dp:
@@ -184,8 +183,8 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     dim = cost.work.spec.dim
     if why := codec.why_no_matrices(dim, low_rank_width(dim, layout.tp)):
         return why
-    excess = layout.memory_shortage(cost.with_work(replace(cost.work, codec=codec)).memory)
-    return None if excess is None else describe_memory_shortage(excess)
+    excess = layout.memory_shortage(cost.with_work(codec=codec).memory)
+    return None if excess is None else str(excess)
 
 
 def _why_not_sharded(precision: str, codec: Codec) -> str | None:
@@ -267,7 +266,7 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> MessageCode
 
 def _predicted(cost: CostModel, layout: Layout, **changes: Any) -> Prediction:
     """Predict a layout with other settings of the workload."""
-    return predict(cost.with_work(replace(cost.work, **changes)), layout, whole=True)
+    return predict(cost.with_work(**changes), layout, whole=True)
 
 
 def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Messages]) -> Messages:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hpctrain.base.units import format_bytes
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import MemoryShortage, Option
 from hpctrain.planner.layout.placement import topology_order
@@ -36,14 +35,6 @@ def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Se
     if _device_ids(listed) != _device_ids(placement) and space.can_shard(listed):
         rejected.append(_compared(space, best, listed, option, "devices in the order of the topology file"))
     return rejected
-
-
-def describe_memory_shortage(excess: MemoryShortage) -> str:
-    """Return one clause with the bytes that a device needs, has and may use."""
-    return (
-        f"{excess.device_id} would need {format_bytes(excess.need_bytes)} and has {format_bytes(excess.memory_bytes)}, "
-        f"of which {excess.usable * 100:g} % ({format_bytes(excess.usable_bytes)}) may be used"
-    )
 
 
 def shortage(space: SearchSpace, dims: ParallelDims) -> MemoryShortage | str | None:
@@ -82,8 +73,7 @@ def _other_dims(space: SearchSpace, best: Prediction, candidate_dims: Sequence[P
         if other is not None:
             rejected.append(_slower(str(dims), best, other))
         elif (lack := shortage(space, dims)) is not None:
-            reason = lack if isinstance(lack, str) else describe_memory_shortage(lack)
-            rejected.append(Rejected(change=str(dims), reason=reason))
+            rejected.append(Rejected(change=str(dims), reason=str(lack)))
     return sorted(rejected, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
 
 
@@ -102,7 +92,7 @@ def _compared(space: SearchSpace, best: Prediction, placement: Placement, option
     layout = space.fit_layout(placement, option)
     excess = layout.memory_shortage(space.cost.memory)
     if excess is not None:
-        return Rejected(change=change, reason=describe_memory_shortage(excess))
+        return Rejected(change=change, reason=str(excess))
     return _slower(change, best, predict(space.cost, layout))
 
 

@@ -19,9 +19,9 @@ from hpctrain.planner.bounds.closed_form import ideal_step_s
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.pool import DevicePool
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, nearest_chain
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
-from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, describe_memory_shortage
+from hpctrain.planner.search.neighbours import WHY_NO_SHARDING
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import predict
@@ -76,11 +76,8 @@ def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: 
     """
 
     def chain(start: int) -> list[int]:
-        order = [start]
-        while len(order) < count:
-            unused = [place for place in range(len(distance)) if place not in order]
-            order.append(min(unused, key=lambda place: (distance[order[-1], place], place)))
-        return order
+        others = [place for place in range(len(distance)) if place != start]
+        return nearest_chain([start, *others], lambda a, b: float(distance[a, b]))[:count]
 
     def objective(order: list[int]) -> float:
         return message_bytes * sum(float(distance[a, b]) for a, b in pairwise(order))
@@ -169,7 +166,7 @@ def _no_grid_point(work: Workload, dp: int, shortages: Sequence[MemoryShortage])
     if shortages:
         tightest = min(shortages, key=lambda excess: excess.ratio)
         return RefusedError(
-            f"the model cannot fit with M of 2, 4, 8 or 16: {describe_memory_shortage(tightest)}; use `--solver auto`, "
+            f"the model cannot fit with M of 2, 4, 8 or 16: {tightest}; use `--solver auto`, "
             "more or larger devices, or a smaller model"
         )
     return InputError(

@@ -33,7 +33,7 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
     """
     if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
         codec = previous.compression[0].codec
-        same = plain.with_codec(codec)
+        same = plain.with_work(codec=codec)
         if codec in candidate_codecs(run.steps, run.compression.lossy) and (start := make_warm_start(same, previous)):
             same.warm_start = start
             return same
@@ -55,7 +55,7 @@ def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:
     Devices keep their pipeline rank where possible. Devices of incomplete replicas fill the gaps.
     """
     memory_options = memory_options_of_plan(previous)
-    space = plain if memory_options == plain.work.memory_options else plain.with_memory_options(memory_options)
+    space = plain if memory_options == plain.work.memory_options else plain.with_work(memory_options=memory_options)
     pp, tp, previous_size = previous.pp, previous.tp, previous.replicas[0].micro_batch
     counts = sorted((dims[1] for dims in plain.candidate_dims if (dims[0], dims[2]) == (pp, tp)), reverse=True)
     sizes = [size for size in space.work.micro_batch_sizes() if previous_size <= 2 * size <= 4 * previous_size]

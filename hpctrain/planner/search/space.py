@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpctrain.planner.bounds.closed_form import ClosedFormBound
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
 from hpctrain.planner.bounds.unit_counts import UnitCounts
-from hpctrain.planner.cost.memory_options import MemoryOptions, shard_group_size
+from hpctrain.planner.cost.memory_options import shard_group_size
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, ScheduleSpec, Workload
 from hpctrain.planner.devices.pool import DevicePool
@@ -27,7 +27,6 @@ from hpctrain.planner.layout.placement import placements, placements_of_mixtures
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.compression import Codec
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
@@ -64,18 +63,11 @@ class SearchSpace:
 
     @cached_property
     def bounds(self) -> OptionBounds:
-        return OptionBounds(self.cost, self.pool_placements, self.limits)
+        return OptionBounds(self)
 
-    def with_memory_options(self, memory_options: MemoryOptions) -> SearchSpace:
-        """Return the space with other memory options for this pool."""
-        return self._with(replace(self.work, memory_options=memory_options))
-
-    def with_codec(self, codec: Codec) -> SearchSpace:
-        """Return the space with another gradient codec for this pool."""
-        return self._with(replace(self.work, codec=codec))
-
-    def _with(self, work: Workload) -> SearchSpace:
-        other = SearchSpace(self.pool, self.cost.with_work(work), self.limits)
+    def with_work(self, **changes: Any) -> SearchSpace:
+        """Return the space of this pool with some fields of its workload changed."""
+        other = SearchSpace(self.pool, self.cost.with_work(**changes), self.limits)
         other.pool_placements = self.pool_placements
         return other
 
@@ -105,11 +97,15 @@ class SearchSpace:
 
     def placements(self, dims: ParallelDims) -> list[Placement]:
         """The likely placements of these degrees, without those that cannot be sharded as asked."""
-        return [placement for placement in self.pool_placements.placements(dims) if self.can_shard(placement)]
+        return list(filter(self.can_shard, self.pool_placements.placements(dims)))
 
     def can_shard(self, placement: Placement) -> bool:
         """Whether the placement has replicas to shard over; also True if no sharding is asked for."""
-        return can_shard(self.work, placement)
+        if self.work.memory_options.zero == 0:
+            return True
+        shards = shard_group_size(placement, self.work.memory_options)
+        # With degrees given by hand, `check_runnable` refuses a codec that cannot be sharded, and says why.
+        return shards > 1 and (shards < len(placement) or self.work.fixed is not None or self.work.may_shard_gradients)
 
     def why_no_layout(self, option: Option) -> str | None:
         """Return why the option has no layout, apart from memory; None if it has one."""
@@ -139,22 +135,13 @@ class SearchSpace:
         return None
 
 
-def can_shard(work: Workload, placement: Placement) -> bool:
-    """Whether the placement has replicas to shard over; also True if no sharding is asked for."""
-    if work.memory_options.zero == 0:
-        return True
-    shards = shard_group_size(placement, work.memory_options)
-    # With degrees given by hand, `check_runnable` refuses a codec that cannot be sharded, and says why.
-    return shards > 1 and (shards < len(placement) or work.fixed is not None or work.may_shard_gradients)
-
-
 class OptionBounds:
-    """Bounds for one pool of devices and one workload; caches its results."""
+    """Bounds of the options of a space; caches its results."""
 
-    def __init__(self, cost: CostModel, pool_placements: PoolPlacements, limits: SearchLimits) -> None:
-        self.cost, self.pool_placements, self.limits = cost, pool_placements, limits
-        self._memory = MemoryFeasibility(cost)
-        self._closed_form = cache(lambda tp, size: ClosedFormBound(cost, pool_placements.counts(tp), size))
+    def __init__(self, space: SearchSpace) -> None:
+        self.space, self.cost, self._counts = space, space.cost, space.pool_placements.counts
+        self._memory = MemoryFeasibility(space.cost)
+        self._closed_form = cache(lambda tp, size: ClosedFormBound(space.cost, self._counts(tp), size))
         self.knapsack = cache(self._knapsack)
         """Option -> its knapsack bound."""
 
@@ -173,13 +160,13 @@ class OptionBounds:
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:
             return []
-        units = self.pool_placements.units(knapsack_bound.tp)
+        units = self.space.units(knapsack_bound.tp)
         classes = [[unit for unit in units if self.cost.kind(unit) in c.kinds] for c in knapsack_bound.classes]
-        return [made for made in placements_of_mixtures(classes, mixtures) if can_shard(self.cost.work, made)]
+        return list(filter(self.space.can_shard, placements_of_mixtures(classes, mixtures)))
 
     def can_hold(self, option: Option, shards: int) -> bool:
         """Whether devices have memory for the model if `shards` replicas share a state."""
-        return self._memory.can_hold(self.pool_placements.counts(option.dims.tp), option, shards)
+        return self._memory.can_hold(self._counts(option.dims.tp), option, shards)
 
     def may_fit(self, option: Option) -> bool:
         """False if no placement of the option has memory for the model."""
@@ -205,16 +192,15 @@ class OptionBounds:
         return self._knapsack(Option(dims, ScheduleSpec("1f1b"), micro_batch), waits=False).feasible_within(limit_s)
 
     def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:
-        counts, shards = self.pool_placements.counts(option.dims.tp), self._most_shards(option.dims)
-        return KnapsackBound(self.cost, counts, option, shards, waits, self.limits)
+        counts, shards = self._counts(option.dims.tp), self._most_shards(option.dims)
+        return KnapsackBound(self.cost, counts, option, shards, waits, self.space.limits)
 
     def _most_shards(self, dims: ParallelDims) -> int:
         """The largest number of replicas that share one state."""
-        work = self.cost.work
-        if work.memory_options.zero and work.memory_options.shard == "node":
-            possible = (p for p in self.pool_placements.placements(dims) if can_shard(work, p))
-            return max((shard_group_size(placement, work.memory_options) for placement in possible), default=1)
-        return dims[1] if work.memory_options.zero else 1
+        memory_options = self.cost.work.memory_options
+        if memory_options.zero and memory_options.shard == "node":
+            return max((shard_group_size(p, memory_options) for p in self.space.placements(dims)), default=1)
+        return dims[1] if memory_options.zero else 1
 
 
 class PoolPlacements:

@@ -257,7 +257,7 @@ class CandidateQueue:
     def _space(self, memory_options: MemoryOptions) -> SearchSpace:
         """The space with these memory options; made once."""
         if memory_options not in self.spaces:
-            self.spaces[memory_options] = self.plain.with_memory_options(memory_options)
+            self.spaces[memory_options] = self.plain.with_work(memory_options=memory_options)
         return self.spaces[memory_options]
 
 

@@ -202,10 +202,10 @@ def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
     pool = make_device_pool(wanted, topology((1, 1), devices=2))
     search = SearchSpace(pool, CostModel(work, pool.links))
     placement = Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1))
-    assert not search.with_memory_options(MemoryOptions(zero=1)).can_shard(placement)
-    assert search.with_memory_options(MemoryOptions(zero=1, shard="node")).can_shard(placement)
+    assert not search.with_work(memory_options=MemoryOptions(zero=1)).can_shard(placement)
+    assert search.with_work(memory_options=MemoryOptions(zero=1, shard="node")).can_shard(placement)
     for codec in (Bf16(mode="bf16"), Quantized(mode="int8")):
-        assert search.with_codec(codec).with_memory_options(MemoryOptions(zero=1)).can_shard(placement)
+        assert search.with_work(codec=codec).with_work(memory_options=MemoryOptions(zero=1)).can_shard(placement)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
