@@ -15,33 +15,34 @@ from hpctrain.base.module_argv import without_implied_folder
 from hpctrain.base.output_streams import escaped_output
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("commands.setup.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
-    "init": ("commands.setup.init", "Write a commented run file fitted to this machine."),
-    "doctor": ("commands.setup.doctor", "Say what this machine and its cluster allow, and what would harm a run."),
-    "image": ("commands.setup.image", "Build and check the images that runs happen in."),
-    "data": ("commands.setup.data", "Turn text into token shards, and check them."),
-    "probe": ("commands.planning.probe", "Measure nodes, devices and links into a topology file."),
-    "topology": ("commands.planning.topology", "Read, compare and convert topology files."),
-    "plan": ("commands.planning.plan", "From a run file and a topology to a plan, with its reasons."),
-    "simulate": ("simulate.group", "A plan's step, and what slower nodes, lost nodes or failures would do."),
-    "train": ("commands.start.train", "Train as local processes: the same run without a queue."),
-    "submit": ("commands.start.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),
-    "status": ("commands.follow.status", "Say how a run is doing."),
-    "watch": ("commands.follow.watch", "Watch a run until it ends."),
-    "logs": ("commands.follow.logs", "Print the end of the logs of a run, merged by time; -f follows them."),
-    "list": ("commands.follow.list", "List the runs here, and those you started elsewhere, with their state."),
-    "cancel": ("commands.manage.cancel", "Stop a run for good, with a checkpoint first."),
-    "resubmit": ("commands.start.resubmit", "Submit a run again that was cancelled or failed."),
-    "exec": ("commands.manage.exec", "Run a command inside a running job, on one of its nodes."),
-    "prune": ("commands.manage.prune", "List what old runs and checkpoints would free; remove it with --yes."),
-    "report": ("commands.follow.report", "Write a run's report.html."),
-    "eval": ("commands.results.eval", "Loss and perplexity of a run's checkpoint on other data."),
-    "export": ("commands.results.export", "Write a run's checkpoint as a Hugging Face folder that transformers loads."),
-    "lab": ("commands.setup.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
+    "demo": ("commands.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
+    "init": ("commands.run_file", "Write a commented run file fitted to this machine."),
+    "doctor": ("commands.doctor", "Say what this machine and its cluster allow, and what would harm a run."),
+    "image": ("commands.image", "Build and check the images that runs happen in."),
+    "data": ("commands.data", "Turn text into token shards, and check them."),
+    "probe": ("commands.probe", "Measure nodes, devices and links into a topology file."),
+    "topology": ("commands.topology", "Read, compare and convert topology files."),
+    "plan": ("commands.plan", "From a run file and a topology to a plan, with its reasons."),
+    "simulate": ("commands.simulate", "A plan's step, and what slower nodes, lost nodes or failures would do."),
+    "train": ("commands.train", "Train as local processes: the same run without a queue."),
+    "submit": ("commands.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),
+    "status": ("commands.follow", "Say how a run is doing."),
+    "watch": ("commands.follow", "Watch a run until it ends."),
+    "logs": ("commands.follow", "Print the end of the logs of a run, merged by time; -f follows them."),
+    "list": ("commands.follow", "List the runs here, and those you started elsewhere, with their state."),
+    "cancel": ("commands.manage", "Stop a run for good, with a checkpoint first."),
+    "resubmit": ("commands.resubmit", "Submit a run again that was cancelled or failed."),
+    "exec": ("commands.manage", "Run a command inside a running job, on one of its nodes."),
+    "prune": ("commands.manage", "List what old runs and checkpoints would free; remove it with --yes."),
+    "report": ("commands.results", "Write a run's report.html."),
+    "eval": ("commands.results", "Loss and perplexity of a run's checkpoint on other data."),
+    "export": ("commands.results", "Write a run's checkpoint as a Hugging Face folder that transformers loads."),
+    "lab": ("commands.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
     "bench": ("bench.group", "Side-by-side measurements on this machine."),
-    "schema": ("commands.setup.schema", "Print the JSON Schema of a file, for editors."),
+    "schema": ("commands.run_file", "Print the JSON Schema of a file, for editors."),
 }
-"""For each command: the module within `hpctrain.cli` that holds it as `command`, and its line in `hpctrain --help`."""
+"""For each command: the module within `hpctrain.cli` that holds it, as `<name>_command`, and its line in `hpctrain
+--help`."""
 
 
 class Verbs(click.Group):
@@ -53,7 +54,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = load(f"hpctrain.cli.{VERBS[cmd_name][0]}").command
+        command: click.Command = getattr(load(f"hpctrain.cli.{VERBS[cmd_name][0]}"), f"{cmd_name}_command")
         return command
 
     def resolve_command(

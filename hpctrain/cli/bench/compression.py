@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,92 @@ from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds, format_si
+from hpctrain.cli.bench.output import GIVEN, bench_console, check_rates, echo_json, say
 from hpctrain.cli.views.console import Console
 
-Say = Callable[[str], None]
 ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
 ALONE = "none"
 """The method without communication. Every worker then trains a model of its own, so its losses say nothing about
 compression."""
 
 
-def steps(
+_COMPRESSION_OPTIONS = {
+    "--pieces": {"device"},
+    "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
+    "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations"},
+    "": {"nodes", "methods", "steps", "together", "preset", "output", "activations"},
+}
+"""Parameters that each kind of `bench compression` takes, by the option that selects the kind."""
+
+
+@click.command("compression")
+@click.option(
+    "--lab", type=click.Path(path_type=Path),
+    help="Spec of a lab to bring up for it, and to take down. Default: processes of this machine, on its loopback.",
+)  # fmt: skip
+@click.option(
+    "--nodes", type=click.IntRange(2), multiple=True,
+    help="Nodes in a row; may be given again.  [default: 4, and 8 in a lab that has them]",
+)  # fmt: skip
+@click.option(
+    "--rate", "rates", multiple=True, default=("100mbit", "1gbit"),
+    help="Rate of the lab's links, or of the network that --convergence simulates; may be given again.",
+)  # fmt: skip
+@click.option("--convergence", is_flag=True, help="Rather train with each method, and hold the losses side by side.")
+@click.option(
+    "--activations", is_flag=True,
+    help="Rather a pipeline over the nodes, its messages in fp32, bf16 and int8.  [--nodes: 2 and 4 in a lab]",
+)  # fmt: skip
+@click.option("--pieces", is_flag=True, help="Rather what choosing and writing numbers costs, beside torch's top-k.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
+    help="Of --pieces; auto: a GPU where torch finds one.",
+)  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1), default=1, help="Seeds of each method.")
+@click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
+@click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
+@click.option(
+    "--together", type=click.IntRange(min=1),
+    help="Methods that take turns in one launch, whose rows are kept when it ends; on slow links few.  [default: all]",
+)  # fmt: skip
+@click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.68 M with --convergence).")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the rows; a bench that was ended goes on with those that are missing.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def compression(
+    lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
+    together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
+    pieces: bool, device: str, seeds: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network
+    interface.
+
+    With --convergence: the loss after equally many steps and after equal time, with the gap to exact sums.
+    """
+    asked = {"--pieces": pieces, "--convergence": convergence, "--lab": lab is not None}
+    kind = next((name for name, wanted in asked.items() if wanted), "")
+    context = click.get_current_context()
+    given = [option for option in context.command.params if context.get_parameter_source(option.name or "") is GIVEN]
+    for option in given:
+        if option.opts[-1] not in (kind, "--json") and option.name not in _COMPRESSION_OPTIONS[kind]:
+            where = f"not with {kind}" if kind else "not without --lab, --convergence or --pieces"
+            raise InputError(f"{option.opts[-1]}: {where}")
+    check_rates(rates)
+    people = bench_console(as_json, 140)
+    if pieces:
+        record = _measure_pieces(device, people)
+    elif convergence:
+        record = _measure_convergence(rates, methods, seeds, steps or 2000, preset, output, people)
+    else:
+        record = _measure_steps(lab, nodes, rates, methods, steps or 20, together, preset, activations, output, people)
+    echo_json(record, as_json)
+
+
+def _measure_steps(
     lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
-    together: int | None, preset: str | None, activations: bool, output: Path | None, people: Console, say: Say,
+    together: int | None, preset: str | None, activations: bool, output: Path | None, people: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table, return the
     record.
@@ -58,7 +132,7 @@ def steps(
         if max(sizes) > have:
             raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
         store = RowStore(path, as_json(settings))
-        with _lab(spec, say) as (machine, layout):
+        with _lab(spec) as (machine, layout):
             # Sites are opened one at a time, because opening a site shapes its links.
             opened = (lab_site(machine, layout, number, rate) for number in sizes for rate in rates)
             record = measure(machine.runner, opened, chosen, settings, store, say, together)
@@ -66,9 +140,9 @@ def steps(
     return record
 
 
-def convergence(
+def _measure_convergence(
     rates: Sequence[str], methods: Sequence[str], seeds: int, count: int, preset: str | None, output: Path | None,
-    people: Console, say: Say,
+    people: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Train with each method and seed, print the table, write the page of curves beside the rows, and return the
     record."""
@@ -103,7 +177,7 @@ def convergence(
     }
 
 
-def pieces(device: str, people: Console) -> dict[str, Any]:
+def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
     """Measure the pieces of a sparse message, print the table, and return the record.
 
     Args:
@@ -134,19 +208,8 @@ def pieces(device: str, people: Console) -> dict[str, Any]:
     return make_record("compression-pieces", rows, {"numbers": NUMBERS, "device": "cpu"})
 
 
-def check_rates(rates: Sequence[str]) -> None:
-    """Check each link rate before anything is built."""
-    from hpctrain.lab.spec import rate_bits_per_s
-
-    for rate in rates:
-        try:
-            rate_bits_per_s(rate)
-        except ValueError as error:
-            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
-
-
 @contextlib.contextmanager
-def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
+def _lab(spec: Any) -> Iterator[tuple[Any, Any]]:
     """Bring up a lab of `spec`, yield its machine and layout, and remove the lab when the context ends."""
     from hpctrain.lab.down import clear
     from hpctrain.lab.layout import LabLayout, state_folder

@@ -3,29 +3,63 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 from rich.table import Table
 
+from hpctrain.base.errors import EXIT_FAILED, InputError
 from hpctrain.base.units import format_si
+from hpctrain.cli.bench.output import bench_console, check_kind, check_rates, echo_json, say
 from hpctrain.cli.views.console import Console
 
-Say = Callable[[str], None]
+
+@click.command("probe")
+@click.option(
+    "--rate", "rates", multiple=True, default=("50mbit", "200mbit", "1gbit"),
+    help="Rate of the lab's links; may be given again.",
+)  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=3, help="Measurements of each rate.")
+@click.option("--faults", is_flag=True, help="Rather inject faults into the lab and see what the probe says.")
+@click.option("--clean", type=click.IntRange(0), default=20, help="With --faults: probes without a fault.")
+@click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
+    """Measure the probe itself: its bandwidth beside iperf3's, the faults that it reports, how long it takes.
+
+    The lab that is up is used. Its links are shaped to known rates, and the probe and iperf3 both measure them. This
+    needs root.
+
+    Exit code 1: with --faults when a fault was not named rightly, or one was named where there was none; with --times
+    when a pair of nodes was not measured.
+    """
+    if faults and times:
+        raise InputError("--faults: not with --times")
+    kind = "faults" if faults else "times" if times else None
+    check_kind(kind, {"rates": ("--rate", None), "repeats": ("--repeats", None), "clean": ("--clean", "faults")})
+    people = bench_console(as_json)
+    if faults:
+        record = _inject_faults(clean, people)
+        passed = all(row["right"] for row in record["rows"]) and not record["clean"]["wrong"]
+    elif times:
+        record = _time_probes(people)
+        passed = all(row["complete"] == row["pairs"] for row in record["rows"])
+    else:
+        record = _compare_with_iperf3(rates, repeats, people)
+        passed = True
+    echo_json(record, as_json)
+    if not passed:
+        sys.exit(EXIT_FAILED)
 
 
-def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Say) -> dict[str, Any]:
+def _compare_with_iperf3(rates: tuple[str, ...], repeats: int, people: Console) -> dict[str, Any]:
     """Measure the probe and iperf3 on the lab that is up, print the table, return the record."""
     from hpctrain.bench.probe.lab import RateSettings, measure
-    from hpctrain.lab.spec import rate_bits_per_s
 
-    for rate in rates:
-        try:
-            rate_bits_per_s(rate)
-        except ValueError as error:
-            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
-    record = _on_lab(measure, RateSettings(rates=rates, repeats=repeats), say)
+    check_rates(rates)
+    record = _on_lab(measure, RateSettings(rates=rates, repeats=repeats))
     table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
     for row in record["rows"]:
         table.add_row(
@@ -37,11 +71,11 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
     return record
 
 
-def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
+def _inject_faults(clean: int, people: Console) -> dict[str, Any]:
     """Inject faults into the lab that is up, print what the probe reported, return the record."""
     from hpctrain.bench.probe.faults import measure_faults
 
-    record = _on_lab(measure_faults, clean, say)
+    record = _on_lab(measure_faults, clean)
     table = Table("fault", "expected", "found", "right", "time")
     for row in record["rows"]:
         codes, right = ", ".join(row["reported"]) or "nothing", "yes" if row["right"] else "no"
@@ -52,11 +86,11 @@ def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
     return record
 
 
-def time_table(people: Console, say: Say) -> dict[str, Any]:
+def _time_probes(people: Console) -> dict[str, Any]:
     """Time whole probes of the lab that is up, print the table, return the record."""
     from hpctrain.bench.probe.times import measure_times
 
-    record = _on_lab(measure_times, say)
+    record = _on_lab(measure_times)
     table = Table("probe", "time", "pairs measured", "said")
     for row in record["rows"]:
         codes = ", ".join(row["codes"]) or "nothing"
@@ -75,4 +109,4 @@ def _on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[
     require_root(machine, "shape")
     layout = load_layout(state_folder(os.environ))
     with lab_lock():
-        return measure(machine, layout, *arguments)
+        return measure(machine, layout, *arguments, say)

@@ -1,1 +1,1 @@
-"""One file for each command: its options, and calls into the other packages."""
+"""Commands. Each is a function `<name>_command`; commands of one subject share a file."""

@@ -10,7 +10,7 @@ import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import RefusedError
-from hpctrain.cli.options.named_numbers import node_names
+from hpctrain.cli.options.parameters import node_names
 from hpctrain.jobs.partition_checks import nodes_of_allocation
 from hpctrain.launch.preflight.checks import MAX_AGE_DAYS, local_driver_version, staleness
 from hpctrain.records.format.node_name import compress_node_set

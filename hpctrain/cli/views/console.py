@@ -1,12 +1,14 @@
-"""rich's console for text of any origin: control characters in the text are made harmless."""
+"""rich's console for text of any origin, whose control characters are made harmless; and the progress of long work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 
 from hpctrain.base.output_streams import printable
@@ -44,3 +46,36 @@ def table_console(stderr: bool = False, pipe_width: int = PIPE_WIDTH) -> Console
     if not console.is_terminal:
         console.width = pipe_width
     return console
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function to call with (phase, done, total) as the work proceeds, phase after phase."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase)
+            bar.update(tasks[phase], completed=done, total=total)
+
+        yield show
+
+
+class _Lines:
+    """Progress as a few plain lines, for log files."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last_quarter: dict[str, int] = {}
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        quarter = 4 * done // max(1, total)
+        if quarter > self._last_quarter.get(phase, 0):
+            self._last_quarter[phase] = quarter
+            self._console.print(f"{phase}: {25 * quarter} %")

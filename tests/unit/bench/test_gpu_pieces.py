@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hpctrain.base.errors import InputError
 from hpctrain.bench.compression.gpu_pieces import NUMBERS, GpuPieceRow, measure_on_gpu, measure_pieces_of
 from hpctrain.bench.compression.pieces import Work, in_turns
-from hpctrain.cli.bench.group import command
+from hpctrain.cli.bench.group import bench_command as command
 
 
 def test_bytes_are_those_of_the_gradient_and_shares_are_of_the_copy() -> None:

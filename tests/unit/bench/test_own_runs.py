@@ -10,8 +10,8 @@ from rich.console import Console
 from steps_made import rows_made, truth
 
 from hpctrain.bench.planner.own_runs import FITTED, PLANS, OwnRunSettings, Trained, compare
-from hpctrain.cli.bench.group import command
-from hpctrain.cli.bench.plan_own import show
+from hpctrain.cli.bench.group import bench_command as command
+from hpctrain.cli.bench.plan import show_own_runs
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
@@ -51,7 +51,7 @@ def test_runs_that_the_profile_was_not_fitted_to_are_scored_before_and_after_it(
     assert record["memory_error_pct"]["before"]["mean"] > 10
     assert record["memory_error_pct"]["after"]["mean"] == pytest.approx(0, abs=0.01)
     stream = io.StringIO()
-    show(record, Console(file=stream, width=140))
+    show_own_runs(record, Console(file=stream, width=140))
     said = stream.getvalue()
     assert said.count("fitted to") == len(FITTED) + 2
     assert "7 runs not fitted to" in said

@@ -13,9 +13,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.cli.main import cli
 
 USES_SLURM = (
-    *(f"commands.manage.{name}" for name in ("cancel", "exec", "prune")),
-    "commands.start.resubmit", "commands.start.submit", "commands.follow.list",
-    "options.own_job", "views.run_status",
+    "commands.manage", "commands.resubmit", "commands.submit", "options.starting", "views.run_status",
 )  # fmt: skip
 
 

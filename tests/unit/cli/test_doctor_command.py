@@ -36,7 +36,7 @@ def machine(fake, runs, monkeypatch):
     machine = Machine(fake)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(importlib.import_module("hpctrain.cli.commands.setup.doctor"), "SystemRunner", lambda: machine)
+    monkeypatch.setattr(importlib.import_module("hpctrain.cli.commands.doctor"), "SystemRunner", lambda: machine)
     monkeypatch.setattr("shutil.which", lambda name: None)
     return machine
 

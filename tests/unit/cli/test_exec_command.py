@@ -14,7 +14,7 @@ from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.commands.manage import exec as exec_verb
+from hpctrain.cli.commands import manage
 from hpctrain.launch.step import choose_node, step_command
 from hpctrain.runs.folder import lock_run_folder
 
@@ -161,7 +161,7 @@ def test_the_process_becomes_the_command():
         "import os; from hpctrain.base.process import SystemRunner; SystemRunner().replace_process({!r}, os.environ)"
     )
     argv = [sys.executable, "-c", program.format(["sh", "-c", "cat; kill -PIPE $$; exit 5"])]
-    env = {**os.environ, "PYTHONPATH": str(Path(exec_verb.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(manage.__file__).parents[2])}
     done = subprocess.run(argv, input="hello", capture_output=True, text=True, env=env, check=False)
     assert (done.stdout, done.returncode) == ("hello", -13)
 

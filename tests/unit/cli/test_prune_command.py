@@ -228,7 +228,7 @@ def test_a_run_that_comes_to_life_meanwhile_is_left_alone(runs, fake, hpctrain, 
         (folder / "metrics.jsonl").touch()
         return found
 
-    monkeypatch.setattr("hpctrain.cli.commands.manage.prune.removable", slow)
+    monkeypatch.setattr("hpctrain.cli.commands.manage.removable", slow)
     result = hpctrain("prune", "--older-than", "30d", "--yes", "--json")
     assert told(result)["items"] == []
     assert "left alone after all" in result.stderr

@@ -20,7 +20,7 @@ def submitted(monkeypatch):
     """Folders that were submitted."""
     found = []
     monkeypatch.setattr(
-        "hpctrain.cli.commands.start.resubmit.submit_job",
+        "hpctrain.cli.commands.resubmit.submit_job",
         lambda folder, run, exclude=(): found.append(folder.path) or "99",
     )
     return found

@@ -29,7 +29,7 @@ def clock(fake, monkeypatch) -> Callable[[Iterator[None]], list[float]]:
             asked.extend([made.now()] * (sum(argv[0] == "squeue" for argv in fake.argvs) - len(asked)))
 
         made = FakeClock(wall=fake.now, on_sleep=slept)
-        for name in ("commands.follow.watch", "commands.follow.logs", "views.run_status"):
+        for name in ("commands.follow", "views.run_status"):
             monkeypatch.setattr(f"hpctrain.cli.{name}.SystemClock", lambda: made)
         return asked
 

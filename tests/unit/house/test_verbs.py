@@ -18,7 +18,7 @@ def verb(request):
 
 
 def command_of(verb: str) -> click.Command:
-    return importlib.import_module(f"hpctrain.cli.{VERBS[verb][0]}").command
+    return getattr(importlib.import_module(f"hpctrain.cli.{VERBS[verb][0]}"), f"{verb}_command")
 
 
 def words(text: str) -> set[str]:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import CommandResult
-from hpctrain.cli.commands.setup import lab as lab_command
+from hpctrain.cli.commands import lab as lab_command
 from hpctrain.cli.main import cli
 from hpctrain.lab import requirements
 from hpctrain.lab.layout import CLIENTS, DAEMONS

@@ -93,7 +93,7 @@ def test_inside_an_allocation_the_step_is_a_task_on_each_of_its_nodes(
 def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from hpctrain.cli.commands.planning import probe as command
+    from hpctrain.cli.commands import probe as command
     from hpctrain.records.topology.topology import Topology
 
     seen: list[ProbeJob] = []
@@ -105,7 +105,7 @@ def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(command, "probe_job", fake_probe)
     output = str(tmp_path / "t.json")
     words = ["-N", "2", "--qos", "debug", "--time", "5", "--gpus-per-node", "1", "-o", output]
-    CliRunner().invoke(command.command, words)
+    CliRunner().invoke(command.probe_command, words)
     argv = module.srun_command(seen[0], tmp_path, ProbeRequest())
     assert {"--qos=debug", "--time=5", "--gpus-per-node=1"} <= set(argv)
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.errors import RefusedError
-from hpctrain.cli.commands.planning.plan import command
+from hpctrain.cli.commands.plan import plan_command as command
 from hpctrain.planner.cost.collectives import COPY_PASSES, StageGradients, all_reduce_time
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import MemoryOptions

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from steps_made import truth, write_generation
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.cli.commands.planning.plan import command
+from hpctrain.cli.commands.plan import plan_command as command
 from hpctrain.planner import make_plan
 from hpctrain.records.plan.plan import Plan
 

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.cli.simulate.group import command
+from hpctrain.cli.commands.simulate import simulate_command as command
 from hpctrain.records.run.run import read_run
 
 RUN = {

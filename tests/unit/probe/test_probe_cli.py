@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands.planning import probe as probe_command
+from hpctrain.cli.commands import probe as probe_command
 from hpctrain.records.topology.topology import Topology, Verdict
 
 
@@ -63,7 +63,7 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, 
     judged = topology.model_copy(update={"verdict": Verdict(status=status)})
     monkeypatch.setattr(probe_command, "probe_local", lambda *_args: judged)
 
-    result = CliRunner().invoke(probe_command.command, ["--local", "4", "-o", str(tmp_path / "t.json")])
+    result = CliRunner().invoke(probe_command.probe_command, ["--local", "4", "-o", str(tmp_path / "t.json")])
 
     assert result.exit_code == code
     assert Topology.read(tmp_path / "t.json") == judged
@@ -86,7 +86,7 @@ def test_what_the_job_asks_for_comes_from_the_site_where_nothing_was_said(tmp_pa
 
     monkeypatch.setattr(probe_command, "probe_job", probe_job)
     words = ["-N", "4", "-p", "small", "-o", str(tmp_path / "t.json")]
-    result = CliRunner().invoke(probe_command.command, words)
+    result = CliRunner().invoke(probe_command.probe_command, words)
     assert [(job.partition, job.account, job.qos) for job in asked] == [("small", "physics", "short")]
     assert "account: physics, from profile 'here' of " in result.stderr
     assert "qos: short, from SBATCH_QOS" in result.stderr

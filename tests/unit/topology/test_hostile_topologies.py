@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.cli.commands.planning.topology import command
+from hpctrain.cli.commands.topology import topology_command as command
 from hpctrain.records.topology.pair_matrix import FIGURES, PairMatrix, read_pairs
 from hpctrain.topology.imports import from_nccl, from_slurm
 

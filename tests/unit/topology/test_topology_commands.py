@@ -7,7 +7,8 @@ from click.testing import CliRunner, Result
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands.planning.topology import FORMATS, command
+from hpctrain.cli.commands.topology import FORMATS
+from hpctrain.cli.commands.topology import topology_command as command
 from hpctrain.records.topology.topology import Topology
 
 LAPTOP, PAPER = (

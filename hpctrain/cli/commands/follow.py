@@ -1,0 +1,209 @@
+"""Commands that show how runs are doing: `list`, `logs`, `status` and `watch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Collection
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.live import Live
+
+from hpctrain.base.clock import Clock, SystemClock
+from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED, HpctrainError, InputError
+from hpctrain.cli.answers import say, warn
+from hpctrain.cli.options.parameters import RUN
+from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.run_status import WatchedRun, run_status, run_statuses
+from hpctrain.report.event_text import log_line_text
+from hpctrain.report.logs import LogLine, find_logs, follow_lines, last_lines
+from hpctrain.report.status import RunStatus
+from hpctrain.report.terminal import PlainView, render_watch_view, status_lines
+from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
+
+GONE = "its folder is gone: removed or moved"
+TELLING = ("failed", "recovering", "requeued", "unknown")
+"""States that are shown with their reason; the other states need none."""
+
+
+@click.command("list")
+@click.option("--here", is_flag=True, help="Only the runs in ./runs and in $HPCTRAIN_RUNS.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list on stdout and nothing else.")
+def list_command(here: bool, as_json: bool) -> None:
+    """List the runs here, and those you started elsewhere, with their state, the newest last.
+
+    Runs here lie in ./runs and in $HPCTRAIN_RUNS. Runs elsewhere are read from $XDG_STATE_HOME/hpctrain/history.jsonl
+    (by default in ~/.local/state). A run whose folder no longer exists has the state `gone`. In the JSON form, `job_id`
+    is the run's newest job, and null for a run of local processes.
+    """
+    here_now = scan_runs(os.environ, Path.cwd())
+    local = set(here_now.trusted)
+    past = past_folders(os.environ)
+    folders = sorted_by_age(local if here else {*local, *past})
+    there = [folder for folder in folders if folder in local or _is_there(folder)]
+    statuses = dict(zip(there, run_statuses(there), strict=True))
+    rows = [_row(folder, _newest_job(folder, past.get(folder, ())), statuses.get(folder)) for folder in folders]
+    if here_now.untrusted:
+        warn([untrusted_folders_text(here_now.untrusted)])
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    if not rows:
+        click.echo("no runs here; `hpctrain init` writes a run file to start with")
+    for row in rows:
+        progress = f"{row['step']:>7}/{row['steps']:<7}" if row["state"] != "gone" else " " * 15
+        click.echo(f"{row['state']:<10} {progress} {row['folder']}")
+        if row["state"] in TELLING:
+            click.echo(f"{'':<10} {row['reason']}")
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return (folder / "run.yaml").exists()
+    except OSError:
+        return True  # permission denied: the state `unknown` says so
+
+
+def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
+    """Return the run's newest job: from its folder, otherwise from the history, where the largest id is the newest."""
+    try:
+        job = job_id(folder)
+    except InputError:  # others could have written the file; the state `unknown` says so
+        job = None
+    return job or max(remembered, key=lambda known: (len(known), known), default=None)
+
+
+def _row(folder: Path, job: str | None, status: RunStatus | HpctrainError | None) -> dict[str, object]:
+    row: dict[str, object] = {
+        "name": run_name(folder.name), "folder": str(folder), "job_id": job,
+        "state": "unknown", "reason": str(status), "step": 0, "steps": 0,
+    }  # fmt: skip
+    if status is None:
+        return {**row, "state": "gone", "reason": GONE}
+    if isinstance(status, HpctrainError):
+        return row
+    reason = "; ".join([status.reason, *status.further_words])
+    return {**row, "state": status.state, "reason": reason, "step": status.step, "steps": status.steps}
+
+
+LINES = 50
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines, through requeues, until the run is over.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this global rank, wherever it ran.")
+@click.option("--node", help="Only the agent and the workers of this node.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Only this attempt; default: all.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), default=LINES, help="Last lines of all logs together; 0: every line."
+)
+def logs_command(
+    folder: Path, follow: bool, rank: int | None, node: str | None, attempt: int | None, lines: int
+) -> None:
+    """Print the end of the logs of a run, merged by time: logs of the job script, the agents and the workers.
+
+    RUN is a run folder, a run's name or a job's id. Each line begins with its time (UTC) and the name of its log in
+    RUN/logs: 0/node1.0 is the first worker of node1 in attempt 0, 7.node1.agent is the agent of node1 in job 7.
+    Libraries print lines without a time; such a line follows the line before it in its log. Lines of srun and Slurm in
+    the log of a job script have no time either; they stand before the next line with a time, or at the end. Events are
+    printed as sentences.
+    """
+    find = partial(find_logs, folder, node, rank, attempt)
+    files = find()
+    if not files and not follow:
+        raise InputError(f"{folder.name}: no log of that kind in {folder / 'logs'}")
+    readers, shown = last_lines(files, lines or None, rest=not follow)
+    for line in shown:
+        click.echo(_text(line))
+    if not follow:
+        return
+    clock = SystemClock()
+    watched = WatchedRun(folder, clock)
+    try:
+        for line in follow_lines(readers, find, clock, lambda: watched.is_over(watched.look())):
+            click.echo(_text(line))
+    except KeyboardInterrupt:
+        click.echo(f"\nno longer followed; the run goes on: `hpctrain logs -f {folder.name}`", err=True)
+        return
+    status = watched.look()
+    click.echo(f"{status.name}: {status.state} - {status.reason}", err=True)
+
+
+def _text(line: LogLine) -> str:
+    moment = datetime.fromtimestamp(line.time_s, timezone.utc)
+    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {log_line_text(line.text)}"
+
+
+@click.command("status")
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+def status_command(folder: Path, as_json: bool) -> None:
+    """Say how a run is doing: its state, its step and what it waits for.
+
+    RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
+    among the runs that you started anywhere; of several folders with that name the newest counts.
+
+    Slurm's queue is asked first, then its accounting if it has one; the files of the run folder decide the rest.
+
+    State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code is
+    0 in every state; it is not 0 only if the status cannot be found out.
+    """
+    status = run_status(folder)
+    if as_json:
+        more = {"folder": str(folder), "job_id": job_id(folder)}
+        click.echo(json.dumps({**status.to_json(), **{k: v for k, v in more.items() if v}}, allow_nan=False))
+        return
+    say(status_lines(status, SystemClock().wall()))
+
+
+LOOK_S = 1.0
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it; it says nothing about the run's end."""
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=RUN)
+def watch_command(folder: Path) -> None:
+    """Watch a run until it ends: state, step, loss, nodes, the last event, and the reason why the run waits.
+
+    RUN is a run folder, a run's name or a job's id. On a terminal the view is redrawn in place; elsewhere each change
+    is a line. Watching goes on when the run is requeued or continues in a new job. The exit code is 0 when the run is
+    done, 1 when it failed or was cancelled. Ctrl-C ends the watching, not the run. Times of day are UTC, which the Z
+    after them means.
+    """
+    clock, console = SystemClock(), Console()
+    watched = WatchedRun(folder, clock)
+    try:
+        if console.is_terminal and not console.is_dumb_terminal:
+            status = _draw_until_over(watched, clock, console)
+        else:
+            plain = PlainView()
+            status = _show_until_over(watched, clock, lambda now: say(plain.lines(now, watched.new, clock.wall())))
+    except KeyboardInterrupt:
+        click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {folder.name}` stops it)", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_DONE if status.state == "done" else EXIT_FAILED)
+
+
+def _draw_until_over(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:
+    with Live(console=console, auto_refresh=False) as live:
+
+        def draw(status: RunStatus) -> None:
+            view = render_watch_view(status, watched.live.events, job_id(watched.live.folder), clock.wall())
+            live.update(view, refresh=True)
+
+        return _show_until_over(watched, clock, draw)
+
+
+def _show_until_over(watched: WatchedRun, clock: Clock, show: Callable[[RunStatus], None]) -> RunStatus:
+    while True:
+        status = watched.look()
+        show(status)
+        if watched.is_over(status):
+            return status
+        clock.sleep(LOOK_S)

@@ -1,0 +1,254 @@
+"""Commands that act on runs: `cancel` one, `exec` a command beside it, `prune` old ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.owned_files import owner_only
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.units import format_bytes
+from hpctrain.cli.options.parameters import RUN
+from hpctrain.cli.run_history import check_cluster
+from hpctrain.cli.views.run_status import run_status
+from hpctrain.jobs.live_job import cancel_job
+from hpctrain.launch.container_command import container_command, step_options
+from hpctrain.launch.slurm_job.existing_job import is_in_allocation, stop_in_allocation
+from hpctrain.launch.step import (
+    choose_node,
+    local_step_environment,
+    next_step_hint,
+    nodes_of_attempt,
+    step_command,
+    step_environment,
+)
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.report.status import RunStatus
+from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder, resume_text
+from hpctrain.runs.locate import all_runs, find_run, job_id
+from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
+from hpctrain.slurm.commands import Slurm
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option(
+    "--now", "at_once", is_flag=True, help="Do not wait for a save: steps since the last checkpoint may be lost."
+)
+def cancel_command(folder: Path, at_once: bool) -> None:
+    """Stop a run for good: its agents save a checkpoint and stop, then its job is cancelled.
+
+    RUN is a run folder, a run's name or a job's id. A run that waits in the queue is taken out of the queue. `hpctrain
+    resubmit` continues a cancelled run later, from its newest checkpoint.
+    """
+    click.get_current_context().with_resource(owner_only())
+    folder = folder.resolve()
+    check_trusted(folder)
+    if run_of(folder).cluster.kind == "slurm":
+        click.echo(_cancel_job(folder, at_once))
+    else:
+        click.echo(_stop_processes(folder, at_once))
+
+
+def _cancel_job(folder: Path, at_once: bool) -> str:
+    job = job_id(folder)
+    if job is None:
+        raise InputError(f"{folder.name}: it was never submitted, so there is no job to cancel")
+    if is_in_allocation(folder):
+        if at_once:
+            raise InputError(
+                f"{folder.name}: it runs in an allocation that is not its own; leave out --now, or press Ctrl-C twice "
+                "where it was started"
+            )
+        return stop_in_allocation(folder, SystemClock())
+    slurm = Slurm(SystemRunner())
+    check_cluster(folder, slurm, "cancel")
+    return cancel_job(folder, job, slurm, SystemClock(), at_once)
+
+
+def _stop_processes(folder: Path, at_once: bool) -> str:
+    holder = lock_holder(folder)
+    if holder is None:
+        raise InputError(f"{folder.name}: no process holds it, so there is nothing to cancel; {resume_text(folder)}")
+    if not holder.is_here:
+        raise InputError(f"{folder.name}: {holder} holds it; run `hpctrain cancel {folder.name}` on that machine")
+    os.kill(holder.pid, signal.SIGTERM)
+    if not at_once:
+        return f"asked process {holder.pid} to save and stop; `hpctrain status {folder.name}` shows when it has"
+    # SIGTERM asks for a save, SIGINT then ends it. Two signals of one kind could arrive as one.
+    os.kill(holder.pid, signal.SIGINT)
+    return f"told process {holder.pid} to end at once; {resume_text(folder)}"
+
+
+COMMAND = "hpctrain.exec.command"
+
+
+class PassThroughCommand(click.Command):
+    """A click command that passes on all words after the first `--` unparsed, even options and another `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours, behind = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+        ctx.meta[COMMAND] = behind
+        return super().parse_args(ctx, ours)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- CMD..."]
+
+
+@click.command("exec", cls=PassThroughCommand)
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.argument("node", required=False)
+@click.option("--dry-run", is_flag=True, help="Print the command that would run, and run nothing.")
+@click.pass_context
+def exec_command(ctx: click.Context, folder: Path, node: str | None, dry_run: bool) -> None:
+    """Run a command inside a running job, on one of its nodes.
+
+    \b
+    hpctrain exec first -- nvidia-smi
+    hpctrain exec first node7 -- bash
+    hpctrain exec first -- sh -c 'py-spy dump --pid $(pgrep ^rank | head -1)'
+
+    RUN is a run folder, a run's name or a job's id. NODE is one of the job's nodes; the default is the first node of
+    the attempt that still takes part. The command shares the node with the training, gets a terminal if you have one,
+    and its exit code is returned. It starts with cluster.setup, with the run's copy of your code on PYTHONPATH, and
+    with HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT set. For a local run the command runs on this machine.
+    """
+    words = ctx.meta[COMMAND]
+    if not words:
+        raise InputError("no command: write it behind `--`, as in `hpctrain exec RUN -- nvidia-smi`")
+    folder = folder.resolve()
+    check_trusted(folder)
+    spec = run_of(folder)
+    status = run_status(folder)
+    find = _in_job if spec.cluster.kind == "slurm" else _here
+    argv, env = find(folder, spec, status, node, words)
+    if dry_run:
+        click.echo(shlex.join(argv))
+        return
+    SystemRunner().replace_process(argv, env)
+
+
+def _in_job(
+    folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return argv and environment that run the command as a step of the run's job."""
+    attempts = RunFolder(folder).attempts()
+    job = job_id(folder)
+    info = Slurm(SystemRunner()).job(job) if job is not None else None
+    if job is None or info is None or info.state.value != "RUNNING":
+        raise _not_running(folder, status)
+    chosen = choose_node(node, nodes_of_attempt(attempts), status.nodes, info.nodes)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    inside = container_command(run, folder, words, with_code=True)
+    argv = step_command(job, chosen, run.cluster.setup, inside, terminal, step_options(run, folder))
+    return argv, step_environment(folder, status.attempt, os.environ)
+
+
+def _here(
+    folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return argv and environment that run the command on this machine, where all virtual nodes run."""
+    holder = lock_holder(folder)
+    if holder is None:
+        raise _not_running(folder, status)
+    if not holder.is_here:
+        raise RefusedError(f"{folder.name}: {holder} holds it; use `hpctrain exec {folder.name}` on that machine")
+    nodes = nodes_of_attempt(RunFolder(folder).attempts())
+    if nodes:
+        choose_node(node, nodes, status.nodes, nodes)
+    return container_command(run, folder, words, with_code=True), local_step_environment(
+        folder, status.attempt, max(1, len(nodes)), os.environ
+    )
+
+
+def _not_running(folder: Path, status: RunStatus) -> RefusedError:
+    return RefusedError(
+        f"{folder.name}: it is {status.state} ({status.reason}); {next_step_hint(status.state, folder.name)}"
+    )
+
+
+UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+@click.command()
+@click.argument("runs", nargs=-1)
+@click.option("--older-than", metavar="AGE", help="Whole runs without a sign of life for AGE too: 12h, 30d, 8w.")
+@click.option(
+    "--keep-checkpoints",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Newest verified checkpoints to keep of each run.",
+)
+@click.option("--yes", is_flag=True, help="Remove what is listed. Default: only list it.")
+@click.option("--json", "as_json", is_flag=True, help="Print {removed, size_bytes, items, kept} on stdout.")
+def prune_command(
+    runs: tuple[str, ...], older_than: str | None, keep_checkpoints: int, yes: bool, as_json: bool
+) -> None:
+    """List what old runs and checkpoints would free; remove it with --yes.
+
+    RUNS are run folders, names or job ids; default: all runs in ./runs and in $HPCTRAIN_RUNS. Of each run, all
+    checkpoints but the newest verified one are listed, and unfinished files of killed writers. With --older-than, old
+    runs are listed as a whole, with their last checkpoint (`hpctrain prune RUN --older-than 0h --yes` removes that
+    run).
+
+    A run that may be alive is never touched: a process holds its folder, its job is in the queue (or Slurm cannot say),
+    or its files changed in the last 15 minutes.
+    """
+    age_s = _seconds(older_than) if older_than is not None else None
+    named = [find_run(run, os.environ, Path.cwd()) for run in runs] if runs else all_runs(os.environ, Path.cwd())
+    folders = list(dict.fromkeys(folder.resolve() for folder in named))
+    slurm, now = Slurm(SystemRunner()), SystemClock().wall
+    jobs, items, spared = jobs_of(folders, slurm), list[Removal](), list[str]()
+    for folder in folders:
+        words = why_in_use(folder, jobs, now())
+        if words is not None:
+            spared.append(f"{folder}: {words}")
+        else:
+            items += removable(folder, now(), age_s, keep_checkpoints)
+    if not as_json:
+        _list(items, spared)
+    if yes:
+        refused = remove_all(items, lambda folder: jobs_of([folder], slurm), now)
+        spared += refused
+        for line in refused:
+            click.echo(f"left alone after all: {line}", err=True)
+        items = [item for item in items if not item.path.exists()]
+    if as_json:
+        click.echo(json.dumps(_machine_form(items, spared, yes)))
+    elif items:
+        total = format_bytes(sum(item.size_bytes for item in items))
+        click.echo(f"{total} removed" if yes else f"{total} would be free; nothing was removed, --yes does it")
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([hdw])", text.strip())
+    if match is None:
+        raise InputError(f"--older-than: found '{text}'; allowed: hours, days or weeks, as in 12h, 30d, 8w")
+    return float(match[1]) * UNITS_S[match[2]]
+
+
+def _list(items: list[Removal], spared: list[str]) -> None:
+    for line in spared:
+        click.echo(f"left alone: {line}")
+    if not items:
+        click.echo("nothing to prune")
+        return
+    for item in items:
+        click.echo(f"{format_bytes(item.size_bytes):>10}  {item.kind:<10}  {item.path}  ({item.why})")
+
+
+def _machine_form(items: list[Removal], spared: list[str], yes: bool) -> dict[str, object]:
+    rows = [
+        {"kind": item.kind, "path": str(item.path), "size_bytes": item.size_bytes, "why": item.why} for item in items
+    ]
+    return {"removed": yes, "size_bytes": sum(item.size_bytes for item in items), "items": rows, "kept": spared}

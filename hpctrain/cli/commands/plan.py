@@ -1,0 +1,211 @@
+"""`hpctrain plan`: make a plan from a run file and a topology, with its reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from hpctrain.base.errors import FileError, InputError, RefusedError
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.units import format_count, format_seconds
+from hpctrain.cli.commands.simulate_failures import recover_option
+from hpctrain.cli.options.given_topology import select_nodes, warn_if_stale
+from hpctrain.cli.options.parameters import FILE, PATH, FiniteNumber, node_names, numbers_by_name, set_option
+from hpctrain.cli.views.console import table_console
+from hpctrain.cli.views.plan_explanation import explanation
+from hpctrain.launch.preflight.checks import MAX_AGE_DAYS
+from hpctrain.launch.preflight.prepare import with_model_sizes
+from hpctrain.planner import PlanRequest, Solver, make_plan
+from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
+from hpctrain.planner.explain import extra_neighbours
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.replan.calibration import learned_profile
+from hpctrain.planner.search.objective import Goal, GoodputConstraint, Objective
+from hpctrain.records.format.node_name import compress_node_set
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.run.run import read_run, run_of
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.locate import find_run
+
+
+@click.command("plan")
+@click.argument("run_file", metavar="RUN.YAML", type=PATH)
+@click.option(
+    "-t", "--topology", "topology_file", required=True, type=PATH, help="Topology file, as `hpctrain probe` writes it."
+)
+@click.option("-o", "--output", type=FILE, default=Path("plan.json"), help="File to write.")
+@click.option(
+    "--solver",
+    type=click.Choice(["auto", "exact", "paper"]),
+    default="auto",
+    help="auto: the fastest by the cost model; exact: compares every plan on up to 8 devices; "
+    "paper: the paper's equations (1) and (7).",
+)
+@click.option("--previous", type=PATH, help="Plan that this one replaces: state stays in place as far as possible.")
+@click.option("--profile", "profiled", metavar="RUN", help="Run of 50 steps or more, which correct the constants.")
+@click.option(
+    "--objective",
+    "goal",
+    type=click.Choice(get_args(Goal)),
+    default="time",
+    help="What is minimized: time of a step; robust: its p95 with late messages and a slow node; energy: joules a "
+    "token; cost: price of a token.",
+)
+@click.option("--power", multiple=True, metavar="TYPE=WATTS", help="Power of a busy device of this type, for energy.")
+@click.option("--price", multiple=True, metavar="TYPE=PRICE", help="Price of a device of this type an hour, for cost.")
+@click.option(
+    "--max-memory",
+    type=FiniteNumber(0, 100, min_open=True),
+    metavar="PERCENT",
+    help="Largest share of a device's memory that a plan may use.  [default: 90]",
+)
+@click.option("--forbid", metavar="NODES", help="Plan without these nodes: n[3,7].")
+@click.option(
+    "--min-goodput",
+    type=FiniteNumber(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="Least share of the time that becomes lasting training (0.95), when nodes fail by --node-mtbf.",
+)
+@click.option(
+    "--node-mtbf",
+    type=FiniteNumber(0, min_open=True),
+    metavar="HOURS",
+    help="Mean time between failures of one node, for --min-goodput.",
+)
+@recover_option(", for --min-goodput")
+@click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
+@set_option
+@click.option(
+    "--max-age", type=click.FloatRange(0), metavar="DAYS", default=MAX_AGE_DAYS, help="Warn if the topology is older."
+)
+@click.option("--force", is_flag=True, help="Write over a plan that was edited.")
+@click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
+def plan_command(
+    run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, profiled: str | None,
+    forbid: str | None, nodes: str | None, overrides: tuple[str, ...], force: bool, explain: bool, as_json: bool,
+    max_age: float, **wanted: Any
+) -> None:  # fmt: skip
+    """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
+
+    You may read and edit the plan: the job follows it exactly. It holds the predicted time of a step by term, the
+    memory of each device, a bound that no plan can beat, and the rejected neighbours with their reasons. A plan that
+    you edited is overwritten only with --force.
+
+    \b
+    Exit codes: 0 done, 2 a file is wrong, 4 the model cannot fit, or the topology is of other nodes.
+    """
+    if not force:
+        _refuse_edited(output)
+    run, spec = with_model_sizes(read_run(run_file, overrides), SystemRunner())
+    topology = Topology.read(topology_file)
+    if nodes is not None:
+        topology = select_nodes(topology, nodes, topology_file)
+    warn_if_stale(topology, max_age_days=max_age)
+    if forbid is not None:
+        topology = _without(topology, forbid)
+    objective = _objective(checkpoint_every=run.checkpoint.every, **wanted)
+    if solver == "paper" and not objective.only_time:
+        raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
+    replaced = Plan.read(previous) if previous is not None else None
+    profile = _profile(profiled, topology) if profiled is not None else None
+    request = PlanRequest(solver=solver, objective=objective)
+    plan = make_plan(run, spec, topology, request, previous=replaced, profile=profile)
+    plan = plan.stamped()
+    plan.write(output)
+    people = table_console(stderr=as_json)
+    people.print(_summary(plan, spec), soft_wrap=True)
+    if explain:
+        more = extra_neighbours(run, spec, topology, plan, objective.usable)
+        scene = layout_of_plan(run, spec, plan, topology)
+        people.print(explanation(plan, topology, scene, objective.usable or USABLE_MEMORY_SHARE, more))
+    people.print(f"wrote {output}", soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps(plan.to_json(), indent=1))
+
+
+def _refuse_edited(output: Path) -> None:
+    """Check that `output` does not exist, or is unchanged since this command wrote it.
+
+    Raises:
+        InputError: `output` was edited, or is another kind of file.
+    """
+    if not output.exists():
+        return
+    try:
+        edited = Plan.read(output).is_edited
+    except FileError:
+        edited = True
+    if edited:
+        raise InputError(
+            f"{output}: found a file that was edited, or that this command did not write; "
+            "choose another with -o, or write over it with --force"
+        )
+
+
+def _profile(name: str, topology: Topology) -> CalibrationProfile:
+    """Return the profile of the run `name`: factors on the cost model's constants, from its measured steps.
+
+    Raises:
+        InputError: the run used other types of devices than those of the topology.
+    """
+    folder = find_run(name, os.environ, Path.cwd())
+    profile = learned_profile(folder, *with_model_sizes(run_of(folder), SystemRunner()))
+    if profile.compute and not profile.compute.keys() & topology.device_types.keys():
+        raise InputError(
+            f"--profile {name}: its steps were made on {', '.join(profile.compute)}, the topology has "
+            f"{', '.join(topology.device_types)}; give a run on such devices"
+        )
+    return profile
+
+
+def _without(topology: Topology, nodes: str) -> Topology:
+    """Return the topology without the nodes in `nodes`, the value of --forbid."""
+    forbidden = set(node_names("--forbid", nodes))
+    known = [node.id for node in topology.nodes]
+    unknown = sorted(forbidden - set(known))
+    if unknown:
+        raise InputError(f"--forbid: found {compress_node_set(unknown)}, the topology has {compress_node_set(known)}")
+    allowed = [node for node in known if node not in forbidden]
+    if not allowed:
+        raise RefusedError("--forbid: no node of the topology is left; forbid fewer")
+    return topology.only(allowed)
+
+
+def _objective(
+    goal: Goal, max_memory: float | None, price: tuple[str, ...], power: tuple[str, ...], checkpoint_every: int,
+    **goodput: float | None
+) -> Objective:  # fmt: skip
+    share, mtbf_hours, recover_s = (goodput[name] for name in ("min_goodput", "node_mtbf", "recover"))
+    if (share is None) != (mtbf_hours is None):
+        raise InputError("--min-goodput and --node-mtbf go together; give both, or none")
+    goodput_constraint = None
+    if share is not None and mtbf_hours is not None and recover_s is not None:
+        goodput_constraint = GoodputConstraint(share, mtbf_hours * 3600, recover_s, checkpoint_every)
+    return Objective(
+        goal=goal,
+        watts=numbers_by_name("--power", power),
+        prices=numbers_by_name("--price", price),
+        usable=None if max_memory is None else max_memory / 100,
+        goodput_constraint=goodput_constraint,
+    )
+
+
+def _summary(plan: Plan, spec: Spec) -> str:
+    first = plan.replicas[0]
+    text = (
+        f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "
+        f"{plan.dims}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
+    )
+    text = ", ".join([text, *plan.memory_options_text])
+    if plan.predicted is not None:
+        text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
+        if plan.predicted.bound_s is not None:
+            text += f"; none of the plans compared can beat {format_seconds(plan.predicted.bound_s)}"
+    return text

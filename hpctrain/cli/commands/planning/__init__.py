@@ -1,1 +1,0 @@
-"""Commands that measure nodes and make plans."""

@@ -1,0 +1,133 @@
+"""`hpctrain resubmit RUN`: submit a new job for a run that ended early."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.owned_files import owner_only
+from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import say, submission
+from hpctrain.cli.options.parameters import RUN
+from hpctrain.cli.options.starting import become_job, begin_own_job, own_job_option
+from hpctrain.cli.run_history import add_to_history, check_cluster
+from hpctrain.cli.views.run_status import run_status
+from hpctrain.jobs.dependencies import (
+    record_dependent_run,
+    refresh_dependency,
+    refresh_dependent_runs,
+    without_dependencies,
+)
+from hpctrain.jobs.live_job import CANCELLED_FILE, check_no_live_job
+from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
+from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
+from hpctrain.launch.preflight.prepare import fewest_nodes
+from hpctrain.launch.preflight.site import check_not_queued_here
+from hpctrain.launch.slurm_job.existing_job import check_is_slurm
+from hpctrain.launch.slurm_job.queue import check_queue, estimate_start
+from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.folder import RunFolder, check_trusted
+from hpctrain.runs.locate import job_id
+from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
+from hpctrain.runs.secrets import check_secrets
+from hpctrain.slurm.commands import Slurm
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"Change a key of {', '.join(ALLOWED)}.")
+@click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
+@own_job_option
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
+def resubmit_command(folder: Path, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool) -> None:
+    """Submit a run again that was cancelled or failed: it continues in its run folder, from its last checkpoint.
+
+    RUN is a run folder, a run's name or a job's id. With --set it continues with changed settings, as far as its
+    checkpoint allows; the earlier settings stay in the run folder as run-<n>.yaml. To continue a run that is done, give
+    it more steps.
+    """
+    click.get_current_context().with_resource(owner_only())
+    folder = folder.resolve()
+    check_trusted(folder)
+    if own_job:
+        if overrides or from_seed:
+            words = "a job that comes back from the queue keeps its settings; leave out --set and --from-seed"
+            raise InputError(f"--own-job: {words}")
+        _go_on_as_own_job(folder)
+    spec = run_with_changes(folder, overrides, from_seed)
+    _check_ended(folder, spec.steps)
+    check_secrets(spec, os.environ)
+    if not from_seed and (lost := lost_checkpoints_text(folder)) is not None:
+        raise RefusedError(lost)
+    slurm = Slurm(SystemRunner())
+    if spec.cluster.kind == "slurm":
+        check_cluster(folder, slurm, "resubmit")
+        job = _submit_again(RunFolder(folder), spec, slurm, from_seed, as_json)
+    else:
+        check_not_queued_here(slurm, f"hpctrain train --resume {folder.name}")
+        with write_changed_settings(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
+            job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
+    add_to_history("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
+    if as_json:
+        click.echo(json.dumps(submission(folder, job)))
+    else:
+        click.echo(f"job {job}, run folder {folder}")
+
+
+def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextManager[object]:
+    return restarting_from_seed(folder, SystemClock().wall()) if wanted else contextlib.nullcontext()
+
+
+def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
+    """Submit a new job for the run; return its id."""
+    # A run that has begun no longer waits for its dependencies, and those jobs may be gone.
+    waits = without_dependencies(spec) if folder.attempts() else spec
+    checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
+    check_no_live_job(folder.path, slurm)
+    say(checked.lines, as_json)
+    say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()), as_json)
+    after = checked.before.names or spec.cluster.after
+    spec = checked.run.model_copy(update={"cluster": checked.run.cluster.model_copy(update={"after": after})})
+    with write_changed_settings(folder, spec):
+        record_dependent_run(checked.before, folder.path)
+        (folder.path / CANCELLED_FILE).unlink(missing_ok=True)
+        exclude = nodes_to_exclude_if_known(folder.path, checked.asked, slurm, SystemClock().wall())
+        with _from_seed(folder, from_seed):
+            job = submit_job(folder, checked.asked, exclude)
+    say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()), as_json)
+    say(
+        refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [],
+        as_json,
+    )
+    say(refresh_dependent_runs(folder.path, slurm, os.environ), as_json)
+    return job
+
+
+def _go_on_as_own_job(folder: Path) -> NoReturn:
+    """Continue the run as this batch job; does not return. If the job was requeued, it is already the run's job."""
+    job = begin_own_job()
+    if job_id(folder) != job:
+        check_is_slurm(run_of(folder))
+        _check_ended(folder)
+        check_no_live_job(folder, Slurm(SystemRunner()))
+    become_job(folder, job)
+
+
+def _check_ended(folder: Path, steps: int | None = None) -> None:
+    """Check that the run has ended and, if it is done, that `steps` is larger than its number of steps."""
+    status = run_status(folder)
+    if status.state == "done" and steps is not None:
+        if steps <= status.steps:
+            raise InputError(
+                f"{folder.name}: it is done; `--set steps=N` with more than {status.steps} goes on with it"
+            )
+    elif status.state not in ("failed", "cancelled", "unknown"):
+        raise InputError(f"{folder.name}: it is {status.state} ({status.reason}); only a run that ended is resubmitted")

@@ -1,0 +1,107 @@
+"""Commands that write or print a run's results: `report`, `eval` and `export`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.owned_files import owner_only
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.units import format_bytes
+from hpctrain.cli.options.parameters import FILE, PATH, RUN
+from hpctrain.hf.tensors import BYTES, shard_bytes
+from hpctrain.launch.checkpoints import CheckpointEvaluation, evaluate, export
+from hpctrain.report.render import write_report
+
+
+@click.command("report")
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("-o", "--output", type=FILE, help="Default: report.html in RUN.")
+def report_command(folder: Path, output: Path | None) -> None:
+    """Write a run's report.html.
+
+    The report is one file that needs no network and no other file: loss, throughput, stage times, bytes sent, the
+    measured network, the plan compared with the measurements, faults and recoveries. A run in progress has a report
+    too.
+
+    RUN is a run folder, or a run's name, which is looked up in ./runs, then in $HPCTRAIN_RUNS; of several folders with
+    that name the newest counts.
+    """
+    if output is None:
+        # In the run folder only the owner may read the report; a report elsewhere is made to be shown.
+        click.get_current_context().with_resource(owner_only())
+    target = output or folder / "report.html"
+    write_report(folder, target, SystemClock().wall())
+    click.echo(str(target))
+
+
+@click.command("eval")
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.argument("data", metavar="DATA...", nargs=-1, required=True)
+@click.option("--step", type=click.IntRange(min=1), help="The checkpoint of that step. Default: the newest.")
+@click.option(
+    "--split", type=click.Choice(["all", "train", "valid"]), default="all", help="Which part of corpus folders."
+)
+@click.option("--samples", type=click.IntRange(min=1), metavar="N", help="At most N sequences of each. Default: all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+def eval_command(
+    folder: Path,
+    data: tuple[str, ...],
+    step: int | None,
+    split: Literal["all", "train", "valid"],
+    samples: int | None,
+    as_json: bool,
+) -> None:
+    """Loss and perplexity of a run's checkpoint on other data.
+
+    DATA is a folder made by `hpctrain data prepare` with the run's tokenizer, or text (files, folders, .gz), which is
+    tokenized into a temporary folder. Each DATA gets its own loss, by the run's objective, computed in one process. The
+    checkpoint may be of any plan, and the run may still be in progress.
+
+    Only whole sequences of data.seq_len tokens count; a shorter rest at the end of a shard is left out.
+    """
+    done, judged = evaluate(folder, data, step, split, samples, SystemRunner())
+    if as_json:
+        rows = [{key: value for key, value in asdict(item).items() if value is not None} for item in judged]
+        click.echo(json.dumps({"folder": str(folder), "step": done, "data": rows}, allow_nan=False))
+        return
+    click.echo(f"{folder.name} after step {done}")
+    width = max(len(item.path) for item in judged)
+    for item in judged:
+        click.echo(f"  {item.path:<{width}}  {_words(item)}")
+
+
+def _words(item: CheckpointEvaluation) -> str:
+    shown = "too large to tell" if item.perplexity is None else f"{item.perplexity:.4g}"
+    return f"loss {item.loss:.4f}  perplexity {shown}  {item.tokens:,} tokens"
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder to make.")
+@click.option("--step", type=click.IntRange(min=1), help="The checkpoint of that step. Default: the newest.")
+@click.option(
+    "--dtype", type=click.Choice(list(BYTES)), default="float32", help="Type of the numbers; float32 loses nothing."
+)
+@click.option("--max-shard-size", default="5GB", metavar="SIZE", help="The largest file.")
+@click.option("--force", is_flag=True, help="Replace the model that lies in DIR.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+def export_command(
+    folder: Path, output: Path, step: int | None, dtype: str, max_shard_size: str, force: bool, as_json: bool
+) -> None:
+    """Write a run's checkpoint as a Hugging Face folder: weights, config.json, tokenizer and a model card.
+
+    The checkpoint may be of any plan, and the run may still be in progress. `AutoModel…from_pretrained(DIR)` of
+    transformers loads the folder; hpctrain itself needs no transformers.
+    """
+    done = export(folder, output, step, dtype, shard_bytes(max_shard_size), force, SystemRunner())
+    if as_json:
+        click.echo(json.dumps({"folder": str(output.resolve()), **asdict(done)}))
+        return
+    click.echo(f"{output}: {done.architecture} after step {done.step}, {done.parameters:,} parameters")
+    click.echo(f"  {', '.join(done.files)}: {format_bytes(done.size_bytes)}")

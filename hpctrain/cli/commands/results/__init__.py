@@ -1,1 +1,0 @@
-"""Commands on a run's checkpoint: evaluation and export."""

@@ -1,0 +1,107 @@
+"""Commands for run files: `init` writes one, `schema` describes each kind of file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpctrain.cli.answers import say
+from hpctrain.cli.commands.data import summary
+from hpctrain.cli.options.parameters import PATH
+from hpctrain.cli.views.console import phases
+from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
+from hpctrain.records.corpus import Recipe
+from hpctrain.records.format.document import Document
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.run.site import Site
+from hpctrain.records.topology.topology import Topology
+
+
+@click.command()
+@click.argument("run_file", metavar="[RUN.YAML]", default="run.yaml", type=PATH)
+@click.option("--yes", is_flag=True, help="Ask nothing, and prepare a corpus from text found on this machine.")
+@click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.option("--name", help="Name of the run.")
+@click.option("--preset", metavar="NAME", help=f"Model: {', '.join(PRESETS)}.")
+@click.option("--steps", type=int, help="Optimizer steps.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written on stdout, as JSON.")
+def init_command(
+    run_file: Path, yes: bool, force: bool, name: str | None, preset: str | None, steps: int | None, as_json: bool
+) -> None:
+    """Write a commented run file fitted to this machine.
+
+    With --yes you can train with the file as it is: a corpus is prepared beside it, in data/, from text found on this
+    machine. On a terminal, the command asks for name, model and steps, and whether to prepare that corpus.
+    """
+    given: dict[str, Any] = {"name": name, "preset": preset, "steps": steps}
+    starter = dataclasses.replace(Starter(), **{key: value for key, value in given.items() if value is not None})
+    check_starter(run_file, starter, force)
+    with_data = yes
+    if not yes and sys.stdin.isatty():
+        starter, with_data = _ask(starter, given)
+    with phases() as progress:
+        started = write_starter(run_file, starter, with_data=with_data, force=force, progress=progress)
+    if as_json:
+        data = str(started.data) if started.index else None
+        click.echo(json.dumps({"run_file": str(run_file), "data": data, "name": started.run.name}))
+    say(_summary_lines(started, starter), as_json)
+
+
+def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
+    """Ask the person for the values that the command line leaves open; return the starter with them, and whether to
+    prepare the corpus."""
+    questions = {
+        "name": ("Name of the run", None),
+        "preset": ("Model", click.Choice(list(PRESETS))),
+        "steps": ("Optimizer steps", click.IntRange(min=1)),
+    }
+    answers = {
+        key: click.prompt(text, default=getattr(starter, key), type=kind, err=True)
+        for key, (text, kind) in questions.items()
+        if given[key] is None
+    }
+    with_data = click.confirm("Prepare a corpus from text found on this machine?", default=True, err=True)
+    return dataclasses.replace(starter, **answers), with_data
+
+
+def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
+    if started.index is None:
+        return [
+            f"wrote {started.run_file}",
+            f"next: hpctrain data prepare TEXT... -o {started.data}",
+            f"then: hpctrain train {started.run_file} --local {starter.nodes}",
+        ]
+    return [
+        started.text_source,
+        *summary(started.data, started.index),
+        f"wrote {started.run_file}",
+        f"next: hpctrain train {started.run_file} --local {starter.nodes}",
+    ]
+
+
+KINDS: dict[str, type[Document]] = {
+    "run": Run,
+    "recipe": Recipe,
+    "site": Site,
+    "topology": Topology,
+    "plan": Plan,
+}
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)))
+def schema_command(kind: str) -> None:
+    """Print the JSON Schema of a file: every key, its meaning, type and default.
+
+    An editor checks and completes run.yaml with it: save it beside the file and begin run.yaml with the line
+    `# yaml-language-server: $schema=run.schema.json`.
+    """
+    schema = KINDS[kind].model_json_schema(by_alias=True)
+    click.echo(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=1))

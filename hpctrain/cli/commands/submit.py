@@ -1,0 +1,302 @@
+"""`hpctrain submit`: start a run as one Slurm job, or as a background process of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.owned_files import owner_only
+from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import say, submission, warn
+from hpctrain.cli.options.given_topology import warn_if_stale
+from hpctrain.cli.options.parameters import PATH, set_option
+from hpctrain.cli.options.starting import (
+    become_job,
+    begin_own_job,
+    earlier_run,
+    own_job_option,
+    parse_seeds,
+    profile_option,
+    seeds_option,
+    with_profile,
+    with_seed,
+)
+from hpctrain.cli.run_history import add_to_history
+from hpctrain.cli.views.queue_checks import check_before_queueing, check_provisional
+from hpctrain.hf.folder import dropout_warning
+from hpctrain.jobs.bad_nodes import record_excluded_nodes
+from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, without_dependencies
+from hpctrain.jobs.partition_checks import nodes_of_allocation
+from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
+from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
+from hpctrain.launch.preflight.site import check_not_queued_here, site_defaults, with_sbatch_variables
+from hpctrain.launch.slurm_job.existing_job import check_is_slurm, run_in_allocation
+from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, estimate_start, wait_for_job
+from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.records.run.run import Run
+from hpctrain.runs.code_copy import omitted_secrets_text
+from hpctrain.runs.file_system import checkpoint_space_warning
+from hpctrain.runs.folder import RunFolder, remove_on_error
+from hpctrain.slurm.commands import Slurm
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """The options of `submit` that decide what is done and printed."""
+
+    dry_run: bool
+    wait: bool
+    as_json: bool
+
+
+@click.command()
+@click.argument("run_file", type=PATH, metavar="RUN.YAML")
+@click.option("-t", "--topology", type=PATH, help="Topology file of the nodes. Default: probe.")
+@click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
+@set_option
+@click.option("--site", metavar="PROFILE", help="Profile of site.yaml. Default: the first one that matches this place.")
+@seeds_option
+@profile_option
+@click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
+@click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
+@own_job_option
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
+def submit_command(
+    run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], site: str | None,
+    seeds: str | None, profile: int | None, dry_run: bool, wait: bool, own_job: bool, as_json: bool
+) -> None:  # fmt: skip
+    """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
+
+    The command returns at once. First it checks the job against the cluster, chooses the partition that fits best if
+    you name none, and asks Slurm when the job would start. In the job, each attempt measures its nodes, plans for them
+    and trains. After a lost node, a preemption or the time limit, the job is requeued and continues from its last
+    checkpoint. Inside an existing allocation (salloc) the run starts immediately. With --own-job, as in
+    slurm/train.sbatch, your batch job becomes the run's job, and continues the run when it is requeued.
+
+    With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
+    """
+    click.get_current_context().with_resource(owner_only())
+    given = RunInputs(run_file, with_profile(overrides, profile), topology, plan)
+    chosen = parse_seeds(seeds) if seeds is not None else []
+    asked = SubmitOptions(dry_run, wait, as_json)
+    if own_job:
+        if dry_run or wait or as_json or chosen:
+            raise InputError("--own-job: the job turns into the run; leave out --dry-run, --wait, --json and --seeds")
+        _submit_as_own_job(given, site)
+    slurm = Slurm(SystemRunner())
+    given, site_lines = _with_site(given, site, slurm)
+    run = given.run()
+    queued = run.cluster.kind == "slurm"
+    if chosen and (wait or not queued or _is_inside()):
+        raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
+    if not queued:
+        check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(run)}")
+    say(site_lines, as_json)
+    prepared = prepare(given, SystemRunner(), queued=queued)
+    warn_if_stale(prepared.topology, prepared.nodes or None)
+    warnings = checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+    say([*warnings, *dropout_warning(prepared.run)], as_json)
+    if not queued:
+        _submit_here(prepared, asked)
+    elif _is_inside():
+        _submit_in_allocation(prepared, asked)
+    else:
+        _submit_to_slurm(prepared, slurm, chosen, asked)
+
+
+def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInputs, list[str]]:
+    """Return the inputs with the defaults of this cluster's profile in site.yaml, and lines that name what the run
+    takes from it."""
+    defaults = site_defaults(site, slurm, os.environ)
+    if defaults is None:
+        return given, []
+    return replace(given, defaults=defaults.values), defaults.words(given.run_file, given.overrides)
+
+
+def _is_inside() -> bool:
+    """Whether this process runs in an existing allocation."""
+    return bool(os.environ.get("SLURM_JOB_ID"))
+
+
+def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], asked: SubmitOptions) -> None:
+    run, lines = with_sbatch_variables(prepared.run, os.environ)
+    if seeds:
+        lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
+    lines += check_before_queueing(run)
+    checked, start = _taken_by_slurm(run, slurm)
+    say([*lines, *checked.lines], asked.as_json)
+    prepared = replace(prepared, run=checked.run)
+    say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit), asked.as_json)
+    say(start, asked.as_json)
+    if asked.dry_run:
+        script = _script_to_be(checked.asked)
+        _would(prepared, asked.as_json, script, script=script)
+        return
+    answers: list[dict[str, str]] = []
+    try:
+        for seed in seeds or (None,):
+            answers.append(_queue_one(prepared, checked, slurm, seed, asked))
+    finally:
+        # Submitted jobs are printed even after an error: otherwise nobody would know their ids.
+        if asked.as_json and answers:
+            click.echo(json.dumps(answers if seeds else answers[0]))
+    if asked.wait:
+        folder, job_id = Path(answers[0]["folder"]), answers[0]["job_id"]
+        sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: say([text], asked.as_json)))
+
+
+def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[CheckedRun, list[str]]:
+    """Return the run with the chosen partition, and lines with Slurm's estimate of its start. The partition is the one
+    that fits best, or the next best if sbatch refuses that. For runs that differ only in their seed, Slurm is asked
+    once.
+
+    Raises:
+        RefusedError: sbatch refuses both partitions; the message is its answer for the one that fits best.
+    """
+    checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
+    try:
+        return checked, _start_words(checked.asked, slurm)
+    except RefusedError as error:
+        if not checked.others:
+            raise
+        refused, name = error, checked.others[0]
+    other = run.model_copy(update={"cluster": run.cluster.model_copy(update={"partition": name})})
+    following = check_queue(other, slurm, runs_folder(), os.environ, Path.cwd())
+    try:
+        start = _start_words(following.asked, slurm)
+    except RefusedError:
+        raise refused from None
+    words = f"partition {name} chosen: of {checked.run.cluster.partition}, {refused}"
+    return replace(following, lines=[words, *following.lines]), start
+
+
+def _start_words(job: Run, slurm: Slurm) -> list[str]:
+    return estimate_start(job, _script_to_be(job), slurm, SystemClock().wall())
+
+
+def _script_to_be(job: Run) -> str:
+    return preview(job, runs_folder().resolve() / f"{job.name}-<time>")
+
+
+def _queue_one(
+    prepared: PreparedRun, checked: CheckedRun, slurm: Slurm, seed: int | None, asked: SubmitOptions
+) -> dict[str, str]:
+    """Submit one run; return its name, folder and job id."""
+    run, job = prepared.run, checked.asked
+    if seed is not None:
+        run, job = with_seed(run, seed), with_seed(job, seed)
+    folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
+    say(omitted_secrets_text(folder.path), asked.as_json)
+    with remove_on_error(folder):
+        record_dependent_run(checked.before, folder.path)
+        job_id = submit_job(folder, job, _without_excluded(folder, prepared, job, slurm, asked))
+    add_to_history("submit", folder.path, job_id, slurm)
+    say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
+    if checked.before.folders:
+        # A run that this one waits for may have continued as another job meanwhile, which did not know of this one.
+        say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
+    if not asked.as_json:
+        _tell(folder.path, job_id, as_json=False)
+    return submission(folder.path, job_id)
+
+
+def _without_excluded(
+    folder: RunFolder, prepared: PreparedRun, job: Run, slurm: Slurm, asked: SubmitOptions
+) -> list[str]:
+    """Return the nodes that the first job excludes, by the verdict of the given topology."""
+    now = SystemClock().wall()
+    bad = record_excluded_nodes(folder.path, prepared.topology, now, job.recovery.exclude_hours)
+    if not bad:
+        return []
+    exclude = nodes_to_exclude_if_known(folder.path, job, slurm, now)
+    remaining = sorted(set(bad) - set(exclude))
+    say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
+    more = "the job may get it, and the plan leaves it out"
+    say([f"the topology excludes {', '.join(remaining)}: {more}"] if remaining else [], asked.as_json)
+    return exclude
+
+
+def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:
+    prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
+    say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
+    if asked.dry_run:
+        script = _script_to_be(prepared.run)
+        _would(prepared, asked.as_json, script, script=script)
+        return
+    job_id = os.environ["SLURM_JOB_ID"]
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    add_to_history("submit", folder.path, job_id, Slurm(SystemRunner()))
+    _tell(folder.path, job_id, asked.as_json)
+    _run_here(folder, prepared, job_id)
+
+
+def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
+    if not prepared.run.cluster.after:
+        return prepared
+    say([f"cluster.after: not waited for, as {why}"], as_json)
+    return replace(prepared, run=without_dependencies(prepared.run))
+
+
+def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
+    """Turn this batch job into the run; does not return."""
+    job = begin_own_job()
+    before = earlier_run(job)
+    if before is not None:
+        become_job(before, job)
+    given, _ = _with_site(given, site, Slurm(SystemRunner()))
+    prepared = prepare(given, SystemRunner(), queued=True)
+    warn_if_stale(prepared.topology)
+    check_is_slurm(prepared.run)
+    prepared = _not_waiting(prepared, "this job runs already", True)
+    say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), True)
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    record_excluded_nodes(folder.path, prepared.topology, SystemClock().wall(), prepared.run.recovery.exclude_hours)
+    become_job(folder.path, job, prepared.run)
+
+
+def _run_here(folder: RunFolder, prepared: PreparedRun, job_id: str) -> NoReturn:
+    """Run inside this allocation; does not return."""
+    code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), lambda text: warn([text]))
+    newest = folder.attempts()[-1:] or [{"reason": "the job script did not get to its run"}]
+    warn([newest[0].get("reason", "the job script was killed")])
+    sys.exit(code)
+
+
+def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
+    if asked.wait:
+        raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
+    count = fewest_nodes(prepared.run)
+    if asked.dry_run:
+        text = f"would start {count} virtual nodes of this machine in the background"
+        _would(prepared, asked.as_json, text, nodes=count)
+        return
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    say(omitted_secrets_text(folder.path), asked.as_json)
+    with remove_on_error(folder):
+        job_id = submit_local(folder, count, SystemRunner())
+    add_to_history("submit", folder.path, job_id, None)
+    _tell(folder.path, job_id, asked.as_json)
+
+
+def _would(prepared: PreparedRun, as_json: bool, text: str, **more: object) -> None:
+    """Print the result of a dry run: `text`, or JSON with `more` and a submission's keys, but no folder and job."""
+    nothing = {"name": prepared.run.name, "folder": None, "job_id": None}
+    click.echo(json.dumps({**nothing, **more}) if as_json else text)
+
+
+def _tell(folder: Path, job_id: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(submission(folder, job_id)))
+        return
+    click.echo(f"job {job_id}, run folder {folder}")
+    name = folder.name
+    click.echo(f"watch: hpctrain watch {name}\nlogs:  hpctrain logs -f {name}")
+    click.echo(f"look:  hpctrain status {name}\nstop:  hpctrain cancel {name}")

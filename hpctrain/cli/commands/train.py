@@ -1,0 +1,127 @@
+"""`hpctrain train`: train as local processes, and show the progress on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import EXIT_DONE, InputError
+from hpctrain.base.owned_files import owner_only
+from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import warn
+from hpctrain.cli.options.given_topology import warn_if_stale
+from hpctrain.cli.options.parameters import PATH, RUN, set_option
+from hpctrain.cli.options.starting import profile_option, traces_line, with_profile
+from hpctrain.cli.run_history import add_to_history
+from hpctrain.cli.views.live_job import watch
+from hpctrain.hf.folder import dropout_warning
+from hpctrain.launch.local import local_nodes
+from hpctrain.launch.local_run import LocalJob, ResumedRun, check_resumed, resume, start
+from hpctrain.launch.preflight.changed_settings import changes_text
+from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, prepare, runs_folder
+from hpctrain.launch.preflight.site import login_node_words
+from hpctrain.records.run.run import run_of
+from hpctrain.runs.code_copy import omitted_secrets_text
+from hpctrain.runs.file_system import checkpoint_space_warning
+from hpctrain.runs.folder import resume_text
+from hpctrain.slurm.commands import Slurm
+
+
+@click.command()
+@click.argument("run_file", required=False, type=PATH, metavar="[RUN.YAML]")
+@click.option("--local", "count", type=click.IntRange(min=1), help="Number of virtual nodes. Default: cluster.nodes.")
+@click.option("-t", "--topology", type=PATH, help="Topology file. Default: probe first.")
+@click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
+@click.option("--resume", "run", metavar="RUN", type=RUN, help="Go on with a run, on any number of nodes.")
+@click.option("--from-seed", is_flag=True, help="With --resume: begin again; checkpoints that are there are put aside.")
+@set_option
+@profile_option
+@click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
+@click.option("--dry-run", is_flag=True, help="Check everything and say what would run.")
+def train_command(
+    run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: Path | None,
+    from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool
+) -> None:  # fmt: skip
+    """Train as local processes: n virtual nodes, each with one CPU device, one agent and one worker.
+
+    Ctrl-C saves a checkpoint and stops; a second Ctrl-C ends everything at once.
+    """
+    click.get_current_context().with_resource(owner_only())
+    overrides = with_profile(overrides, profile)
+    if (run_file is None) == (run is None):
+        raise InputError("give a run file to start, or --resume RUN to go on with one")
+    if from_seed and run is None:
+        raise InputError("--from-seed: a new run begins from the seed anyway; it belongs to --resume RUN")
+    if run is not None:
+        if topology or plan:
+            raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
+        if dry_run:
+            going = check_resumed(run, count, overrides, SystemRunner(), from_seed)
+            warn(login_node_words(going.count, Slurm(SystemRunner()), os.environ))
+            click.echo(_would_resume(going), err=as_json)
+            return
+        job = resume(run, count, overrides, SystemRunner(), SystemClock(), from_seed)
+        warn(login_node_words(len(job.processes), Slurm(SystemRunner()), os.environ))
+    else:
+        assert run_file is not None, "checked above"
+        prepared = prepare(RunInputs(run_file, overrides, topology, plan), SystemRunner(), count)
+        warn_if_stale(prepared.topology, prepared.nodes)
+        warn(login_node_words(len(prepared.nodes), Slurm(SystemRunner()), os.environ))
+        if dry_run:
+            click.echo(_would_do(prepared), err=as_json)
+            return
+        job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
+        space = checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+        warn([*space, *dropout_warning(prepared.run), *omitted_secrets_text(job.folder.path)])
+    _watch(job, as_json)
+
+
+def _watch(job: LocalJob, as_json: bool) -> None:
+    folder = job.folder.path
+    run = run_of(folder)
+    out = sys.stderr if as_json else sys.stdout
+    print(f"run folder {folder}", file=out, flush=True)
+    add_to_history("train", folder, None)
+    ended = watch(job, run.steps, out)
+    traces = traces_line(run, folder)
+    if traces is not None:
+        print(traces, file=out)
+    if as_json:
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "exit_code": ended.exit_code}))
+    if ended.exit_code == EXIT_DONE:
+        print(f"done: {ended.reason}; `hpctrain report {folder}` shows the run", file=out)
+        return
+    if ended.stopped:
+        warn([f"{ended.reason}; go on with `hpctrain train --resume {folder}`"])
+    else:
+        warn([ended.reason, f"the logs are in {folder}/logs/{job.attempt}"])
+    sys.exit(ended.exit_code)
+
+
+def _would_resume(going: ResumedRun) -> str:
+    saved = resume_text(going.path)
+    lines = [
+        f"would go on with {going.path.name} to step {going.run.steps}; {saved}",
+        f"  nodes     {', '.join(local_nodes(going.count))}",
+        *(f"  change    {line}" for line in changes_text(going.path, going.run)),
+    ]
+    return "\n".join(lines)
+
+
+def _would_do(prepared: PreparedRun) -> str:
+    run = prepared.run
+    spec = prepared.spec
+    lines = [
+        f"would train {run.name}: {run.steps} steps of {run.batch.global_} × {run.data.seq_len} tokens",
+        f"  model     {spec.parameters():,} parameters, {spec.layers} blocks, vocabulary {spec.vocab}",
+        f"  nodes     {', '.join(prepared.nodes)}",
+        f"  topology  {'as given' if prepared.topology else 'measured first'}",
+        f"  plan      {'as given' if prepared.plan else 'made first'}",
+        f"  folder    {runs_folder()}/{run.name}-<time>",
+    ]
+    return "\n".join(lines)

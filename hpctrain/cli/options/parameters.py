@@ -1,0 +1,87 @@
+"""Types of parameters: files, folders, runs, finite numbers, and numbers by name; and the option `--set`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.format.node_name import expand_node_set
+from hpctrain.runs.locate import find_run
+
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+class RunType(click.ParamType[Path]):
+    """A click type for a run, given as its folder, its name or its job's id; the value is the folder."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the run's folder; the error for an unknown run lists where it was looked up."""
+        return value if isinstance(value, Path) else find_run(value, os.environ, Path.cwd())
+
+
+RUN = RunType()
+
+
+class FiniteNumber(click.FloatRange):
+    """A click type for a finite number in a range; click's FloatRange accepts 'nan'."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number to compute with", param, ctx)
+        return number
+
+
+def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
+    """Return the numbers by name: ('a=0.5', 'b=2') -> {'a': 0.5, 'b': 2.0}.
+
+    Raises:
+        InputError: a text is not of the form NAME=NUMBER, a number is not above 0, or a name is given twice.
+    """
+    numbers: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not name or not 0 < value < math.inf:
+            raise InputError(f"{option}: found {text!r}; write it like name=0.5, with a number above 0")
+        if name in numbers:
+            raise InputError(f"{option}: found {name} twice; give it once")
+        numbers[name] = value
+    return numbers
+
+
+def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
+    """Return the numbers by node, where each name is a node set: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}."""
+    return {
+        node: value for names, value in numbers_by_name(option, texts).items() for node in node_names(option, names)
+    }
+
+
+def node_names(option: str, text: str) -> list[str]:
+    """Return the nodes of a node set: 'n[1-2],a' -> ['a', 'n1', 'n2'].
+
+    Raises:
+        InputError: `text` is not a node set.
+    """
+    try:
+        return expand_node_set(text)
+    except ValueError as error:
+        raise InputError(f"{option} {text}: {error}; write it like n[0-2] or a,b") from None
+
+
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file."
+)
