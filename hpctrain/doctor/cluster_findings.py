@@ -14,12 +14,16 @@ from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S, can_be_preempted
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.run import Recovery
 from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
+from hpctrain.slurm.limits import members
 from hpctrain.slurm.time import format_time_limit
 
 LONG_PAUSE_S = 60
 """Shortest pause between two attempts, in seconds, that is reported."""
 NOTICE_S = int(Cluster.model_fields["save_notice_s"].default)
 HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
+HELD_WORDS = (
+    "after so many failed starts Slurm holds the job; `hpctrain status` says so, `scontrol release JOB` frees it"
+)
 _slurm = partial(DoctorFinding, "Slurm")
 _MIG = re.compile(r"\d+g\.\d+gb")
 
@@ -29,8 +33,7 @@ def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
     if isinstance(slurm, SlurmUnavailable):
         return [_no_slurm(slurm)]
     config = slurm.config
-    kind = config["preempt_type"]
-    preempting = any(can_be_preempted(kind, partition, slurm.partitions) for partition in slurm.partitions)
+    preempting = any(_can_be_preempted(partition, slurm) for partition in slurm.partitions)
     return [
         _slurm("version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers"),
         _slurmd_timeout(config["slurmd_timeout_s"]),
@@ -39,10 +42,10 @@ def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
         *([_preempt_signal(config["preempt_send_user_signal"])] if preempting else []),
         _kill_wait(config),
         _job_requeue(config["job_requeue"]),
-        _batch_requeue(config["max_batch_requeue"]),
+        _slurm("MaxBatchRequeue", "ok", str(config["max_batch_requeue"]), HELD_WORDS),
         _topology(config["topology_plugin"]),
         _accounting(config),
-        *partition_findings(kind, slurm.partitions, slurm.nodes),
+        *_partition_findings(slurm),
     ]
 
 
@@ -74,21 +77,19 @@ def _requeue_pause(seconds: int) -> DoctorFinding:
 
 
 def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
-    kind = config["preempt_type"].removeprefix("preempt/")
-    value = f"{kind}, {config['preempt_mode']}"
+    name, mode = "PreemptType, PreemptMode", config["preempt_mode"]
+    value = f"{config['preempt_type'].removeprefix('preempt/')}, {mode}"
     if not preempting:
-        return _slurm("PreemptType, PreemptMode", "ok", value, "no job is ended to make room for another one")
-    words, mode = "jobs may be ended to make room for others", config["preempt_mode"]
+        return _slurm(name, "ok", value, "no job is ended to make room for another one")
+    words = "jobs may be ended to make room for others"
     if "CANCEL" in mode:
         words += "; Slurm does not bring them back, hpctrain asks for it while it saves"
-        return _slurm(
-            "PreemptType, PreemptMode", "note", value, words, "where that was too late: hpctrain resubmit RUN"
-        )
+        return _slurm(name, "note", value, words, "where that was too late: hpctrain resubmit RUN")
     if "REQUEUE" in mode:
         words += "; Slurm puts them back into the queue and they go on from their last checkpoint"
     elif "SUSPEND" in mode:
         words = "jobs may be stopped in place for others; a run that wakes up may have to start its workers again"
-    return _slurm("PreemptType, PreemptMode", "note", value, words)
+    return _slurm(name, "note", value, words)
 
 
 def _preempt_signal(sent: bool) -> DoctorFinding:
@@ -107,19 +108,9 @@ def _kill_wait(config: ClusterConfig) -> DoctorFinding:
 
 
 def _job_requeue(on: bool) -> DoctorFinding:
-    words = "jobs go back into the queue after a node failure unless they say otherwise"
-    if not on:
-        words = (
-            "jobs go back into the queue after a node failure only when they ask for it, as hpctrain's do (--requeue)"
-        )
+    words = "jobs go back into the queue after a node failure "
+    words += "unless they say otherwise" if on else "only when they ask for it, as hpctrain's do (--requeue)"
     return _slurm("JobRequeue", "ok", "1" if on else "0", words)
-
-
-def _batch_requeue(most: int) -> DoctorFinding:
-    words = (
-        "after so many failed starts Slurm holds the job; `hpctrain status` says so, `scontrol release JOB` frees it"
-    )
-    return _slurm("MaxBatchRequeue", "ok", str(most), words)
 
 
 def _topology(plugin: str) -> DoctorFinding:
@@ -138,48 +129,39 @@ def _accounting(config: ClusterConfig) -> DoctorFinding:
     return _slurm("accounting", "note", "none", words)
 
 
-def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[DoctorFinding]:
-    """Return one finding per partition, and one more if no partition can run anything.
-
-    Args:
-        kind: the cluster's PreemptType.
-    """
-    findings = [_partition(kind, partition, partitions, nodes) for partition in partitions]
-    if not any(partition.state == "UP" and _ready(partition, nodes) for partition in partitions):
+def _partition_findings(slurm: SlurmFacts) -> list[DoctorFinding]:
+    """Return one finding per partition, and one more if no partition can run anything."""
+    findings = [_partition(partition, slurm) for partition in slurm.partitions]
+    if not any(partition.state == "UP" and _ready(partition, slurm) for partition in slurm.partitions):
         words = "no partition that you see is up and has a node that takes jobs: a job would only wait"
         findings.append(DoctorFinding("partitions", "all", "problem", "none is ready", words, "ask the site"))
     return findings
 
 
-def _partition(
-    kind: str, partition: Partition, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]
-) -> DoctorFinding:
-    ready, members = _ready(partition, nodes), _members(partition, nodes)
-    out = len(members) - len(ready)
+def _partition(partition: Partition, slurm: SlurmFacts) -> DoctorFinding:
+    ready, there = _ready(partition, slurm), members(partition, slurm.nodes)
+    out = len(there) - len(ready)
     value = _nodes(partition.nodes_total)
     if out:
         value += f", {out} out of service"
-    value += f"; {_gpus(members)}"
-    warnings = [
-        *_closed(partition, ready), *_too_short(partition), *_preempted(kind, partition, partitions),
-    ]  # fmt: skip
+    value += f"; {_gpus(there)}"
+    warnings = [*_closed(partition, ready), *_too_short(partition), *_preempted(partition, slurm)]
     words = "; ".join([*_limits(partition), *warnings])
     name = f"{partition.name} (default)" if partition.default else partition.name
     return DoctorFinding("partitions", name, "note" if warnings else "ok", value, words)
 
 
-def _members(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    names = set(partition.nodes)
-    return [node for node in nodes if node.name in names]
+def _can_be_preempted(partition: Partition, slurm: SlurmFacts) -> bool:
+    return can_be_preempted(slurm.config["preempt_type"], partition, slurm.partitions)
 
 
-def _ready(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    return [node for node in _members(partition, nodes) if node.accepts_jobs]
+def _ready(partition: Partition, slurm: SlurmFacts) -> list[NodeInfo]:
+    return [node for node in members(partition, slurm.nodes) if node.accepts_jobs]
 
 
-def _gpus(members: Sequence[NodeInfo]) -> str:
+def _gpus(nodes: Sequence[NodeInfo]) -> str:
     """Return GPUs by their number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1 node'."""
-    counts = Counter((item.count, item.type) for node in members for item in node.gres if item.name == "gpu")
+    counts = Counter((item.count, item.type) for node in nodes for item in node.gres if item.name == "gpu")
     if not counts:
         return "no GPUs"
     parts = []
@@ -225,9 +207,9 @@ def _too_short(partition: Partition) -> list[str]:
     return ["a job that names no time gets too little to train: give cluster.time"]
 
 
-def _preempted(kind: str, partition: Partition, partitions: Sequence[Partition]) -> list[str]:
+def _preempted(partition: Partition, slurm: SlurmFacts) -> list[str]:
     mode = partition.preempt_mode
-    if mode == "OFF" or not can_be_preempted(kind, partition, partitions):
+    if mode == "OFF" or not _can_be_preempted(partition, slurm):
         return []
     if "SUSPEND" in mode:
         return ["its jobs may be suspended for others"]

@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
+from hpctrain.slurm.cluster import ClusterState
 
 
 @dataclass(frozen=True)
-class SlurmFacts:
+class SlurmFacts(ClusterState):
     """Facts about a cluster whose Slurm controller answers."""
 
-    config: ClusterConfig
-    partitions: tuple[Partition, ...]
-    nodes: tuple[NodeInfo, ...]
     pyxis: bool
     """Whether srun can start containers itself (--container-image)."""
 
@@ -102,14 +99,6 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True)
-class FolderTest:
-    """The result of a test of one operation in a folder; `reason` says what went wrong."""
-
-    works: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class FolderFacts:
     """Facts about the folder in which run folders are made."""
 
@@ -120,9 +109,12 @@ class FolderFacts:
     free_bytes: int
     from_variable: bool
     """Whether HPCTRAIN_RUNS names the folder."""
-    rename: FolderTest
-    lock: FolderTest
-    link: FolderTest
+    rename: str
+    """What went wrong when a file was replaced there; '' if nothing did."""
+    lock: str
+    """What went wrong when a run folder was locked there; '' if nothing did."""
+    link: str
+    """What went wrong when a hard link was made there; '' if nothing did."""
 
 
 @dataclass(frozen=True)

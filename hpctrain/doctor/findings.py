@@ -12,7 +12,6 @@ from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,
     FolderFacts,
-    FolderTest,
     Interface,
     LocalDisk,
     MachineFacts,
@@ -219,16 +218,16 @@ def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
     return _file(name, "note", value, words, todo)
 
 
-def _tried(name: str, trial: FolderTest, words: str, cost: str) -> DoctorFinding:
-    if trial.works:
+def _tried(name: str, wrong: str, words: str, cost: str) -> DoctorFinding:
+    if not wrong:
         return _file(name, "ok", "works", f"tried there: {words}")
     todo = "set HPCTRAIN_RUNS to a folder on another file system"
-    return _file(name, "problem", "fails", f"{trial.reason}; {cost}", todo)
+    return _file(name, "problem", "fails", f"{wrong}; {cost}", todo)
 
 
 def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
     local = [option for option in runs.options if option in _LOCKS_OF_ONE_NODE]
-    if runs.lock.works and elsewhere and local:
+    if not runs.lock and elsewhere and local:
         words = (
             f"mounted with {local[0]}: a lock holds on one node only, so a run folder that is in use on another node "
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.doctor.facts import FolderFacts, FolderTest, LocalDisk
+from hpctrain.doctor.facts import FolderFacts, LocalDisk
 from hpctrain.report.status import lock_held
 from hpctrain.runs.file_system import file_system_of, is_shared, mount_options
 from hpctrain.runs.folder import lock_run_folder
@@ -26,9 +26,7 @@ def inspect_runs_folder(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
     """
     path = runs.expanduser().resolve()
     there = _nearest(path)
-    rename, lock, link = (
-        _try_in(there) if not path.is_file() else (FolderTest(False, "it is a file, not a folder"),) * 3
-    )
+    rename, lock, link = _try_in(there) if not path.is_file() else ("it is a file, not a folder",) * 3
     return FolderFacts(
         path=path,
         kind=file_system_of(there),
@@ -58,31 +56,29 @@ def _nearest(path: Path) -> Path:
         path = path.parent
 
 
-def _try_in(folder: Path) -> tuple[FolderTest, FolderTest, FolderTest]:
-    """Return the results of testing rename, lock and link, in this order."""
+def _try_in(folder: Path) -> tuple[str, str, str]:
+    """Return what went wrong in the tests of rename, lock and link, in this order; '' where nothing did."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".hpctrain-doctor-", dir=folder))
     except OSError as error:
-        failed = FolderTest(False, f"nothing can be written there: {error.strerror or error}")
-        return failed, failed, failed
+        return (f"nothing can be written there: {error.strerror or error}",) * 3
     try:
         return _tried(_rename, scratch), _tried(_lock, scratch), _tried(_link, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _tried(trial: Callable[[Path], str], folder: Path) -> FolderTest:
+def _tried(trial: Callable[[Path], str], folder: Path) -> str:
     try:
-        reason = trial(folder)
+        return trial(folder)
     except OSError as error:
-        reason = error.strerror or str(error)
+        return error.strerror or str(error)
     except StorageError as error:
         # The message of the StorageError names a temporary file that no longer exists; its cause does not.
         cause = error.__cause__
-        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+        return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
     except HpctrainError as error:
-        reason = str(error)
-    return FolderTest(reason == "", reason)
+        return str(error)
 
 
 def _rename(folder: Path) -> str:

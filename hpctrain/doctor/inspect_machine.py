@@ -46,7 +46,7 @@ def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which:
     """Return all facts; no setting is changed and no file is left behind."""
     host = platform.node().partition(".")[0]
     slurm = inspect_slurm(runner, environ, which)
-    nodes = slurm.nodes if isinstance(slurm, SlurmFacts) else ()
+    nodes = slurm.nodes if isinstance(slurm, SlurmFacts) else []
     return MachineFacts(
         host=host,
         slurm=slurm,
@@ -65,9 +65,7 @@ def inspect_slurm(runner: Runner, environ: Mapping[str, str], which: Which) -> S
         return SlurmUnavailable(installed=False, configured=False)
     slurm = Slurm(runner, environ)
     try:
-        config = slurm.config()
-        nodes = slurm.nodes()
-        return SlurmFacts(config, tuple(slurm.partitions(nodes)), tuple(nodes), _has_pyxis(slurm))
+        return SlurmFacts(**vars(slurm.state()), pyxis=_has_pyxis(slurm))
     except CommandError as error:
         return SlurmUnavailable(installed=True, configured=not isinstance(error, NotConfiguredError), reason=str(error))
 

@@ -12,7 +12,6 @@ from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,
     FolderFacts,
-    FolderTest,
     Interface,
     LocalDisk,
     MachineFacts,
@@ -33,11 +32,10 @@ from hpctrain.doctor.findings import (
 from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
-WORKS = FolderTest(True)
 CPU_TORCH = TorchFacts("2.13.0+cpu", None, True, None, ())
 CUDA_TORCH = TorchFacts("2.13.0", "12.9", True, "2.27.3", ("NVIDIA H200",))
 DRIVER = Driver(("NVIDIA H200",), "570.1")
-RUNS = FolderFacts(Path("/home/anna/runs"), "nfs4", ("rw", "local_lock=none"), 2**40, True, WORKS, WORKS, WORKS)
+RUNS = FolderFacts(Path("/home/anna/runs"), "nfs4", ("rw", "local_lock=none"), 2**40, True, "", "", "")
 ETHERNET = Interface("eth0", "10.0.0.1", 10**10, False)
 NETWORK = NetworkFacts((ETHERNET,), "gpu1", "eth0", known=("lo", "eth0"))
 NO_SLURM = SlurmUnavailable(installed=False, configured=False)
@@ -49,7 +47,7 @@ def captured(version: str) -> SlurmFacts:
     texts = {name: (GOLDEN / version / f"{name}.txt").read_text() for name in ("config", "partitions", "nodes")}
     nodes = parse_nodes(texts["nodes"].partition("== idle\n")[2].partition("\n== ")[0])
     partitions = parse_partitions(texts["partitions"], nodes)
-    return SlurmFacts(parse_config(texts["config"]), tuple(partitions), tuple(nodes), pyxis=False)
+    return SlurmFacts(parse_config(texts["config"]), nodes, partitions, pyxis=False)
 
 
 @pytest.fixture(params=["22.05.8", "24.11.5"])
@@ -248,7 +246,7 @@ def test_where_run_folders_lie(kind, elsewhere, level):
 
 
 def test_a_folder_where_a_trial_failed():
-    failed = FolderTest(False, "Function not implemented")
+    failed = "Function not implemented"
     found = by_name(folder_findings(replace(RUNS, lock=failed, link=failed), elsewhere=False))
     assert [name for name, finding in found.items() if finding.level == "problem"] == ["lock", "hard link"]
     assert found["lock"].words.startswith("Function not implemented; two runs could write")

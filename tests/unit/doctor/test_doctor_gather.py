@@ -133,7 +133,7 @@ def test_a_node_that_only_loopback_leads_to_gives_no_interface():
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path):
     found = inspect_runs_folder(tmp_path / "not" / "yet", {})
-    assert (found.rename.works, found.lock.works, found.link.works) == (True, True, True)
+    assert (found.rename, found.lock, found.link) == ("", "", "")
     assert not found.from_variable
     assert found.free_bytes > 0
     assert list(tmp_path.iterdir()) == []
@@ -143,7 +143,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path):
     (tmp_path / "runs").write_text("")
     found = inspect_runs_folder(tmp_path / "runs", {"HPCTRAIN_RUNS": str(tmp_path / "runs")})
     assert found.from_variable
-    assert (found.rename.works, found.rename.reason) == (False, "it is a file, not a folder")
+    assert found.rename == "it is a file, not a folder"
 
 
 def test_a_file_system_without_locks_is_noticed(tmp_path, monkeypatch):
@@ -152,13 +152,13 @@ def test_a_file_system_without_locks_is_noticed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     found = inspect_runs_folder(tmp_path, {})
-    assert (found.lock.works, found.lock.reason) == (False, "Function not implemented")
-    assert (found.rename.works, list(tmp_path.iterdir())) == (True, [])
+    assert found.lock == "Function not implemented"
+    assert (found.rename, list(tmp_path.iterdir())) == ("", [])
 
 
 def test_locks_that_hold_nothing_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda descriptor, kind: None)
-    assert inspect_runs_folder(tmp_path, {}).lock.reason == "a lock that is held looks free"
+    assert inspect_runs_folder(tmp_path, {}).lock == "a lock that is held looks free"
 
 
 def test_a_folder_that_nobody_may_write(tmp_path, monkeypatch):
@@ -167,4 +167,4 @@ def test_a_folder_that_nobody_may_write(tmp_path, monkeypatch):
 
     monkeypatch.setattr("hpctrain.doctor.inspect_folder.tempfile.mkdtemp", refuse)
     found = inspect_runs_folder(tmp_path, {})
-    assert found.rename.reason == found.link.reason == "nothing can be written there: Permission denied"
+    assert found.rename == found.link == "nothing can be written there: Permission denied"
