@@ -15,8 +15,7 @@ from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.hang_report import WorkerActivity
-from hpctrain.agent.peers import Announcement, PeerMesh
-from hpctrain.agent.reachability import ReachabilityTracker
+from hpctrain.agent.peers import Announcement, PeerMesh, ReachabilityTracker
 from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreConnection, WeightsHash
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError

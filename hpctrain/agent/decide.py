@@ -299,7 +299,8 @@ def _between(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
         return Decision("wait", out[view.me])
     members = tuple(n for n in view.nodes if (n == view.me or n in living) and n not in out)
     waited = now - view.phase_since
-    at_work = [peer.node for peer in living.values() if view.record and _is_at_work(peer, view.record)]
+    number = None if view.record is None else view.record.number
+    at_work = any(peer.phase == "running" and peer.generation == number for peer in living.values())
     everybody = view.record is not None or len(members) + len(out) == len(view.nodes)
     # Two nodes that do not hear each other yet may still connect.
     meeting = any(not {a, b} & out.keys() for a, b in view.silent)
@@ -317,10 +318,6 @@ def _between(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     if waited < turn + (0 if settled else limit):
         return Decision("wait", f"node {members[0]} proposes the next generation")
     return Decision("propose", view.reason or "start", members=members, left_out=out)
-
-
-def _is_at_work(peer: PeerView, record: Generation) -> bool:
-    return peer.phase == "running" and peer.generation == record.number
 
 
 def _cut_off(

@@ -30,16 +30,11 @@ class WorkerActivity(NamedTuple):
     state: ShortText = ""
     """The state of the process, where it explains the hang: 'stopped by a signal'; else empty."""
 
-    @property
-    def hangs(self) -> bool:
-        """Whether the worker makes no progress although it waits for no other rank."""
-        return bool(self.state) or not self.waits
-
 
 def blocking_workers(doing: Sequence[WorkerActivity]) -> tuple[WorkerActivity, ...]:
     """Return the ranks that block the others: those whose process does not run, else those that wait for no rank."""
     stopped = tuple(item for item in doing if item.state)
-    return stopped or tuple(item for item in doing if item.hangs)
+    return stopped or tuple(item for item in doing if not item.waits)
 
 
 def describe_hang(doing: Sequence[WorkerActivity]) -> str:

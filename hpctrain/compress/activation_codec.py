@@ -5,8 +5,6 @@ There is no residual: rounding errors are lost, because the next message is abou
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,32 +13,19 @@ from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
 from hpctrain.records.plan.gradient_codec import Messages
 
 
-class ActivationCodec(Protocol):
-    """Encodes tensors as messages whose length depends only on the tensor's shape, and decodes them."""
-
-    def empty(self, tensor: Tensor) -> Tensor:
-        """An uninitialised message for a tensor of this shape, on its device."""
-        ...
-
-    def write(self, tensor: Tensor) -> Tensor:
-        """Encode a tensor of any shape as a newly allocated message."""
-        ...
-
-    def read(self, message: Tensor, tensor: Tensor) -> None:
-        """Decode a message into `tensor`, which has the shape of the encoded one."""
-        ...
-
-
 class Bf16ActivationCodec:
     """The codec `bf16`: each number is rounded to 8 bits of mantissa, half the bytes of fp32."""
 
     def empty(self, tensor: Tensor) -> Tensor:
+        """Return an uninitialised message for a tensor of this shape, on its device."""
         return torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
 
     def write(self, tensor: Tensor) -> Tensor:
+        """Encode a tensor of any shape as a newly allocated message."""
         return self.empty(tensor).copy_(tensor)
 
     def read(self, message: Tensor, tensor: Tensor) -> None:
+        """Decode a message into `tensor`, which has the shape of the encoded one."""
         tensor.copy_(message)
 
 
@@ -70,6 +55,10 @@ class Int8ActivationCodec:
         numbers = torch.empty(_padded_numel(tensor), device=tensor.device)
         self._code.read(message, numbers)
         tensor.copy_(numbers[: tensor.numel()].view(tensor.shape))
+
+
+ActivationCodec = Bf16ActivationCodec | Int8ActivationCodec
+"""Encodes tensors as messages whose length depends only on the tensor's shape, and decodes them."""
 
 
 def build_activation_codec(messages: Messages) -> ActivationCodec | None:

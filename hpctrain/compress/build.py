@@ -13,10 +13,9 @@ import torch.distributed as dist
 from hpctrain.compress.codecs.sparse_message import ValueCode
 from hpctrain.compress.collectives.reduce_scatter import DenseReduceScatter, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
-from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
 from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec, QuantizedReduceScatter, QuantizedStage
-from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
+from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.compress.reducers.sparse import SparseReducer
 from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -156,23 +157,18 @@ class _AllGather(DefaultAllGather):
         return None if work is None else TrackedWork([work], self._operation)
 
 
+@dataclass(eq=False)
 class _ReduceScatter(DefaultReduceScatter):
     """The reduce-scatter within a shard group; torch's all-reduce between the groups follows at once."""
 
-    def __init__(
-        self,
-        count: CountBytes,
-        sums_replicate_axis: Callable[[], bool],
-        replicate_degree: int,
-        scatter: ReduceScatter | None,
-        operation: str,
-    ) -> None:
-        self._count = count
-        self._sums_replicate_axis = sums_replicate_axis
-        self._replicate_degree = replicate_degree
-        self._scatter = scatter
-        self._operation = operation
-        self._replicate_activity = ACTIVITY.doing(operation, waits=True)
+    count: CountBytes
+    sums_replicate_axis: Callable[[], bool]
+    replicate_degree: int
+    scatter: ReduceScatter | None
+    operation: str
+
+    def __post_init__(self) -> None:
+        self._replicate_activity = ACTIVITY.doing(self.operation, waits=True)
 
     def __call__(
         self,
@@ -183,14 +179,14 @@ class _ReduceScatter(DefaultReduceScatter):
         async_op: bool = False,
     ) -> Any:
         part, work = output_tensor.nbytes, None
-        with ACTIVITY.doing(self._operation, waits=True):
-            if self._scatter is None:
-                self._count(input_tensor.nbytes - part)
+        with ACTIVITY.doing(self.operation, waits=True):
+            if self.scatter is None:
+                self.count(input_tensor.nbytes - part)
                 work = super().__call__(output_tensor, input_tensor, group, op, async_op)
             else:
-                self._count(self._scatter(output_tensor, input_tensor, group))
-        if self._replicate_degree > 1 and self._sums_replicate_axis():
-            self._count(2 * (self._replicate_degree - 1) * part // self._replicate_degree)
+                self.count(self.scatter(output_tensor, input_tensor, group))
+        if self.replicate_degree > 1 and self.sums_replicate_axis():
+            self.count(2 * (self.replicate_degree - 1) * part // self.replicate_degree)
             self._replicate_activity.__enter__()
         return work
 

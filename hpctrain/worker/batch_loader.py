@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpctrain.corpus.read.mixture import Mixture, open_training
 from hpctrain.corpus.read.node_cache import cached_folders
 from hpctrain.corpus.read.objective import SpecialTokens, examples, special_tokens
-from hpctrain.corpus.read.tokens import open_named, open_validation
+from hpctrain.corpus.read.tokens import Corpus, open_named, open_validation
 from hpctrain.records.run.objective import AnyObjective, lengths
 from hpctrain.records.run.run import Run
 
@@ -32,11 +31,8 @@ class SampleBatch(NamedTuple):
     """Input of the decoder, for encoder-decoder models; else None."""
 
 
-class SequenceStream(Protocol):
-    """An endless, shuffled stream of windows. `Corpus` and `Mixture` are such streams."""
-
-    def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
-        """Return samples [start, start + count) as an array of shape [count, length + 1]."""
+SequenceStream = Corpus | Mixture
+"""An endless, shuffled stream of windows."""
 
 
 @dataclass(frozen=True)

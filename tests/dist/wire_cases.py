@@ -11,9 +11,8 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor, nn
 
-from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
-from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
+from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.records.plan.compression import Quantized, make_codec
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
-from hpctrain.compress.collectives.step_state import StepState
+from hpctrain.compress.collectives.reduce_scatter import StepState
 from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.records.plan.compression import LocalSteps
 

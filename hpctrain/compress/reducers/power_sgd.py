@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import CheckpointError
-from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, WarmUp, residual_ratio_metric
+from hpctrain.compress.reducers.reducer import CodecReducer, DenseReducer, WarmUp, residual_ratio_metric
 from hpctrain.records.plan.compression import PowerSgd
 
 DEPENDENT = 1e-5
@@ -45,7 +45,7 @@ def orthonormalize(matrices: Tensor) -> None:
         column.copy_(torch.where(remainder > DEPENDENT * length, column / remainder, 0.0))
 
 
-class PowerSgdReducer(Reducer):
+class PowerSgdReducer(CodecReducer):
     """The reducer of `power_sgd`: low-rank sums of matrices, in two messages per step for any number of matrices.
 
     M is a rank's gradient plus its residual. P = M·Q is summed over the ranks and made orthonormal, then Q = Mᵀ·P is
@@ -62,10 +62,8 @@ class PowerSgdReducer(Reducer):
                 for the rank of the approximation, are summed exactly too.
             codec: the settings, the same on every rank.
         """
-        self._group = group
-        self._world = dist.get_world_size(group)
+        super().__init__(group, chosen)
         self._codec = codec
-        self._chosen = frozenset(chosen)
         self._matrix_batches: list[MatrixBatch] = []
         self._loaded: dict[str, Tensor] = {}
         """The argument of `load_state`, held until the first step shows the shapes."""
@@ -81,11 +79,10 @@ class PowerSgdReducer(Reducer):
         compressed = warm_up.over(gradients[0].device)
         if not agreed:
             self._broadcast_directions()
-        matrices = [gradients[index] for index in self._matrices]
+        matrices, others = self._split(gradients)
         self._norms = []
-        others = [gradient for index, gradient in enumerate(gradients) if index not in self._compressed]
         if not compressed or not matrices:
-            return self._dense_others.reduce(others) + self._dense_matrices.reduce(matrices)
+            return self._exempt.reduce(others) + self._whole.reduce(matrices)
         return self._reduce_products(gradients, others, matrices)
 
     def _reduce_products(self, gradients: list[Tensor], others: list[Tensor], matrices: list[Tensor]) -> int:
@@ -95,7 +92,7 @@ class PowerSgdReducer(Reducer):
         sent_bytes = self._first.reduce([*others, self._p])
         # The sums are the same on every rank, so all ranks decide alike; the residuals are still unchanged.
         if not bool(torch.stack([tensor.isfinite().all() for tensor in (self._p, *others)]).all()):
-            return sent_bytes + self._dense_matrices.reduce(matrices)
+            return sent_bytes + self._whole.reduce(matrices)
         for matrix_batch in self._matrix_batches:
             orthonormalize(matrix_batch.p)
             matrix_batch.project_back([gradients[index] for index in matrix_batch.members])
@@ -156,26 +153,24 @@ class PowerSgdReducer(Reducer):
 
     def _begin(self, gradients: list[Tensor]) -> WarmUp:
         shapes: dict[tuple[int, int], list[int]] = {}
-        for index, gradient in enumerate(gradients):
-            if index in self._chosen and gradient.ndim >= 2:
+        for index in self._chosen:
+            gradient = gradients[index]
+            if gradient.ndim >= 2:
                 rows, columns = gradient.shape[0], math.prod(gradient.shape[1:])
                 if self._is_worth_compressing(rows, columns):
                     shapes.setdefault((rows, columns), []).append(index)
-        self._matrices = [index for members in shapes.values() for index in members]
-        self._compressed = frozenset(self._matrices)
+        self._chosen = [index for members in shapes.values() for index in members]
         device = gradients[0].device
-        self._q = torch.empty(self._length(shapes, 1), device=device)
-        self._p = torch.empty(self._length(shapes, 0), device=device)
+        self._p, self._q = (torch.empty(sum(self._sizes(shapes, side)), device=device) for side in (0, 1))
         # Drawn on the CPU, because every kind of device must get the same numbers.
         self._fresh = torch.randn(self._q.numel(), generator=torch.Generator().manual_seed(0)).to(device)
         self._q.copy_(self._fresh)
-        p, q, fresh = (self._split(flat, shapes, side) for flat, side in ((self._p, 0), (self._q, 1), (self._fresh, 1)))
+        p, q, fresh = (self._views(flat, shapes, side) for flat, side in ((self._p, 0), (self._q, 1), (self._fresh, 1)))
         self._matrix_batches = [
             MatrixBatch(members, p[at], q[at], fresh[at], torch.zeros(len(members), *shape, device=device))
             for at, (shape, members) in enumerate(shapes.items())
         ]
-        self._first, self._dense_others = DenseReducer(self._group), DenseReducer(self._group)
-        self._dense_matrices = DenseReducer(self._group)
+        self._first = DenseReducer(self._group)
         self._warm_up = WarmUp(self._group, self._codec.warmup_steps)
         loaded = self._loaded
         if loaded:
@@ -186,14 +181,14 @@ class PowerSgdReducer(Reducer):
         sent = self._codec.rank * (rows + columns)
         return self._codec.rank <= min(rows, columns) and sent * self._codec.min_compression <= rows * columns
 
-    def _length(self, shapes: dict[tuple[int, int], list[int]], side: int) -> int:
-        return self._codec.rank * sum(shape[side] * len(members) for shape, members in shapes.items())
+    def _sizes(self, shapes: dict[tuple[int, int], list[int]], side: int) -> list[int]:
+        """Return how many numbers of a message belong to each shape."""
+        return [self._codec.rank * shape[side] * len(members) for shape, members in shapes.items()]
 
-    def _split(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
+    def _views(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
         """Return views of a message, one per shape: [matrices, rows or columns, rank]."""
         rank = self._codec.rank
-        parts = flat.split([rank * shape[side] * len(members) for shape, members in shapes.items()])
-        pairs = zip(parts, shapes.items(), strict=True)
+        pairs = zip(flat.split(self._sizes(shapes, side)), shapes.items(), strict=True)
         return [part.view(len(members), shape[side], rank) for part, (shape, members) in pairs]
 
     def _broadcast_directions(self) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.collectives.exchange import all_gather
-from hpctrain.compress.collectives.step_state import StepState
-from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
-from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
+from hpctrain.compress.collectives.reduce_scatter import StepState
+from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
+from hpctrain.compress.reducers.reducer import CodecReducer
 from hpctrain.records.plan.compression import BUCKET_BYTES
 
 BUCKETS_SCATTERED_AHEAD = 2
@@ -70,7 +70,7 @@ class BucketCodec(StepState, ABC):
         """
 
 
-class ReduceScatterAllGather(Reducer):
+class ReduceScatterAllGather(CodecReducer):
     """A reducer in which each rank owns a part of every bucket and adds it up.
 
     A bucket takes an all-to-all, which gives each rank its part of all gradients to add up in fp32, and an all-gather
@@ -88,11 +88,8 @@ class ReduceScatterAllGather(Reducer):
             codec: writes, adds up and reads the buckets.
             bucket_bytes: largest size of a bucket.
         """
-        self._group = group
-        self._chosen = list(chosen)
+        super().__init__(group, chosen)
         self._codec = self.holder = codec
-        self._uncompressed = DenseReducer(group)
-        self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._scheduler = BucketScheduler(self._send, bucket_bytes)
         self._in_reduce_scatter: list[_BucketInFlight] = []
         self._in_all_gather: list[_BucketInFlight] = []
@@ -106,15 +103,15 @@ class ReduceScatterAllGather(Reducer):
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
             return 0
-        compressed = set(self._chosen)
-        self._scheduler.send_remaining([gradients[index] for index in self._chosen])
-        self._uncompressed.begin([gradient for index, gradient in enumerate(gradients) if index not in compressed])
+        tensors, exempt = self._split(gradients)
+        self._scheduler.send_remaining(tensors)
+        self._exempt.begin(exempt)
         while self._in_reduce_scatter:
             self._start_all_gather()
         while self._in_all_gather:
             self._finish_all_gather()
         sent_bytes, self._sent_bytes = self._sent_bytes, 0
-        return sent_bytes + self._uncompressed.finish()
+        return sent_bytes + self._exempt.finish()
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
         """Start the all-to-all of a bucket, then add up an earlier bucket.
@@ -165,3 +162,45 @@ class _BucketInFlight:
     work: dist.Work
     part: Tensor | None = None
     """This rank's sums; the reference keeps their memory until they are sent."""
+
+
+PIECE = 1 << 16
+"""Numbers that are added up at a time, so that their fp32 sums stay in the L2 cache.
+
+This takes a third of the time that whole parts take.
+"""
+
+
+class Bf16BucketCodec(BucketCodec):
+    """The codec of `bf16`: half the bytes of exact sums.
+
+    Each number is rounded to 8 bits of mantissa before it is sent, and so is each sum.
+    """
+
+    part_multiple = 2
+
+    def bytes_of(self, numbers: int) -> int:
+        return 2 * numbers
+
+    def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
+        numbers = sum(tensor.numel() for tensor in tensors)
+        flat = outgoing.flatten().view(torch.bfloat16)
+        torch._foreach_copy_(unflatten_like(flat[:numbers], tensors), tensors)
+        flat[numbers:] = 0
+
+    def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
+        parts = incoming.view(torch.bfloat16)
+        sums = torch.empty_like(parts[0])
+        count = PIECE if incoming.device.type == "cpu" else max(1, len(sums))
+        for start in range(0, len(sums), count):
+            first, *others = parts[:, start : start + count]
+            total = first.float()
+            for other in others:
+                total += other
+            sums[start : start + count] = total
+        return sums.view(torch.uint8)
+
+    def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
+        numbers = sum(tensor.numel() for tensor in tensors)
+        flat = gathered.flatten().view(torch.bfloat16)
+        torch._foreach_copy_(tensors, unflatten_like(flat[:numbers], tensors))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
-from hpctrain.compress.collectives.step_state import StepState
+from hpctrain.compress.collectives.reduce_scatter import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
 from hpctrain.records.plan.compression import BUCKET_BYTES
 
@@ -176,24 +177,38 @@ class _BucketInFlight:
     work: dist.Work
 
 
+class CodecReducer(Reducer):
+    """A reducer that sends some gradients by a codec and sums the others exactly."""
+
+    def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int]) -> None:
+        """
+        Args:
+            group: the replicas.
+            chosen: indices of the gradients that the codec sends.
+        """
+        self._group = group
+        self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        self._chosen = list(chosen)
+        self._exempt, self._whole = DenseReducer(group), DenseReducer(group)
+        """The reducers of the other gradients, and of the chosen ones in steps that sum them exactly."""
+
+    def _split(self, gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients that the codec sends, and the others."""
+        chosen = frozenset(self._chosen)
+        exempt = [gradient for index, gradient in enumerate(gradients) if index not in chosen]
+        return [gradients[index] for index in self._chosen], exempt
+
+
 class WarmUp:
     """Step counter of a run. The count is equal on all ranks, including ranks that joined later."""
 
     def __init__(self, group: dist.ProcessGroup, steps: int) -> None:
         self._group = group
         self._steps = steps
-        self._taken = 0
-        self._agreed = False
-
-    @property
-    def agreed(self) -> bool:
-        """Whether the ranks have agreed on the step; False from a start or a load until the next call of `over`."""
-        return self._agreed
-
-    @property
-    def step(self) -> int:
+        self.step = 0
         """Number of the step that was counted last; the first step is 1."""
-        return self._taken
+        self.agreed = False
+        """Whether the ranks have agreed on the step; False from a start or a load until the next call of `over`."""
 
     def over(self, device: torch.device) -> bool:
         """Count the step that begins; return whether its gradients are compressed. Collective over the group.
@@ -201,21 +216,21 @@ class WarmUp:
         Args:
             device: device of the gradients, from which the group can send.
         """
-        if not self._agreed:
+        if not self.agreed:
             # A rank without a state takes over the step of the others: if it alone sent uncompressed gradients, it
             # would hang.
-            taken = torch.tensor([self._taken], device=device)
+            taken = torch.tensor([self.step], device=device)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX, group=self._group)
-            self._taken = int(taken)
-            self._agreed = True
-        self._taken += 1
-        return self._taken > self._steps
+            self.step = int(taken)
+            self.agreed = True
+        self.step += 1
+        return self.step > self._steps
 
     def state(self) -> Tensor:
         """Return the number of steps done, as a tensor."""
-        return torch.tensor(self._taken)
+        return torch.tensor(self.step)
 
     def load_state(self, taken: Tensor | None) -> None:
         """Restore what `state` returned. None: start at the beginning, unless another rank is further."""
-        self._taken = 0 if taken is None else int(taken)
-        self._agreed = False
+        self.step = 0 if taken is None else int(taken)
+        self.agreed = False

@@ -21,10 +21,10 @@ from torch import Tensor
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
 from hpctrain.compress.collectives.exchange import balanced_borders, counts_between, exchange, gather
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
-from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
+from hpctrain.compress.reducers.reducer import CodecReducer
 
 
-class SparseReducer(Reducer):
+class SparseReducer(CodecReducer):
     """The reducer of `topk`: approximate sums, the same bits on every rank. Exempt tensors are summed exactly.
 
     A step in which any rank's gradient is not finite is summed exactly; it changes neither residuals nor variance
@@ -39,22 +39,15 @@ class SparseReducer(Reducer):
                 ascending.
             settings: how numbers are selected and encoded.
         """
-        self._group = group
-        self._world = dist.get_world_size(group)
-        self._rank = dist.get_rank(group)
+        super().__init__(group, state.positions)
         self._state = self.holder = state
         self._feedback = state.feedback
-        self._compressed = state.positions
-        self._is_compressed = frozenset(state.positions)
         self._settings = settings
-        self._exempt = DenseReducer(group)
-        self._whole = DenseReducer(group)
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
             return 0
-        tensors = [gradients[position] for position in self._compressed]
-        exempt = [gradient for position, gradient in enumerate(gradients) if position not in self._is_compressed]
+        tensors, exempt = self._split(gradients)
         if not tensors:
             return self._exempt.reduce(exempt)
         device = tensors[0].device
@@ -89,7 +82,7 @@ class SparseReducer(Reducer):
 
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
         """Sum the gradients and all residuals exactly; return the bytes that this rank sent."""
-        for position, tensor, gradient in zip(self._compressed, tensors, flat, strict=True):
+        for position, tensor, gradient in zip(self._chosen, tensors, flat, strict=True):
             tensor.copy_(self._feedback.take_all(str(position), gradient).view_as(tensor))
         return self._whole.reduce(tensors)
 
@@ -99,7 +92,7 @@ class SparseReducer(Reducer):
         """Sum selected numbers; return how many numbers this rank selected, and the bytes that it sent."""
         sizes = self._state.sizes
         scales = message_scales(energies, sizes)
-        keys = [str(position) for position in self._compressed]
+        keys = [str(position) for position in self._chosen]
         corrected = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
         selected = [
             self._settings.select(a, k, step, layer) for layer, (a, k) in enumerate(zip(corrected, wanted, strict=True))
@@ -178,7 +171,7 @@ class SparseReducer(Reducer):
     def _add_sum_residual(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
         """Add the sums of this rank's part that were not sent to the residuals."""
         for layer, low, high in _overlaps(start, start + total.numel(), offsets):
-            key = str(self._compressed[layer])
+            key = str(self._chosen[layer])
             self._feedback.add_residual(
                 key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer])
             )

@@ -25,12 +25,12 @@ from hpctrain.compress.codecs.sketch import HASHES, fold, unfold
 from hpctrain.compress.codecs.sparse_message import mask_of, pack_bits, positions_of, unpack_bits
 from hpctrain.compress.collectives.exchange import all_gather, counts_between
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback
-from hpctrain.compress.reducers.reducer import DenseReducer, Reducer, WarmUp, residual_ratio_metric
+from hpctrain.compress.reducers.reducer import CodecReducer, WarmUp, residual_ratio_metric
 from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.plan.compression import Tagc
 
 
-class TagcReducer(Reducer):
+class TagcReducer(CodecReducer):
     """The reducer of `tagc`: exact sums of the numbers that the ranks selected; the others stay in the residuals.
 
     Numbers travel as multiples of a quantum, in 32 bits that just hold the sum over the ranks. The quantum is a power
@@ -38,13 +38,7 @@ class TagcReducer(Reducer):
     depend on the order of addition or on the device.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        chosen: Sequence[int],
-        codec: Tagc,
-        feedback: ErrorFeedback,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: Tagc, feedback: ErrorFeedback) -> None:
         """
         Args:
             group: the replicas.
@@ -52,12 +46,9 @@ class TagcReducer(Reducer):
             codec: the settings, the same on every rank.
             feedback: holds the residuals; only this reducer uses it.
         """
-        self._group = group
-        self._world = dist.get_world_size(group)
-        self._chosen = tuple(chosen)
+        super().__init__(group, chosen)
         self._codec = codec
         self._feedback = feedback
-        self._exempt, self._whole = DenseReducer(group), DenseReducer(group)
         self._warm_up = WarmUp(group, codec.warmup_steps)
         self._metrics: dict[str, float] = {}
         self._norm = torch.tensor(math.nan)
@@ -67,9 +58,7 @@ class TagcReducer(Reducer):
         if self._world == 1:
             return 0
         compressed = self._warm_up.over(gradients[0].device)
-        chosen = frozenset(self._chosen)
-        exempt = [gradient for index, gradient in enumerate(gradients) if index not in chosen]
-        tensors = [gradients[index] for index in self._chosen]
+        tensors, exempt = self._split(gradients)
         sent_bytes = self._exempt.reduce(exempt)
         self._metrics = {}
         if not compressed or not tensors:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode, rounded
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback
-from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
 from hpctrain.compress.reducers.power_sgd import MatrixBatch, orthonormalize
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
-from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
+from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, BucketCodec
 from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.topology.topology import CodecSeconds
 

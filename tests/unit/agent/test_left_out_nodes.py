@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from loopback_agents import Cluster, heartbeat
 
 from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, WorkerView, decide
-from hpctrain.agent.peers import parse_announcement
-from hpctrain.agent.reachability import ReachabilityTracker, unreachable_pairs
+from hpctrain.agent.peers import ReachabilityTracker, parse_announcement, unreachable_pairs
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
