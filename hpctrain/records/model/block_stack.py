@@ -38,10 +38,10 @@ class BlockStack(Part):
         each end has a copy."""
 
     @abstractmethod
-    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """Return the FLOPs of a forward pass over `sequences` through blocks [start, stop), and through the head where
-        the last block is among them; the backward pass takes twice as many. Matrix products take 2 FLOPs per parameter
-        and token, plus the FLOPs of attention (Korthikanti et al. 2022, appendix A, without the recompute term)."""
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
+        """Return the FLOPs of a forward pass over `sequences` through the blocks from `start` on, and through the head;
+        the backward pass takes twice as many. Matrix products take 2 FLOPs per parameter and token, plus the FLOPs of
+        attention (Korthikanti et al. 2022, appendix A, without the recompute term)."""
 
     @abstractmethod
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:

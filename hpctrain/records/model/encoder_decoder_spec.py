@@ -146,16 +146,12 @@ class EncoderDecoderSpec(TransformerSpec):
         count += tables * self.embedding_parameters() // self.head_shards(tp) + self.dim * (seam + last)
         return count + self._table(tp) * (bool(encoders) + bool(decoders))
 
-    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """Return the FLOPs of a forward pass through blocks [start, stop), and through the head where the last block is
-        among them. The causal mask saves none, because relative positions are added to all scores."""
-        stop = self.layers if stop is None else stop
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
+        """Return the FLOPs of a forward pass through the blocks from `start` on, and through the head. The causal mask
+        saves none, because relative positions are added to all scores."""
         encoder, decoder = self._block_flops(seq_len)
-        encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
-        flops = encoders * encoder + decoders * decoder
-        if stop == self.layers:
-            flops += 2.0 * self.target_length(seq_len) * self.vocabulary * self.dim
-        return sequences * flops
+        flops = max(0, self.seam - start) * encoder + (self.layers - max(start, self.seam)) * decoder
+        return sequences * (flops + 2.0 * self.target_length(seq_len) * self.vocabulary * self.dim)
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
         """Return the sequence positions in a stage message: of the encoder's residual stream up to the seam, of encoder
@@ -194,12 +190,9 @@ class EncoderDecoderSpec(TransformerSpec):
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes of the results of a block's matrix products, scores included, which selective recomputation
         keeps."""
-        source, target = seq_len, self.target_length(seq_len)
-        split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
-        encoder = source * (split + self.heads * source)
-        decoder = target * (split + 2 * self.inner + self.heads * target) + 2 * source * self.inner
-        whole = self._mean(2 * source * self.dim, 3 * target * self.dim)
-        return int(sequences * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
+        whole = self._mean(2 * seq_len * self.dim, 3 * self.target_length(seq_len) * self.dim)
+        split = self._mean(*self._split(seq_len, gated=2))
+        return int(sequences * bytes_per_value * (whole + split / tp))
 
     def _block_flops(self, seq_len: int) -> tuple[float, float]:
         """Return the forward FLOPs of one sequence: (in an encoder block, in a decoder block)."""
@@ -215,11 +208,15 @@ class EncoderDecoderSpec(TransformerSpec):
         block)."""
         return 6.0 * seq_len * self.dim, 9.0 * self.target_length(seq_len) * self.dim
 
-    def _split(self, seq_len: int) -> tuple[float, float]:
+    def _split(self, seq_len: int, gated: int = 4) -> tuple[float, float]:
         """Return the number of values that attention and feed-forward layer keep for one sequence: (in an encoder
-        block, in a decoder block)."""
+        block, in a decoder block).
+
+        Args:
+            gated: values of width `hidden` that a gated feed-forward layer keeps for each token; others keep one.
+        """
         source, target = seq_len, self.target_length(seq_len)
-        shared = 4 * self.inner + (4 if self.gated else 1) * self.hidden
+        shared = 4 * self.inner + (gated if self.gated else 1) * self.hidden
         encoder = source * (shared + self.heads * source)
         decoder = target * (shared + 2 * self.inner + self.heads * target) + 2 * source * self.inner
         return encoder, decoder

@@ -87,17 +87,12 @@ class ImportedSpec(BlockStack):
         `tp` devices."""
         return (self.front_sizes.parameters if first else 0) + (self.back_sizes.parameters if last else 0)
 
-    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """Return the FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
-
-        The front modules (a look-up in most models) count with block 0.
-        """
-        stop = self.layers if stop is None else stop
-        flops = (stop - start) * self.block_sizes.flops
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
+        """Return the FLOPs of a forward pass through the blocks from `start` on, and through the back modules. The
+        front modules (a look-up in most models) count with block 0."""
+        flops = (self.layers - start) * self.block_sizes.flops + self.back_sizes.flops
         if start == 0:
             flops += self.front_sizes.flops
-        if stop == self.layers:
-            flops += self.back_sizes.flops
         return self._sequences(sequences, seq_len) * flops
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
