@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.records.history.event import Event, EventKind
+from hpctrain.records.history.run_log import Event, EventKind
 
 WAITING_EVENTS = 1000
 """Events that wait while the disk is full; beyond this the oldest are dropped."""

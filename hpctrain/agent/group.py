@@ -40,8 +40,8 @@ from hpctrain.base.activity import ActivityRecord, read_record, shared_record
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel, MalformedMessage
 from hpctrain.base.process import WORKER, Process, Runner
-from hpctrain.records.history.event import EventKind
 from hpctrain.records.history.fault import EXCEPTION, fault_named
+from hpctrain.records.history.run_log import EventKind
 
 KILL_WAIT_S = 10.0
 

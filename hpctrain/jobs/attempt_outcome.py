@@ -14,9 +14,9 @@ from typing import Literal
 from hpctrain.base.errors import EXIT_NO_PROGRESS, EXIT_REFUSED, EXIT_RESUMABLE, EXIT_USAGE, UntrustedError
 from hpctrain.base.owned_files import open_owned
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
-from hpctrain.records.history.event import Event, nodes_at_start, nodes_excluded_by_probe
 from hpctrain.records.history.fault import Fault, fault_named
 from hpctrain.records.history.ledger import ExitClass
+from hpctrain.records.history.run_log import Event, nodes_at_start, nodes_excluded_by_probe
 from hpctrain.slurm.job import JobInfo, JobState
 
 KILLED_BEFORE_HANDLERS = (128 + 15, 128 + 12)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.records.format.node_name import NODE_NAME
-from hpctrain.records.history.event import Event, nodes_at_start
 from hpctrain.records.history.ledger import BAD_NODES_FILE, BadNode, read_bad_nodes
+from hpctrain.records.history.run_log import Event, nodes_at_start
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.fault_fields import faults_by_node
 

@@ -13,7 +13,7 @@ from hpctrain.base.owned_files import open_owned
 from hpctrain.base.units import format_seconds
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
 from hpctrain.records.format.input_file import LINE_BYTES, parse_json_line
-from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.folder import RunFolder
 from hpctrain.slurm.time import format_time_limit

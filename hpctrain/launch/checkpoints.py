@@ -28,7 +28,7 @@ from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.worker_request import ask_worker
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
-from hpctrain.records.history.metric import perplexity
+from hpctrain.records.history.run_log import perplexity
 from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run, run_of

@@ -21,8 +21,8 @@ from hpctrain.launch.local import LocalNodes, local_nodes
 from hpctrain.launch.preflight.changed_settings import run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.checks import check_plan, drop_stale_topology
 from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes, make_folder, resolve_run
-from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.ledger import ExitClass
+from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import NotifyState, Run, run_of

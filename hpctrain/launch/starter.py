@@ -15,7 +15,7 @@ from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.shards import check_target
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.format.yaml_file import parse_yaml
-from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.model.families import PRESETS
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.objective import resolved_objective
 from hpctrain.records.run.run import Recovery, Run, read_run

@@ -36,8 +36,8 @@ from hpctrain.launch.preflight.checks import drop_stale_topology, local_driver_v
 from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
 from hpctrain.node.job_state import job_info, read_attempt_state, read_run_state
 from hpctrain.node.run import FINISHED_FILE
-from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.ledger import read_successors
+from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.run.run import NotifyState, Run, run_of
 from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.runs.locate import job_id, record_job

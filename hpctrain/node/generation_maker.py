@@ -16,8 +16,8 @@ from hpctrain.launch.preflight.checks import check_devices, check_plan
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
-from hpctrain.records.history.event import EventKind, read_events
 from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.history.run_log import EventKind, read_events
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run

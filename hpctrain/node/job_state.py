@@ -10,7 +10,6 @@ from hpctrain.jobs.attempt_outcome import is_preempted, read_outcome, with_srun_
 from hpctrain.jobs.live_job import is_cancelled
 from hpctrain.jobs.policy import AttemptState, RunState
 from hpctrain.node.run import FINISHED_FILE
-from hpctrain.records.history.event import Event
 from hpctrain.records.history.ledger import (
     attempts_without_checkpoint,
     failures_since_checkpoint,
@@ -18,6 +17,7 @@ from hpctrain.records.history.ledger import (
     job_chain,
     read_successors,
 )
+from hpctrain.records.history.run_log import Event
 from hpctrain.records.run.run import Run
 from hpctrain.runs.fault_fields import confirmed_suspects
 from hpctrain.runs.folder import RunFolder

@@ -13,8 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hpctrain.records.format.bounds import VOCAB_MAX
-from hpctrain.records.format.document import Document, OneOrSeveral, Part
+from hpctrain.records.format.document import VOCAB_MAX, Document, OneOrSeveral, Part
 from hpctrain.records.format.file_name import AnyPath, PlainName
 from hpctrain.records.format.yaml_file import read_yaml_model
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.history.run_log import MetricRow
 from hpctrain.report.run_view import RunView
 from hpctrain.report.summaries import HELD_OUT, losses_by_set
 

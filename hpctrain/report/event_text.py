@@ -9,7 +9,7 @@ from typing import Any
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE, FileError
 from hpctrain.base.json_text import parse_json
 from hpctrain.base.units import format_bytes, format_seconds
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.run_log import Event
 from hpctrain.report.summaries import restored_step
 
 _EXIT_WORDS = {

@@ -13,9 +13,8 @@ from hpctrain.base.errors import FileError
 from hpctrain.base.owned_files import open_owned
 from hpctrain.records.format.document import Document
 from hpctrain.records.format.input_file import parse_json_line, read_jsonl
-from hpctrain.records.history.event import Event
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
-from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.status import RunStatus, decide_status, lock_held
 

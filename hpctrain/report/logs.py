@@ -18,7 +18,7 @@ from hpctrain.base.output_streams import parse_timestamp
 from hpctrain.base.owned_files import open_owned
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.format.node_name import DeviceId
-from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan
 
 BLOCK_BYTES = 32 * 1024

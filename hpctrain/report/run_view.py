@@ -11,8 +11,14 @@ from typing import TypeVar
 
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned_files import read_owned
-from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import MetricRow, RankPlacement, last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import (
+    Event,
+    MetricRow,
+    RankPlacement,
+    last_row_of_each_step,
+    read_events,
+    read_metrics,
+)
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology

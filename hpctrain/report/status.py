@@ -13,9 +13,8 @@ from hpctrain.base.owned_files import open_owned
 from hpctrain.base.system.disk_space import free_bytes
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.records.format.input_file import read_jsonl
-from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.ledger import ATTEMPTS_FILE, last_end_text
-from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.event_text import describe_event
 from hpctrain.report.summaries import (

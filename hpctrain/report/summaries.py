@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, perplexity
+from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, perplexity
 
 FAULTS = ("worker_died", "worker_hung", "node_lost")
 """Kinds of events after which a generation ends."""

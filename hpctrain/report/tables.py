@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Device, Node
 from hpctrain.report.run_view import PlanUse, RunView

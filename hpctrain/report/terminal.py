@@ -17,8 +17,7 @@ from rich.text import Text
 from hpctrain.base.clock import utc_text
 from hpctrain.base.output_streams import control
 from hpctrain.base.units import format_count, format_seconds
-from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.report.event_text import describe_event
 from hpctrain.report.status import RunStatus
 from hpctrain.report.summaries import loss_words, losses_by_set

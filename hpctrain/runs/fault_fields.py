@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
-from hpctrain.records.history.event import Event, nodes_excluded_by_probe
 from hpctrain.records.history.fault import Fault, fault_named
+from hpctrain.records.history.run_log import Event, nodes_excluded_by_probe
 
 
 def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:

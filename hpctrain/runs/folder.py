@@ -25,8 +25,8 @@ from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.owned_files import OwnedFolder, open_owned, owner_only
 from hpctrain.checkpoint.published import listed
 from hpctrain.records.format.input_file import read_jsonl
-from hpctrain.records.history.event import Event
 from hpctrain.records.history.ledger import ExitClass
+from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology

@@ -17,7 +17,7 @@ from pathlib import Path
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import CheckpointError, StorageError
 from hpctrain.checkpoint import published
-from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.runs.folder import RunFolder
 
 CHECKPOINTS = "checkpoints"

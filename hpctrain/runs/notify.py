@@ -16,7 +16,7 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, StorageError
 from hpctrain.base.owned_files import read_private_text
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.run_log import Event
 from hpctrain.records.run.run import Notify, NotifyState, run_of
 
 ADDRESS_BYTES_MAX = 1 << 16

@@ -1,4 +1,5 @@
-"""Formats a topology for the terminal: verdict, unhealthy nodes, devices, links, matrices. Pure; the caller prints.
+"""Formats a topology for the terminal: verdict, unhealthy nodes, devices, links, matrices. Also the differences between
+two topologies: a table for each group, and one line of summary. Pure; the caller prints.
 
 Everything fits 80 columns for node names of up to a dozen letters; longer names are folded.
 """
@@ -6,6 +7,7 @@ Everything fits 80 columns for node names of up to a dozen letters; longer names
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection
 
 from ClusterShell.NodeSet import NodeSet
@@ -16,6 +18,7 @@ from rich.text import Text
 from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
 from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.topology import Device, Reason, Topology
+from hpctrain.topology.compare import GROUPS, Difference, Value
 from hpctrain.topology.matrix_view import ABSENT, QUANTITIES, matrices
 
 NODES_LISTED_MAX = 16
@@ -24,6 +27,9 @@ COLOURS = {"go": "green", "ok": "green", "warn": "yellow", "degraded": "yellow",
 """Colour of each verdict; all others are red."""
 UNHEALTHY_NODES_MAX = 20
 """Most nodes with a fault that are listed; the rest is counted."""
+ROWS_PER_GROUP_MAX = 20
+"""Most rows that a group lists; further ones are counted. People read the largest changes, programs use --json."""
+_TITLES = {"nodes": "Nodes", "health": "Health", "drivers": "Drivers", "devices": "Devices", "links": "Links"}
 _CLUSTERS_UP_TO = 24
 _UNMEASURED = ("published", "prior")
 """Modes of files in which nothing was measured."""
@@ -134,37 +140,34 @@ def _clusters(topology: Topology) -> Table:
 
 def _devices(topology: Topology) -> Table:
     """Return one row per device, or above 16 nodes one row per kind with minimum, median and maximum."""
+    dtypes = sorted({name for node in topology.nodes for device in node.devices for name in device.flops})
     if len(topology.nodes) > NODES_LISTED_MAX:
-        return _kinds(topology)
-    dtypes = _dtypes(topology)
-    table = _table(["node", "device"], dtypes, ["health"])
+        return _kinds(topology, dtypes)
+    table = _devices_table(["node", "device"], dtypes, ["health"])
     for node in topology.nodes:
         health = Text(node.health.verdict, style=COLOURS.get(node.health.verdict, "red"))
         if not node.devices:
             table.add_row(node.id, ABSENT, *[ABSENT] * (len(dtypes) + 3), health)
         for device in node.devices:
-            cells = [_one(value, form) for value, form in _figures(device, dtypes)]
+            cells = [_spread([value], form) for value, form in _figures(device, dtypes)]
             table.add_row(node.id, device.id, *cells, health)
     table.caption = "; ".join(f"{key}: {kind.name}" for key, kind in topology.device_types.items())
-    table.caption_justify = "left"
     return table
 
 
-def _kinds(topology: Topology) -> Table:
-    dtypes = _dtypes(topology)
-    table = _table(["kind", "devices"], dtypes, [])
+def _kinds(topology: Topology, dtypes: list[str]) -> Table:
+    table = _devices_table(["kind", "devices"], dtypes, [])
     for key, kind in topology.device_types.items():
         devices = [device for node in topology.nodes for device in node.devices if device.type == key]
         columns = zip(*[_figures(device, dtypes) for device in devices], strict=True)
         cells = [_spread([value for value, _ in column], column[0][1]) for column in columns]
         table.add_row(kind.name, str(len(devices)), *cells)
     table.caption = f"min, median, max over the devices of {len(topology.nodes)} nodes"
-    table.caption_justify = "left"
     return table
 
 
-def _table(first: list[str], dtypes: list[str], last: list[str]) -> Table:
-    table = Table(title="Devices", title_justify="left", box=None, padding=(0, 2, 0, 0))
+def _devices_table(first: list[str], dtypes: list[str], last: list[str]) -> Table:
+    table = Table(title="Devices", title_justify="left", caption_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in first:
         table.add_column(heading, overflow="fold")
     for heading in (*(f"{dtype}\nFLOP/s" for dtype in dtypes), "memory", "memory\nB/s", "tiny op"):
@@ -172,10 +175,6 @@ def _table(first: list[str], dtypes: list[str], last: list[str]) -> Table:
     for heading in last:
         table.add_column(heading, no_wrap=True)
     return table
-
-
-def _dtypes(topology: Topology) -> list[str]:
-    return sorted({name for node in topology.nodes for device in node.devices for name in device.flops})
 
 
 def _figures(device: Device, dtypes: list[str]) -> list[tuple[float | None, Callable[[float], str]]]:
@@ -187,13 +186,79 @@ def _figures(device: Device, dtypes: list[str]) -> list[tuple[float | None, Call
     return [*flops, *rest, (device.launch_s, format_seconds)]
 
 
-def _one(value: float | None, form: Callable[[float], str]) -> str:
-    return ABSENT if value is None else form(value)
-
-
 def _spread(values: list[float | None], form: Callable[[float], str]) -> str:
+    """Return the minimum, the median and the maximum of the values that are known, each text once."""
     known = [value for value in values if value is not None]
     if not known:
         return ABSENT
     texts = dict.fromkeys(form(value) for value in (min(known), statistics.median(known), max(known)))
     return "\n".join(texts)
+
+
+def render_differences(differences: list[Difference], tolerance: float) -> RenderableType:
+    """Return a table for each group with its largest changes first, then the summary."""
+    if not differences:
+        return Text(f"nothing differs; figures may, by up to {tolerance:.0%}")
+    parts: list[RenderableType] = []
+    for group in GROUPS:
+        rows = sorted((entry for entry in differences if entry.group == group), key=_size, reverse=True)
+        if rows:
+            parts.append(_group_table(_TITLES[group], rows[:ROWS_PER_GROUP_MAX]))
+        if len(rows) > ROWS_PER_GROUP_MAX:
+            parts.append(Text(f"and {len(rows) - ROWS_PER_GROUP_MAX} smaller changes; --json has all", style="dim"))
+    return Group(*parts, Text(summary(differences)))
+
+
+def summary(differences: list[Difference]) -> str:
+    """Return one line of counts: '1 node went, 1 came; 3 figures of links worse, 1 better'."""
+    went = sum(entry.group == "nodes" and entry.after is None for entry in differences)
+    came = sum(entry.group == "nodes" and entry.before is None for entry in differences)
+    parts = [f"{went} node(s) went" if went else "", f"{came} node(s) came" if came else ""]
+    for group in GROUPS[1:]:
+        directions = Counter(_direction(entry) for entry in differences if entry.group == group)
+        if directions:
+            counts = [f"{directions[word]} {word}" for word in ("worse", "better", "other") if directions[word]]
+            culprit = _common_node([entry for entry in differences if entry.group == group and entry.better is False])
+            parts.append(f"{_TITLES[group].lower()}: {', '.join(counts)}{culprit if group == 'links' else ''}")
+    return "; ".join(filter(None, parts))
+
+
+def _common_node(worse: list[Difference]) -> str:
+    """Return a hint where most of the worse links share one node: then the node has changed, not the network."""
+    ends = Counter(node for entry in worse for node in entry.nodes)
+    for node, count in ends.most_common(1):
+        if count > 2 and count > 2 / 3 * len(worse):
+            return f" ({count} of the worse at {node})"
+    return ""
+
+
+def _direction(entry: Difference) -> str:
+    return "other" if entry.better is None else "better" if entry.better else "worse"
+
+
+def _size(entry: Difference) -> float:
+    """Return the factor by which a value grew or shrank; infinity without a ratio, so that it is listed first."""
+    ratio = entry.ratio
+    return float("inf") if not ratio else max(ratio, 1 / ratio)
+
+
+def _group_table(title: str, rows: list[Difference]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("what", overflow="fold")
+    for heading in ("before", "after", "ratio"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for entry in rows:
+        ratio = entry.ratio
+        change = ABSENT if ratio is None else f"{'↑' if ratio > 1 else '↓'} {ratio:.2f}"
+        style = {"better": "green", "worse": "red", "other": ""}[_direction(entry)]
+        values = [_value_text(value, entry.unit) for value in (entry.before, entry.after)]
+        table.add_row(entry.what, *values, Text(change, style=style))
+    return table
+
+
+def _value_text(value: Value, unit: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ABSENT
+    if unit == "s":
+        return format_seconds(value)
+    return format_bytes(value) if unit == "B" else format_si(value, unit)

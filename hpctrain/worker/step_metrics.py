@@ -26,7 +26,7 @@ from hpctrain.base.errors import StorageError
 from hpctrain.compress.reducers.reducer import REDUCER_METRICS
 from hpctrain.parallel.stage import StageCounters
 from hpctrain.records.history.generation import Fence
-from hpctrain.records.history.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
+from hpctrain.records.history.run_log import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.batch_loader import UNNAMED_SET
 from hpctrain.worker.build import Trainer, peak_memory_bytes

@@ -8,9 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.ledger import read_successors
-from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 
 RUN_STEPS = 150
 ENDLESS = 1_000_000

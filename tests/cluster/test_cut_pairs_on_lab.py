@@ -7,8 +7,8 @@ import json
 import pytest
 from submitted import ENDLESS, Job, Project
 
-from hpctrain.records.history.event import Event
 from hpctrain.records.history.ledger import read_bad_nodes
+from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
 

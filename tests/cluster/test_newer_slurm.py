@@ -13,7 +13,7 @@ from real_text import prepare_text
 from submitted import ENDLESS
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.history.run_log import read_metrics
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobState
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from submitted import Project
 
-from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.history.run_log import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 

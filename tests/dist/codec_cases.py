@@ -29,7 +29,7 @@ from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.history.manifest import LossScale
-from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.history.run_log import read_metrics
 from hpctrain.records.plan.compression import CodecSpec, Quantized
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import reducer_state_tensors

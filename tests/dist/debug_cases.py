@@ -26,7 +26,7 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.state import fingerprint
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.history.run_log import read_metrics
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
 from hpctrain.worker.train import failure_of, place_now

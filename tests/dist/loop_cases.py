@@ -28,7 +28,7 @@ from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
-from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import train

@@ -21,7 +21,7 @@ from hpctrain.checkpoint.published import newest
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.manifest import LossScale
-from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train

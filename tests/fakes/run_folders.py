@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.run_log import Event
 
 RUN = {
     "name": "gpt",

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
-from hpctrain.records.history.metric import BytesSent, MetricRow, RankPlacement
+from hpctrain.records.history.run_log import BytesSent, MetricRow, RankPlacement
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run

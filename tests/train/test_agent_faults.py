@@ -11,8 +11,7 @@ from train_site import Outcome, Site, kill_node, kill_worker, node_process, wait
 
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.jobs.bad_nodes import nodes_to_blame
-from hpctrain.records.history.event import read_events
-from hpctrain.records.history.metric import last_row_of_each_step
+from hpctrain.records.history.run_log import last_row_of_each_step, read_events
 from hpctrain.records.plan.plan import Plan
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,7 @@ import pytest
 from train_site import Outcome, Site, kill_worker, small_topology, wait_for_step
 
 from hpctrain.jobs.bad_nodes import nodes_to_blame
-from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import last_row_of_each_step
+from hpctrain.records.history.run_log import Event, last_row_of_each_step, read_events
 
 pytestmark = pytest.mark.slow
 

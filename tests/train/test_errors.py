@@ -15,8 +15,7 @@ import yaml
 from train_site import RUN, Site, small_topology
 
 from hpctrain.checkpoint import published
-from hpctrain.records.history.event import read_events
-from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import last_row_of_each_step, read_events, read_metrics
 
 
 def refused(site: Site, *arguments: str) -> tuple[int, str]:

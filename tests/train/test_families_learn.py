@@ -9,7 +9,7 @@ import pytest
 from train_site import Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.checkpoint import published
-from hpctrain.records.history.metric import last_row_of_each_step
+from hpctrain.records.history.run_log import last_row_of_each_step
 from hpctrain.records.run.run import read_run
 
 STEPS, EVERY = 40, 8

@@ -11,7 +11,7 @@ from train_site import Site, node_process, small_topology, wait_for, wait_for_st
 
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.checkpoint import published
-from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.history.run_log import read_metrics
 from hpctrain.records.plan.plan import Plan
 
 SETTINGS = ["steps=1000000", "checkpoint.every=20", "recovery.spares=1", "recovery.heartbeat_timeout_s=1"]

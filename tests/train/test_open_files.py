@@ -14,8 +14,7 @@ import psutil
 import pytest
 from train_site import Site, node_process, processes_of, wait_for, wait_for_step, worker_of
 
-from hpctrain.records.history.event import read_events
-from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.history.run_log import read_events, read_metrics
 
 pytestmark = pytest.mark.slow
 

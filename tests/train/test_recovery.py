@@ -22,7 +22,7 @@ from train_site import (
 )
 
 from hpctrain.checkpoint import published
-from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import read_run
 

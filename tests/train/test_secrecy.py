@@ -10,7 +10,7 @@ import psutil
 import pytest
 from train_site import Site, processes_of, wait_for, wait_for_step
 
-from hpctrain.records.history.event import read_events
+from hpctrain.records.history.run_log import read_events
 
 pytestmark = pytest.mark.slow
 

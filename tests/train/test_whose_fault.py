@@ -11,7 +11,7 @@ import pytest
 from test_own_model import EXAMPLE, SETTINGS
 from train_site import Site, small_topology
 
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.run_log import Event
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.process import WORKER_NAME
-from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology

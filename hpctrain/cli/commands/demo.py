@@ -28,7 +28,7 @@ from hpctrain.launch.probe import probe_local
 from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.planner import make_plan
 from hpctrain.records.format.node_name import DeviceId
-from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import read_run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.report.render import write_report

@@ -17,7 +17,7 @@ from hpctrain.cli.views.console import phases
 from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
 from hpctrain.records.corpus import Recipe
 from hpctrain.records.format.document import Document
-from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.model.families import PRESETS
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.run.site import Site

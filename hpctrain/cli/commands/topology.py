@@ -17,14 +17,13 @@ from hpctrain.cli.views.console import Console
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.compare import differences
-from hpctrain.topology.difference_view import render_differences, summary
 from hpctrain.topology.formats.nccl import nccl_files
 from hpctrain.topology.formats.other_planners import metis_files, network_yml
 from hpctrain.topology.formats.pairs_csv import pairs_csv
 from hpctrain.topology.formats.slurm import block_yaml, tree_conf
 from hpctrain.topology.imports import from_nccl, from_slurm
 from hpctrain.topology.matrix_view import QUANTITIES
-from hpctrain.topology.view import render
+from hpctrain.topology.view import render, render_differences, summary
 
 _LARGEST_BYTES = 4 * 2**20
 """Largest file to import, in bytes; files of Slurm and NCCL are below a megabyte."""

@@ -8,8 +8,7 @@ from typing import TextIO
 from hpctrain.base.clock import SystemClock
 from hpctrain.launch.local_run import LocalJob, LocalJobResult
 from hpctrain.launch.stop_signals import stop_signals
-from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.report.follow_files import follow
 from hpctrain.report.terminal import live_lines, show
 

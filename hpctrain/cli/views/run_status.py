@@ -11,8 +11,7 @@ from hpctrain.base.errors import CommandError, FileError, HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.run_history import on_other_clusters
 from hpctrain.jobs.live_job import is_cancelled
-from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import run_of
 from hpctrain.report.follow_files import LiveRun
 from hpctrain.report.job_status import with_job, with_remark

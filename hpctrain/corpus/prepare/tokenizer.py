@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.records.corpus import TokenizerInfo
-from hpctrain.records.format.bounds import TOKENIZER_BYTES, VOCAB_MAX
+from hpctrain.records.format.document import TOKENIZER_BYTES, VOCAB_MAX
 from hpctrain.records.format.input_file import read_input_text
 
 TOKENIZER_NAME = "tokenizer.json"

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.corpus.read.tokens import read_indexes, splitmix64
 from hpctrain.records.corpus import CorpusIndex
-from hpctrain.records.format.bounds import TOKENIZER_BYTES
-from hpctrain.records.format.document import read_json
+from hpctrain.records.format.document import TOKENIZER_BYTES, read_json
 from hpctrain.records.model.span_corruption import Lengths
 from hpctrain.records.run.objective import AnyObjective, Masked, NextToken, SpanCorruption, lengths
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
-from hpctrain.records.format.bounds import TOKENIZER_BYTES
+from hpctrain.records.format.document import TOKENIZER_BYTES
 from hpctrain.records.format.input_file import read_input
 
 Split = Literal["train", "valid", "all"]

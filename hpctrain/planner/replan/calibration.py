@@ -18,7 +18,7 @@ from hpctrain.planner.layout.plan_conversion import CostedLayout, layout_of_plan
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.generation import Generation
-from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import LARGEST_FACTOR, LEAST_FACTOR, CalibrationProfile

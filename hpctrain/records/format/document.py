@@ -1,4 +1,9 @@
-"""Base classes of all files: frozen models that are read, checked and written as a whole."""
+"""Base classes of all files: frozen models that are read, checked and written as a whole. Before them come the largest
+numbers that a file may contain: well above any real run, and small enough for the planner to finish.
+
+A larger number is a typing error or an attack. Without these bounds it would cause an endless search, exhausted memory,
+or an overflow far away from the file.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,26 @@ from hpctrain.base.errors import FieldError, FileError
 from hpctrain.base.json_text import JsonError, parse_json
 from hpctrain.records.format.input_file import DOCUMENT_BYTES, read_input_text
 from hpctrain.records.format.validation_errors import validation_errors
+
+LAYERS_MAX = 4096
+"""Blocks of a model; the deepest published models have about a thousand. A plan for 4096 is found in seconds."""
+WIDTH_MAX = 2**22
+"""Numbers in a row of a matrix."""
+HEADS_MAX = 2**16
+"""Attention heads of a block."""
+VOCAB_MAX = 2**24
+"""Tokens of a vocabulary; the largest published ones have about a million."""
+SEQ_MAX = 2**24
+"""Tokens in a sequence."""
+BATCH_MAX = 2**18
+"""Sequences in a step; the largest published batches have 65,536. A plan for the bound is found in seconds."""
+TOKENIZER_BYTES = 256 * 2**20
+"""Bytes of a tokenizer.json; the largest ones have about 30 MB."""
+STEPS_MAX = 10**9
+"""Optimizer steps, and settings that are counted in steps."""
+DEVICES_MAX = 2**20
+"""Devices of a run."""
+
 
 Self = TypeVar("Self", bound="Document")
 
@@ -70,13 +95,7 @@ class Document(Part):
     schema_: str = ""
     """Kind and version of the file; written by hpctrain, may be left out by people."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        allow_inf_nan=False,
-        alias_generator=lambda name: "schema" if name == "schema_" else name,
-    )
+    model_config = ConfigDict(alias_generator=lambda name: "schema" if name == "schema_" else name)
 
     def model_post_init(self, context: Any) -> None:
         expected = f"hpctrain.{self.schema_kind}/v1"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from hpctrain.base.errors import FieldError, FileError
+from hpctrain.records.format.document import Part
 
 NAME_BYTES_MAX = 255
 """Bytes of one name, on every file system of Linux (NAME_MAX)."""
@@ -85,6 +86,25 @@ def any_path(path: str) -> str:
     return path
 
 
+class _FromFile(str):
+    """A path that a user gives in a file; if it is relative, it counts from the file's folder."""
+
+
+def with_absolute_paths(value: Any, base: Path) -> Any:
+    """Return a file's model, or a value in it, with every `PathFromFile` resolved from the file's folder `base`."""
+    match value:
+        case _FromFile():
+            return resolved_path(value, base)
+        case list():
+            return [with_absolute_paths(item, base) for item in value]
+        case dict():
+            return {key: with_absolute_paths(item, base) for key, item in value.items()}
+        case Part():
+            given = {name: with_absolute_paths(getattr(value, name), base) for name in value.model_fields_set}
+            return value.model_copy(update=given)
+    return value
+
+
 def resolved_path(path: str, base: Path) -> str:
     """Return a path that a user gives, absolute: from the folder `base`, with `~` expanded."""
     return str(base / Path(path).expanduser())
@@ -98,3 +118,7 @@ PathBelow = Annotated[str, AfterValidator(path_below)]
 """Path of a file below a folder, made of plain names."""
 AnyPath = Annotated[str, AfterValidator(any_path)]
 """Path that a user gives."""
+PathFromFile = Annotated[AnyPath, AfterValidator(_FromFile)]
+"""Path that a user gives in a file; `with_absolute_paths` resolves it from the file's folder."""
+OptionalPath = Annotated[PathFromFile | None, BeforeValidator(lambda value: None if value == "" else value)]
+"""Such a path, or None; an empty text is None."""

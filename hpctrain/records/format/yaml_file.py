@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -201,7 +201,11 @@ def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise InputError(f"--set {text}: write it as key.path=value, for instance --set batch.global=32")
-        _set_at_path(result, keys, _value(raw.strip(), text), text)
+        try:
+            leaf = parse_scalar(raw.strip())
+        except FileError as error:
+            raise InputError(f"--set {text}: the value is {error.mistakes[0].text}") from None
+        _set_at_path(result, keys, leaf, text)
     return result
 
 
@@ -213,35 +217,22 @@ def override_paths(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
 def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `value` with `defaults` for keys that it leaves out; its own values, null included, stay."""
     result = copy.deepcopy(dict(value))
-    for path in missing_paths(value, defaults):
-        leaf: Any = defaults
-        for key in path:
-            leaf = leaf[key]
-        inner = result
-        for key in path[:-1]:
-            inner = inner.setdefault(key, {})
-        inner[path[-1]] = copy.deepcopy(leaf)
+    for path, leaf in missing_values(value, defaults):
+        _set_at_path(result, path, copy.deepcopy(leaf), "")
     return result
 
 
-def missing_paths(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the key paths of `defaults` that `value` leaves out; a list counts as one value."""
+def missing_values(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (key path, value) for each value of `defaults` that `value` leaves out; a list counts as one value."""
     for key, leaf in defaults.items():
         given = value.get(key, {})
         if isinstance(leaf, Mapping) and isinstance(given, Mapping):
-            yield from ((key, *rest) for rest in missing_paths(given, leaf))
+            yield from (((key, *rest), inner) for rest, inner in missing_values(given, leaf))
         elif key not in value:
-            yield (key,)
+            yield (key,), leaf
 
 
-def _value(raw: str, text: str) -> Any:
-    try:
-        return parse_scalar(raw)
-    except FileError as error:
-        raise InputError(f"--set {text}: the value is {error.mistakes[0].text}") from None
-
-
-def _set_at_path(value: dict[str, Any], keys: list[str], leaf: Any, text: str) -> None:
+def _set_at_path(value: dict[str, Any], keys: Sequence[str], leaf: Any, text: str) -> None:
     for key in keys[:-1]:
         inner = value.get(key)
         if inner is None:

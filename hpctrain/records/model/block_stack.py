@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hpctrain.records.format.bounds import HEADS_MAX, LAYERS_MAX, VOCAB_MAX, WIDTH_MAX
-from hpctrain.records.format.document import Part, content_sha256
+from hpctrain.records.format.document import HEADS_MAX, LAYERS_MAX, VOCAB_MAX, WIDTH_MAX, Part, content_sha256
 
 
 class BlockStack(Part):

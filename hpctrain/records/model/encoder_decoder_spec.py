@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from hpctrain.records.format.bounds import LAYERS_MAX, SEQ_MAX, WIDTH_MAX
-from hpctrain.records.format.document import content_sha256
+from hpctrain.records.format.document import LAYERS_MAX, SEQ_MAX, WIDTH_MAX, content_sha256
 from hpctrain.records.model.block_stack import TransformerSpec, require_family
 from hpctrain.records.model.span_corruption import longest_text
 

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hpctrain.records.format.bounds import SEQ_MAX, VOCAB_MAX
-from hpctrain.records.format.document import Part
+from hpctrain.records.format.document import SEQ_MAX, VOCAB_MAX, Part
 from hpctrain.records.model.block_stack import BlockStack
 from hpctrain.records.model.families import FamilySpec
 

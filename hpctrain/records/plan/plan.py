@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, model_validator
 
-from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
-from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.document import BATCH_MAX, DEVICES_MAX, LAYERS_MAX, Document, Part
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.compression import Codec, CodecSpec
 from hpctrain.records.plan.gradient_codec import Messages
@@ -291,15 +290,7 @@ class Plan(Document):
     def reduction_sha256(self) -> str:
         """Return the hash of everything that decides which state a rank's reducer has between steps: mesh, cut,
         sharding and codec, but not the devices."""
-        parts = [
-            self.pp,
-            self.dp,
-            self.tp,
-            self.zero,
-            self.shards,
-            self.sequence_parallel,
-            list(self.stage_owner().values()),
-        ]
+        parts = [*self.dims, self.zero, self.shards, self.sequence_parallel, list(self.stage_owner().values())]
         codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
         text = json.dumps([*parts, [stage.layers for stage in self.stages], codecs])
         return hashlib.sha256(text.encode()).hexdigest()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from hpctrain.records.format.bounds import SEQ_MAX
-from hpctrain.records.format.document import Part
-from hpctrain.records.format.file_name import AnyPath, resolved_path
+from hpctrain.records.format.document import SEQ_MAX, Part
+from hpctrain.records.format.file_name import AnyPath, OptionalPath, PathFromFile
 
 
 class WeightedFolder(Part):
     """A training folder and its weight."""
 
-    path: AnyPath
+    path: PathFromFile
     """Folder of token shards, made by `hpctrain data prepare`."""
     weight: float = Field(gt=0, allow_inf_nan=False)
     """Share of the samples, relative to the sum of all weights."""
@@ -29,10 +27,10 @@ def _shape(value: object) -> str:
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
 TrainFolder = Annotated[
-    Annotated[AnyPath, Tag("(plain)")] | Annotated[WeightedFolder, Tag("(mapping)")], Discriminator(_shape)
+    Annotated[PathFromFile, Tag("(plain)")] | Annotated[WeightedFolder, Tag("(mapping)")], Discriminator(_shape)
 ]
 ValidFolders = Annotated[
-    Annotated[list[AnyPath], Tag("(plain)")] | Annotated[dict[SetName, AnyPath], Tag("(mapping)")],
+    Annotated[list[PathFromFile], Tag("(plain)")] | Annotated[dict[SetName, PathFromFile], Tag("(mapping)")],
     Discriminator(_shape),
 ]
 
@@ -46,7 +44,7 @@ class Data(Part):
     valid: ValidFolders = []
     """Folders of token shards for validation, used together. Default: the validation split that `data prepare` made. Or
     name -> folder: each folder then has a loss and a perplexity of its own, in addition to that split."""
-    tokenizer: AnyPath | None = None
+    tokenizer: OptionalPath = None
     """Path of tokenizer.json. Default: the one in the first training folder."""
     seq_len: int = Field(default=256, ge=8, le=SEQ_MAX)
     """Tokens in a sequence."""
@@ -83,19 +81,3 @@ class Data(Part):
         if twice is not None and not plain:
             raise ValueError(f"train: {twice} is there twice; add its weights up")
         return self
-
-    def resolved(self, base: Path) -> Data:
-        """Return the section with relative paths resolved from the folder `base`."""
-        train = [
-            resolved_path(item, base)
-            if isinstance(item, str)
-            else item.model_copy(update={"path": resolved_path(item.path, base)})
-            for item in self.train
-        ]
-        valid = (
-            {name: resolved_path(folder, base) for name, folder in self.valid.items()}
-            if isinstance(self.valid, dict)
-            else [resolved_path(folder, base) for folder in self.valid]
-        )
-        tokenizer = resolved_path(self.tokenizer, base) if self.tokenizer else None
-        return self.model_copy(update={"train": train, "valid": valid, "tokenizer": tokenizer})

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from hpctrain.records.format.document import Part
-from hpctrain.records.format.file_name import AnyPath
+from hpctrain.records.format.file_name import PathFromFile
 from hpctrain.records.format.validation_errors import nearest
-from hpctrain.records.model.families import FamilySpec, HfModel
+from hpctrain.records.model.families import PRESETS, FamilySpec, HfModel
 from hpctrain.records.model.imported_spec import ImportedSpec, Split
-from hpctrain.records.model.presets import PRESETS
 
 
 class Model(Part):
@@ -22,7 +21,7 @@ class Model(Part):
     """A named model (see `hpctrain init`)."""
     dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
     """A model by its dimensions; a decoder unless `family` is given."""
-    hf: AnyPath | None = None
+    hf: PathFromFile | None = None
     """A Hugging Face model folder to start from: config.json and safetensors files."""
     hf_model: HfModel | None = Field(default=None, alias="found")
     """Written by hpctrain into the run folder: the content of the folder at `hf`."""

@@ -8,8 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpctrain.records.format.bounds import STEPS_MAX
-from hpctrain.records.format.document import Part
+from hpctrain.records.format.document import STEPS_MAX, Part
 
 FINAL_RATE = 0.1
 """Learning rate at the end of a decay, as a fraction of the peak."""

@@ -10,20 +10,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from hpctrain.base.errors import FieldError, FileError, InputError
-from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, STEPS_MAX
-from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.file_name import AnyPath, resolved_path
+from hpctrain.records.format.document import BATCH_MAX, DEVICES_MAX, STEPS_MAX, Document, Part
+from hpctrain.records.format.file_name import AnyPath, OptionalPath, PathFromFile, resolved_path, with_absolute_paths
 from hpctrain.records.format.validation_errors import dotted, validation_errors
 from hpctrain.records.format.yaml_file import (
     YamlFile,
     apply_overrides,
-    missing_paths,
+    missing_values,
     override_paths,
     read_yaml,
     with_defaults,
 )
+from hpctrain.records.model.families import PRESETS
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
-from hpctrain.records.model.presets import PRESETS
 from hpctrain.records.plan.compression import Compression, NoCompression
 from hpctrain.records.plan.plan import Recompute, ZeroLevel
 from hpctrain.records.run.cluster import Cluster
@@ -167,7 +166,7 @@ class Notify(Part):
     url_env: EnvironmentName | None = None
     """Name of the environment variable with the URL. Whoever knows the URL can post to it, so it is a secret and not
     written in this file."""
-    url_file: AnyPath | None = None
+    url_file: PathFromFile | None = None
     """File with the URL, in place of `url_env`; only you may be able to read it (mode 600)."""
     on: list[NotifyState] = ["done", "failed"]
     """States that are reported: started, done, failed, requeued, cancelled."""
@@ -190,12 +189,12 @@ class Run(Document):
     """Optimizer steps."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the initial weights and the order of samples."""
-    code: AnyPath | None = None
+    code: OptionalPath = None
     """Folder of your own code; a copy, made when the run is submitted, comes first on the module path."""
     secrets: list[EnvironmentName] = []
     """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
     environment in which you submit, or from `secrets_file`, and are written nowhere."""
-    secrets_file: AnyPath | None = None
+    secrets_file: OptionalPath = None
     """File with lines NAME=value, on a file system that the nodes share; only you may be able to read it (mode 600)."""
     notify: Notify | None = None
     """Notification when the run changes its state. Default: none."""
@@ -324,12 +323,14 @@ def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
 def _run_from_yaml(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> Run:
     value = with_defaults(apply_overrides(file.value, overrides), defaults)
     lines = _without_overridden(file.lines, overrides)
+    base = Path(file.path).resolve().parent
     try:
-        run = Run.model_validate(value)
+        run: Run = with_absolute_paths(Run.model_validate(value), base)
     except ValidationError as error:
         mistakes = [_from_override(m) if m.line == 0 else m for m in validation_errors(error, Run, lines)]
         raise FileError(file.path, mistakes) from None
-    return _resolve_paths(run, Path(file.path).resolve().parent)
+    container = run.container and _resolve_container(run.container, base)
+    return run.model_copy(update={"container": container})
 
 
 def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> list[str]:
@@ -338,7 +339,8 @@ def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, 
     Raises:
         FileError: the file cannot be read.
     """
-    return [dotted(key) for key in missing_paths(apply_overrides(_keys_in(read_yaml(path)).value, overrides), defaults)]
+    given = apply_overrides(_keys_in(read_yaml(path)).value, overrides)
+    return [dotted(key) for key, _ in missing_values(given, defaults)]
 
 
 def _keys_in(file: YamlFile) -> YamlFile:
@@ -358,23 +360,6 @@ def _without_overridden(
 
 def _from_override(mistake: FieldError) -> FieldError:
     return FieldError(mistake.field, f"{mistake.text} (given by --set)")
-
-
-def _resolve_paths(run: Run, base: Path) -> Run:
-    notify, model, container = run.notify, run.model, run.container
-    if notify is not None and notify.url_file is not None:
-        notify = notify.model_copy(update={"url_file": resolved_path(notify.url_file, base)})
-    if model.hf is not None:
-        model = model.model_copy(update={"hf": resolved_path(model.hf, base)})
-    update = {
-        "data": run.data.resolved(base),
-        "code": resolved_path(run.code, base) if run.code else None,
-        "secrets_file": resolved_path(run.secrets_file, base) if run.secrets_file else None,
-        "notify": notify,
-        "model": model,
-        "container": container and _resolve_container(container, base),
-    }
-    return run.model_copy(update=update)
 
 
 def _resolve_container(container: Container, base: Path) -> Container:

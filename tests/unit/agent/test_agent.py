@@ -20,8 +20,8 @@ from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.peers import Announcement
 from hpctrain.base.errors import RefusedError
 from hpctrain.planner import make_plan
-from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass

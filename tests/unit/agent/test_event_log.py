@@ -9,7 +9,7 @@ from pathlib import Path
 from fake_clock import FakeClock
 
 from hpctrain.agent.event_log import EventLog
-from hpctrain.records.history.event import read_events
+from hpctrain.records.history.run_log import read_events
 
 
 def test_events_that_find_no_room_are_written_with_the_next_one_that_does(tmp_path, small_files):

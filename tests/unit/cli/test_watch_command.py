@@ -12,8 +12,7 @@ from fake_clock import FakeClock
 from run_folders import event, submitted_run
 
 from hpctrain.base.output_streams import format_timestamp
-from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import BytesSent, MetricRow
+from hpctrain.records.history.run_log import BytesSent, Event, MetricRow
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from run_folders import submitted_run
 from hpctrain.cli.commands.demo import NODE_DIES_AT, STARTERS, WORKER_DIES_AT
 from hpctrain.launch.starter import render
 from hpctrain.records.format.yaml_file import parse_yaml
-from hpctrain.records.history.metric import BytesSent, MetricRow
+from hpctrain.records.history.run_log import BytesSent, MetricRow
 from hpctrain.records.run.run import Run
 
 Call = Callable[..., Any]

@@ -20,7 +20,7 @@ from hpctrain.corpus.read.tokens import Corpus, open_validation, read_indexes
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
 from hpctrain.records.format.yaml_file import parse_yaml
-from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.model.families import PRESETS
 from hpctrain.records.run.objective import lengths
 from hpctrain.records.run.optimizer import Optimizer
 from hpctrain.records.run.run import FixedParallel, Run, read_run

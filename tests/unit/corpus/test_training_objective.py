@@ -14,8 +14,8 @@ from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.objective import NO_TARGET, Examples, SpecialTokens, examples, special_tokens
+from hpctrain.records.model.families import PRESETS
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.model.presets import PRESETS
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, SpanCorruption, lengths, resolved_objective
 
 VOCABULARY = 1000

@@ -11,8 +11,7 @@ from hpctrain.hf.config import spec_of
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes, tensors_of
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import DecoderSpec
-from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.model.families import PRESETS, DecoderSpec
 
 LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, TokenIds(5))
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, TokenIds(5, 0))

@@ -8,8 +8,8 @@ import pytest
 from fake_slurm import FakeSlurm
 
 from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, with_slurm_state
-from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.ledger import attempts_without_checkpoint, failures_since_checkpoint, retries_spent_text
+from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
 from hpctrain.jobs.bad_nodes import nodes_to_blame, record_bad_nodes, select_excluded_nodes
-from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.ledger import BAD_NODES_FILE, BadNode, read_bad_nodes
+from hpctrain.records.history.run_log import Event, EventKind
 
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
 

@@ -8,7 +8,7 @@ import pytest
 from fake_slurm import FakeSlurm
 
 from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, stop_cause, stop_reason_text
-from hpctrain.records.history.event import Event, EventKind
+from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 

@@ -10,7 +10,7 @@ from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FileError
 from hpctrain.launch.preflight.checks import drop_stale_topology, local_driver_version, parse_driver_version, staleness
-from hpctrain.records.history.event import Event
+from hpctrain.records.history.run_log import Event
 from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology, Verdict
 from hpctrain.runs.folder import RunFolder
 

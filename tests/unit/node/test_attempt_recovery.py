@@ -13,8 +13,8 @@ from hpctrain.base.errors import RefusedError
 from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
 from hpctrain.jobs.live_job import CANCELLED_FILE
 from hpctrain.node import attempt
-from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.ledger import read_successors
+from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.slurm.fields import SEPARATOR

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hpctrain.probe.protocol.run import COORDINATOR_FILE, PROBE_FOLDER
-from hpctrain.records.history.event import read_events
+from hpctrain.records.history.run_log import read_events
 
 RUN = {"steps": 1, "model": {"preset": "tiny-1m"}, "data": {"train": ["/data"]}, "batch": {"global": 8}}
 

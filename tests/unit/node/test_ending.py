@@ -21,8 +21,8 @@ from hpctrain.base.process import CommandResult
 from hpctrain.jobs.attempt_outcome import srun_log
 from hpctrain.jobs.live_job import CANCELLED_FILE
 from hpctrain.node import attempt, run
-from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.ledger import failures_since_checkpoint, read_successors
+from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id
 

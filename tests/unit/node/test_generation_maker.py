@@ -16,8 +16,8 @@ from hpctrain.base.errors import FileError, RefusedError
 from hpctrain.node import generation_maker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.planner import make_plan
-from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan, Stage
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass

@@ -8,7 +8,7 @@ from hpctrain.agent.event_log import EventLog
 from hpctrain.node.run import EVERY_S, ProbeProgress
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.protocol.coordinator import Coordinator
-from hpctrain.records.history.event import read_events
+from hpctrain.records.history.run_log import read_events
 from hpctrain.records.run.run import Run
 from hpctrain.report.status import decide_status
 from hpctrain.report.terminal import PlainView

@@ -14,7 +14,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.jobs.bad_nodes import nodes_to_blame
 from hpctrain.node import run
-from hpctrain.records.history.event import read_events
+from hpctrain.records.history.run_log import read_events
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Reason, Topology, Verdict
 

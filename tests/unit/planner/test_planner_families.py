@@ -8,8 +8,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import FamilySpec
-from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.model.families import PRESETS, FamilySpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import DecoderSpec, EncoderSpec, Gpt2Spec
-from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.model.families import PRESETS, DecoderSpec, EncoderSpec, Gpt2Spec
 from hpctrain.records.run.run import Run, read_run
 
 TEXT = """\

@@ -19,12 +19,11 @@ from hpctrain.records.corpus import CorpusIndex, CorpusPart, Recipe, read_recipe
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.format.yaml_file import read_yaml
-from hpctrain.records.history.event import read_events
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.ledger import read_bad_nodes, read_successors
 from hpctrain.records.history.manifest import Manifest
-from hpctrain.records.history.metric import read_metrics
 from hpctrain.records.history.past_runs import read_past_runs
+from hpctrain.records.history.run_log import read_events, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import read_run
 from hpctrain.records.run.site import read_site

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import FileError
-from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import BytesSent, MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import (
+    BytesSent,
+    Event,
+    MetricRow,
+    last_row_of_each_step,
+    read_events,
+    read_metrics,
+)
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Action, Schedule

@@ -13,7 +13,7 @@ from run_folders import RUN
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.launch.preflight.site import site_defaults
-from hpctrain.records.format.yaml_file import missing_paths, with_defaults
+from hpctrain.records.format.yaml_file import missing_values, with_defaults
 from hpctrain.records.run.run import read_run
 from hpctrain.records.run.site import read_site, site_file
 from hpctrain.slurm.commands import Slurm
@@ -113,5 +113,5 @@ MAPPINGS = st.dictionaries(st.sampled_from("abc"), TREES)
 @given(value=MAPPINGS, defaults=MAPPINGS)
 def test_filling_changes_nothing_that_was_given_and_leaves_nothing_out(value: dict, defaults: dict) -> None:
     result = with_defaults(value, defaults)
-    assert list(missing_paths(result, defaults)) == []
+    assert list(missing_values(result, defaults)) == []
     assert with_defaults(result, value) == result == with_defaults(result, defaults)

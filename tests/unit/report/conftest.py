@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hpctrain.base.atomic import append_line, write_json
-from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import BytesSent, MetricRow, RankPlacement
+from hpctrain.records.history.run_log import BytesSent, Event, MetricRow, RankPlacement
 from hpctrain.records.plan.plan import Plan, Predicted, Rejected, Replica, Stage
 from hpctrain.records.topology.link import Latency, Link, LinkFigures
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Health, Node, Provenance, Reason, Topology

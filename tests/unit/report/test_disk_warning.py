@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.records.history.event import Event, EventKind
+from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.report.status import disk_warning
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from hpctrain.records.history.event import EventKind
+from hpctrain.records.history.run_log import EventKind
 from hpctrain.report.event_text import describe_event, signal_name
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from run_folders import RUN
 
-from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.model.families import PRESETS
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.runs import file_system

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.fault import FAULTS, fault_named
 from hpctrain.records.history.ledger import failures_since_checkpoint
+from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.runs.fault_fields import attempt_fault_fields, confirmed_suspects, faults_by_node, suspect_node
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.checkpoint import published
-from hpctrain.records.history.event import Event, EventKind, read_events
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.history.run_log import Event, EventKind, read_events
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed, saved_step
 

@@ -17,7 +17,7 @@ from fake_clock import FakeClock
 from run_folders import RUN
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.runs import notify
 from hpctrain.runs.notify import send_notification

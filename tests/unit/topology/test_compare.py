@@ -8,7 +8,7 @@ from rich.console import Console
 from hpctrain.base.package_data import package_data_path
 from hpctrain.records.topology.topology import Health, Topology
 from hpctrain.topology.compare import differences
-from hpctrain.topology.difference_view import render_differences, summary
+from hpctrain.topology.view import render_differences, summary
 
 
 def laptop() -> Topology:
