@@ -1,4 +1,4 @@
-"""Statistics of paired measurements: the median ratio and its confidence interval."""
+"""Statistics of paired measurements (the median ratio and its confidence interval), and errors of predictions."""
 
 from __future__ import annotations
 
@@ -77,3 +77,26 @@ def interval(values: np.ndarray, draws: int = DRAWS) -> tuple[float, float]:
     chosen = np.random.default_rng(0).integers(0, len(values), size=(draws, len(values)))
     low, high = np.percentile(np.median(values[chosen], axis=1), [5, 95])
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a problem's predictions, in percent of the measured figures."""
+
+    runs: int
+    mean: float
+    """Mean absolute error, in percent of the measured figure."""
+    largest: float
+    bias: float
+    """Mean signed error; above 0, predictions are too slow or too large."""
+    below: float
+    """Percentage of the runs whose prediction is below the measurement."""
+
+
+def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
+    """Return the errors of predictions; both sequences must not be empty, and all measurements must be above 0."""
+    error = 100 * (np.array(predicted) / np.array(measured) - 1)
+    size = np.abs(error)
+    return Errors(
+        len(error), float(size.mean()), float(size.max()), float(error.mean()), float(100 * (error < 0).mean())
+    )

@@ -1,20 +1,25 @@
-"""The record that a bench writes: machine, versions, settings and rows."""
+"""The record that a bench writes: machine, versions, settings and rows; rows of a long bench in a file."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from hpctrain import __version__
+from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.clock import utc_text
+from hpctrain.base.errors import InputError
 from hpctrain.probe.system.host import cpu_name
+from hpctrain.records.format.input_file import read_jsonl
 
 
 def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -42,3 +47,44 @@ def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]
         "versions": {"hpctrain": __version__, "torch": version("torch"), "python": platform.python_version()},
         "settings": settings,
     }
+
+
+class RowStore:
+    """Rows measured with one set of settings; without a path they exist only in memory."""
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        """Read the rows in the file, or create it.
+
+        Raises:
+            InputError: the rows in the file were measured with other settings.
+            StorageError: the folder cannot be written.
+        """
+        self._path = path
+        self.rows: list[dict[str, Any]] = []
+        settings = json.loads(json.dumps(settings))  # normalised as JSON returns it: tuples become lists
+        lines = read_jsonl(path, owned=False) if path is not None else []
+        if lines:
+            self._check(lines[0].get("settings", {}), settings)
+            self.rows = lines[1:]
+        elif path is not None:
+            with storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            append_line(path, json.dumps({"settings": settings}))
+
+    def find(self, **key: Any) -> dict[str, Any] | None:
+        """Return the first row with these values, or None."""
+        return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row; on return it is in the file."""
+        if self._path is not None:
+            append_line(self._path, json.dumps(row, allow_nan=False))
+        self.rows.append(row)
+
+    def _check(self, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+        for name in sorted(stored.keys() | wanted.keys()):
+            if stored.get(name) != wanted.get(name):
+                raise InputError(
+                    f"{self._path}: its rows were measured with {name} = {stored.get(name)!r}, now asked for is "
+                    f"{wanted.get(name)!r}; give the same settings, or another folder"
+                )

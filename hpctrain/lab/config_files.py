@@ -130,6 +130,13 @@ class CpuController:
         """Return the file to which a process writes its id to join the node's group."""
         return self.node_group(name) / "cgroup.procs"
 
+    def limit_files(self, group: Path, cores: float) -> list[tuple[Path, str]]:
+        """Return the (file, text) pairs to write so that a CPU group gets the time of so many cores."""
+        quota_us = round(cores * PERIOD_US)
+        if self.version == 1:
+            return [(group / "cpu.cfs_period_us", str(PERIOD_US)), (group / "cpu.cfs_quota_us", str(quota_us))]
+        return [(group / "cpu.max", f"{quota_us} {PERIOD_US}")]
+
 
 def find_cpu_control(mounts: str) -> CpuController | None:
     """Return the machine's CPU controller; None if no cgroup file system with a CPU controller is mounted.
@@ -165,13 +172,8 @@ def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, s
     files: list[tuple[Path, str]] = []
     for node in layout.spec.nodes:
         share = layout.spec.cpu_share_of(node)
-        if share is None:
-            continue
-        group, quota_us = control.node_group(node.name), round(share * PERIOD_US)
-        if control.version == 1:
-            files += [(group / "cpu.cfs_period_us", str(PERIOD_US)), (group / "cpu.cfs_quota_us", str(quota_us))]
-        else:
-            files += [(group / "cpu.max", f"{quota_us} {PERIOD_US}")]
+        if share is not None:
+            files += control.limit_files(control.node_group(node.name), share)
     if files and control.version == 2:
         # The children of a cgroup get the CPU controller only if it is enabled here.
         files = [(folder / "cgroup.subtree_control", "+cpu") for folder in (control.root, control.group)] + files

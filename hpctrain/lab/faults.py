@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from hpctrain.base.errors import CommandError, InputError, RefusedError
@@ -74,6 +75,23 @@ def shape(
     for name in names:
         for direction in directions:
             machine.run_all(network.shape_commands(layout, name, direction, rate))
+
+
+@contextlib.contextmanager
+def shaped(
+    machine: Machine,
+    layout: LabLayout,
+    names: Sequence[str],
+    rate: str,
+    directions: Sequence[Direction] = network.DIRECTIONS,
+) -> Iterator[None]:
+    """Change the rate of the nodes' links for the `with` block; afterwards they have the spec's rates."""
+    try:
+        shape(machine, layout, names, rate, directions)
+        yield
+    finally:
+        for name in names:
+            shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
 
 
 def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:

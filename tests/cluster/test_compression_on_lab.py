@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.compression.launch_files import LaunchSettings
+from hpctrain.bench.compression.launch import LaunchSettings
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.step_times import lab_site, local_site, measure_site
 from hpctrain.bench.small_run import make_corpus

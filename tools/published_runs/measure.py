@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.base.errors import InputError
-from hpctrain.bench.planner.errors import Errors, errors_of
+from hpctrain.bench.comparison import Errors, errors_of
 from hpctrain.bench.record import machine_and_versions
 from tools.published_runs.fit import held_out, packaged, was_fitted
 from tools.published_runs.sailor import FOLDER, read_figures

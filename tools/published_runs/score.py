@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-from hpctrain.bench.planner.errors import Errors, errors_of
+from hpctrain.bench.comparison import Errors, errors_of
 from tools.published_runs.scenario import PublishedScenario
 from tools.published_runs.table import MeasuredRun
 

@@ -1,4 +1,5 @@
-"""A model in training with one of the gradient synchronisations that the bench compares."""
+"""A model in training with one of the methods that the bench compares: a gradient synchronisation, or a pipeline whose
+stage messages are compressed."""
 
 from __future__ import annotations
 
@@ -10,69 +11,39 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.bench.compression.launch import LaunchSettings
+from hpctrain.bench.small_run import make_plan
+from hpctrain.parallel.gradients import clip_gradients, gradient_norm
+from hpctrain.parallel.mesh import Coordinate, build_mesh
+from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.compression import CodecSpec
+from hpctrain.records.plan.gradient_codec import Messages
+from hpctrain.records.plan.plan import Plan
+from hpctrain.schedule.resolve import schedule_of
 
-
-class GradientSync:
-    """Base class of the methods that sum gradients over the processes. It communicates nothing: each process trains on
-    its own data, so the time of another method minus its time is the cost of that method."""
-
-    averages = True
-    """Whether gradients are averaged over the processes, as by DDP and FSDP; otherwise they are summed."""
-    planned: CodecSpec | None = None
-    """The codec that the planner chose; None for a method that does not ask the planner."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        """The module that is called with tokens."""
-
-    def reduce(self) -> int | None:
-        """Synchronise after the backward pass; return the bytes that this rank sent, None if not counted."""
-        return 0
-
-    def after_step(self) -> int:
-        """Synchronise after the optimizer step; return the bytes that this rank sent."""
-        return 0
-
-
-class TorchSync(GradientSync):
-    """A model wrapped by DDP or FSDP2, which sum gradients during the backward pass."""
-
-    def __init__(self, model: nn.Module, sent_bytes: int | None) -> None:
-        super().__init__(model)
-        self._sent_bytes = sent_bytes
-
-    def reduce(self) -> int | None:
-        return self._sent_bytes
-
-
-class ReducerSync(GradientSync):
-    """A plain module whose gradients an hpctrain reducer sums after the backward pass."""
-
-    averages = False
-
-    def __init__(self, model: nn.Module, reducer: Reducer) -> None:
-        super().__init__(model)
-        self._reducer = reducer
-        self._parameters = list(model.parameters())
-        self._step = 0
-
-    def reduce(self) -> int | None:
-        return self._reducer.reduce([p.grad for p in self._parameters if p.grad is not None])
-
-    def after_step(self) -> int:
-        self._step += 1
-        return self._reducer.after_step(self._step)
+PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}
+"""Compression of all stage messages, by the pipeline's name in the comparison."""
+PIPELINE_SPEC = DecoderSpec(layers=4, dim=256, heads=4, vocab=320)
+"""A narrow model: a stage message has `dim` values per token, a block's products about 12·dim² multiplications."""
+CLIP_NORM = 1.0
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """Loss and sent bytes of one step."""
+class GradientSync:
+    """How a method sums gradients over the processes. By default it communicates nothing: each process trains on its
+    own data, so the time of another method minus its time is the cost of that method."""
 
-    loss: Tensor
-    """Mean loss over this process's sequences, before the step."""
-    sent_bytes: int | None
+    model: nn.Module
+    """The module that is called with tokens."""
+    averages: bool = True
+    """Whether gradients are averaged over the processes, as by DDP and FSDP; otherwise they are summed."""
+    reduce: Callable[[], int | None] = lambda: 0
+    """Synchronises after the backward pass; returns the bytes that this rank sent, None if not counted."""
+    after_step: Callable[[int], int] = lambda step: 0
+    """Synchronises after the optimizer step of that number, the first is 1; returns the bytes that this rank sent."""
+    planned: CodecSpec | None = None
+    """The codec that the planner chose; None for a method that does not ask the planner."""
 
 
 class BenchTrainer:
@@ -90,14 +61,12 @@ class BenchTrainer:
         self.optimizer = optimizer(self._parameters)
         self._scale = 1.0 if exchange.averages else 1.0 / world
         self._clip_norm = clip_norm
+        self._steps = 0
+        self.planned = exchange.planned
 
-    @property
-    def planned(self) -> CodecSpec | None:
-        """The codec that the planner chose; None for a method that does not ask the planner."""
-        return self.exchange.planned
-
-    def step(self, rows: Tensor) -> StepResult:
-        """Make one step on int64 [sequences, seq_len + 1]; every process passes equally many sequences."""
+    def step(self, rows: Tensor) -> int | None:
+        """Make one step on int64 [sequences, seq_len + 1]; every process passes equally many sequences. Return the
+        bytes that this rank sent, None if not counted."""
         loss = _loss(self.exchange.model, rows)
         (loss * self._scale).backward()
         sent = self.exchange.reduce()
@@ -105,8 +74,9 @@ class BenchTrainer:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        after = self.exchange.after_step()
-        return StepResult(loss.detach(), None if sent is None else sent + after)
+        self._steps += 1
+        after = self.exchange.after_step(self._steps)
+        return None if sent is None else sent + after
 
     @torch.no_grad()
     def validate(self, rows: Tensor) -> float:
@@ -120,3 +90,43 @@ class BenchTrainer:
 def _loss(model: nn.Module, rows: Tensor) -> Tensor:
     logits = model(rows[:, :-1])
     return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+
+class PipelineBenchTrainer:
+    """One pipeline stage per node, 1F1B with micro-batches of one sequence; every process receives all sequences."""
+
+    planned: CodecSpec | None = None
+
+    def __init__(self, plan: Plan, pipeline: Pipeline, lr: float) -> None:
+        self._plan = plan
+        self._pipeline = pipeline
+        self._parameters = [parameter for _, parameter in pipeline.parameters()]
+        self._optimizer = torch.optim.SGD(self._parameters, lr=lr)
+
+    def step(self, rows: Tensor) -> int:
+        """Make one step on int64 [sequences of the plan, seq_len + 1]; return the bytes that this rank sent."""
+        self._pipeline.step(rows[:, :-1], rows[:, 1:])
+        clip_gradients(self._parameters, gradient_norm(self._parameters, self._plan), CLIP_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return sum(counters.sent_bytes for counters in self._pipeline.take_counters().values())
+
+    def validate(self, rows: Tensor) -> float:
+        """Return the mean loss of `rows`, without the last ones that do not fill a whole step. Collective."""
+        whole = [part for part in rows.split(self._plan.sequences) if len(part) == self._plan.sequences]
+        loss = torch.tensor([self._pipeline.evaluate(part[:, :-1], part[:, 1:]) for part in whole], dtype=torch.float64)
+        dist.all_reduce(loss)
+        return float(loss.mean())
+
+
+def open_pipeline(messages: Messages, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
+    """Return this process's stage of a pipeline over all processes. Collective."""
+    plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
+    *first, last = plan.stages
+    plan = plan.model_copy(
+        update={"stages": [*(stage.model_copy(update={"messages": messages}) for stage in first), last]}
+    )
+    coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
+    schedule, _ = schedule_of(plan, coordinate.dp)
+    inputs = PipelineInputs(plan, settings.spec, schedule, settings.seq_len, settings.seed, torch.device("cpu"))
+    return PipelineBenchTrainer(plan, build_pipeline(inputs, mesh, coordinate), settings.lr)

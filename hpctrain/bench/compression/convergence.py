@@ -22,9 +22,9 @@ import torch.distributed as dist
 from hpctrain.bench.compression.bench_trainer import BenchTrainer
 from hpctrain.bench.compression.methods import METHODS, MethodContext
 from hpctrain.bench.compression.planned_codec import StepWorkload
-from hpctrain.bench.compression.row_store import RowStore
 from hpctrain.bench.compression.step_times import make_text
-from hpctrain.bench.ranks import run_ranks
+from hpctrain.bench.record import RowStore
+from hpctrain.bench.small_run import run_ranks
 from hpctrain.corpus.input.sample_text import find_sample_text
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
@@ -166,7 +166,7 @@ def _train(method: str, seed: int, settings: ConvergenceSettings, corpus: Path, 
             group_["lr"] = settings.learning_rate(done)
         rows = torch.from_numpy(train.rows(seed, (done * world + rank) * settings.rows, settings.rows))
         cpu_start = time.process_time()
-        sent.append(trainee.step(rows).sent_bytes)
+        sent.append(trainee.step(rows))
         cpu_s += time.process_time() - cpu_start
         done += 1
         if settings.validated_after(done):

@@ -1,4 +1,7 @@
-"""The gradient synchronisations that `hpctrain bench compression` compares: torch's and hpctrain's."""
+"""The gradient synchronisations that `hpctrain bench compression` compares: torch's and hpctrain's.
+
+hpctrain's are opened through the functions that workers use.
+"""
 
 from __future__ import annotations
 
@@ -8,105 +11,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench.compression.bench_trainer import GradientSync, TorchSync
-from hpctrain.bench.compression.hpctrain_methods import open_chosen, open_codec, open_sharded
+from hpctrain.bench.compression.bench_trainer import GradientSync
 from hpctrain.bench.compression.planned_codec import StepWorkload, choose_codec
+from hpctrain.compress.build import build_reduce_scatters, build_reducer
+from hpctrain.compress.collectives.reduce_scatter import residuals_of
+from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
+from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.imported.model import blocks_of
-from hpctrain.records.plan.compression import MODES, Quantized
+from hpctrain.parallel.fsdp import apply_sharding, flat_gradient_layouts, track_collectives
+from hpctrain.parallel.gradient_reducer import LocalSgdReducer
+from hpctrain.records.plan.compression import MODES, CodecSpec, LocalSteps, Quantized, make_codec
 
 AUTO = "auto"
 ONE_BUCKET_MB = 1 << 14
 """Bucket size in MB for torch's PowerSGD hook. The hook starts collectives in callbacks, which on gloo works with one
 bucket only."""
-
-
-@dataclass(frozen=True)
-class MethodContext:
-    """The processes and settings that a method is opened with."""
-
-    group: dist.ProcessGroup
-    """A process group for this method alone, so that collectives of other methods do not interleave."""
-    dense_steps: int
-    """Exact steps at the beginning, for methods that need statistics or a warm start."""
-    work: StepWorkload
-
-    @property
-    def world(self) -> int:
-        return dist.get_world_size(self.group)
-
-
-Open = Callable[[nn.Module, MethodContext], GradientSync]
-
-
-def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
-    """Return how to open DDP in fp32, with its own all-reduce or with a communication hook."""
-
-    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
-        wrapped = _wrapped(model, context)
-        if hook is not None:
-            wrapped.register_comm_hook(context.group, hook)
-        return TorchSync(wrapped, _ring_bytes(model, context.world) * item_bytes)
-
-    return open_
-
-
-def _torch_power_sgd(rank: int) -> Open:
-    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
-        wrapped = _wrapped(model, context, bucket_cap_mb=ONE_BUCKET_MB)
-        start = max(2, context.dense_steps)  # torch requires it: DDP rebuilds its buckets after the first step
-        state = power_sgd.PowerSGDState(context.group, rank, start_powerSGD_iter=start)
-        wrapped.register_comm_hook(state, power_sgd.powerSGD_hook)
-        return TorchSync(wrapped, None)
-
-    return open_
-
-
-def _wrapped(model: nn.Module, context: MethodContext, **keys: Any) -> DistributedDataParallel:
-    return DistributedDataParallel(model, process_group=context.group, gradient_as_bucket_view=True, **keys)
-
-
-def _fsdp2(dtype: torch.dtype | None) -> Open:
-    """Return how to open FSDP2 with its defaults: each block by itself, weights resharded after the forward pass (ZeRO
-    3)."""
-
-    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
-        mesh = DeviceMesh.from_group(context.group, "cpu")
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-        for block in blocks_of(model).values():
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        return TorchSync(model, None)
-
-    return open_
-
-
-def _codec(settings: dict[str, Any]) -> Open:
-    """Return how to open whole replicas with the reducer that `settings`, the `compression` of a run file, selects."""
-    return lambda model, context: open_codec(settings, model, context.group, context.dense_steps)
-
-
-def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | None = torch.bfloat16) -> Open:
-    """Return how to open a sharded model; with ZeRO 2 the weights are gathered once a step, in bf16."""
-    return lambda model, context: open_sharded(settings, model, context.group, context.dense_steps, zero, compute)
-
-
-def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
-    """Return whole replicas with the codec that the planner chooses for the link and the device."""
-    return open_chosen(choose_codec(context.group, context.work), model, context.group, context.dense_steps)
-
-
-def _ring_bytes(model: nn.Module, world: int) -> int:
-    """Return the number of values that a rank sends in a ring all-reduce of all gradients."""
-    return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
-
-
 _PAPER = {
     "form": "paper", "feedback": "paper", "selector": "exact", "values": "fp32", "reset": "zero", "reset_every": 1000,
 }  # fmt: skip
@@ -129,11 +55,151 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "adaptive": {"adaptive_paper": _PAPER, "adaptive": {}, "adaptive_no_feedback": {"feedback": "none"}},
 }
 """Settings by mode and method. A mode that is missing here is a method of that name, with the mode's defaults."""
-
 CODEC_METHODS: dict[str, dict[str, Any]] = {
     name: {"mode": mode, **settings} for mode in MODES for name, settings in _VARIANTS.get(mode, {mode: {}}).items()
 }
 """The `compression` of a run file, by method; each mode has at least one method."""
+
+
+@dataclass(frozen=True)
+class MethodContext:
+    """The processes and settings that a method is opened with."""
+
+    group: dist.ProcessGroup
+    """A process group for this method alone, so that collectives of other methods do not interleave."""
+    dense_steps: int
+    """Exact steps at the beginning, for methods that need statistics or a warm start."""
+    work: StepWorkload
+
+
+Open = Callable[[nn.Module, MethodContext], GradientSync]
+
+
+def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
+    """Return how to open DDP in fp32, with its own all-reduce or with a communication hook."""
+
+    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
+        wrapped = _wrapped(model, context)
+        if hook is not None:
+            wrapped.register_comm_hook(context.group, hook)
+        sent_bytes = _ring_bytes(model, dist.get_world_size(context.group)) * item_bytes
+        return GradientSync(wrapped, reduce=lambda: sent_bytes)
+
+    return open_
+
+
+def _torch_power_sgd(rank: int) -> Open:
+    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
+        wrapped = _wrapped(model, context, bucket_cap_mb=ONE_BUCKET_MB)
+        start = max(2, context.dense_steps)  # torch requires it: DDP rebuilds its buckets after the first step
+        state = power_sgd.PowerSGDState(context.group, rank, start_powerSGD_iter=start)
+        wrapped.register_comm_hook(state, power_sgd.powerSGD_hook)
+        return GradientSync(wrapped, reduce=lambda: None)
+
+    return open_
+
+
+def _wrapped(model: nn.Module, context: MethodContext, **keys: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model, process_group=context.group, gradient_as_bucket_view=True, **keys)
+
+
+def _fsdp2(dtype: torch.dtype | None) -> Open:
+    """Return how to open FSDP2 with its defaults: each block by itself, weights resharded after the forward pass (ZeRO
+    3)."""
+
+    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
+        mesh = DeviceMesh.from_group(context.group, "cpu")
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+        for block in blocks_of(model).values():
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        return GradientSync(model, reduce=lambda: None)
+
+    return open_
+
+
+def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
+    """Return how to open whole replicas with the reducer that `settings`, the `compression` of a run file, selects. It
+    overlaps the backward pass where a worker would overlap it."""
+
+    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
+        spec = _codec_spec(settings, context.dense_steps)
+        names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
+        parameters = list(model.parameters())
+        reducer: Reducer
+        if isinstance(spec.codec, LocalSteps):
+            outer = OuterOptimizer(context.group, parameters, spec.codec)
+            reducer = LocalSgdReducer(outer, dist.get_world_size(context.group))
+        else:
+            reducer = build_reducer(context.group, names, shapes, spec)
+        reducer.overlap(parameters)
+
+        def reduce() -> int | None:
+            return reducer.reduce([p.grad for p in parameters if p.grad is not None])
+
+        return GradientSync(model, False, reduce, reducer.after_step, planned)
+
+    return open_
+
+
+def _codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
+    """Return the codec of `settings`, the `compression` of a run file; its warm-up has `dense_steps` steps if it has
+    one."""
+    codec = make_codec(settings)
+    if "warmup_steps" in type(codec).model_fields:
+        codec = codec.model_copy(update={"warmup_steps": dense_steps})
+    return CodecSpec(codec=codec)
+
+
+def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
+    """Return whole replicas with the codec that the planner chooses for the link and the device."""
+    chosen = choose_codec(context.group, context.work)
+    return _codec(chosen.codec.to_json(), chosen)(model, context)
+
+
+def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | None = torch.bfloat16) -> Open:
+    """Return how to open a sharded model with the reduce-scatter of a codec. Weights are gathered in the precision of
+    the computation, with ZeRO 2 once a step. Weights are gathered and gradients summed module by module, during the
+    forward and the backward pass."""
+
+    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
+        apply_sharding(model, DeviceMesh.from_group(context.group, "cpu"), zero, compute)
+        spec, layouts = _codec_spec(settings, context.dense_steps), flat_gradient_layouts(model)
+        scatters = build_reduce_scatters(spec, layouts, context.group, "cpu")
+        counts: list[int] = []
+        track_collectives(model, 0, counts.append, 1, lambda: False, scatters)
+        residuals = residuals_of(scatters)
+
+        def reduce() -> int:
+            if residuals is not None:
+                residuals.end_step(torch.device("cpu"))
+            sent_bytes = sum(counts)
+            counts.clear()
+            return sent_bytes
+
+        return GradientSync(model if compute is None else _InPrecision(model, compute), False, reduce)
+
+    return open_
+
+
+class _InPrecision(nn.Module):
+    """A model that computes matrix products in a lower precision than other operations, as in training."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self._dtype = dtype
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", self._dtype):
+            logits: Tensor = self.model(tokens)
+        return logits
+
+
+def _ring_bytes(model: nn.Module, world: int) -> int:
+    """Return the number of values that a rank sends in a ring all-reduce of all gradients."""
+    return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
+
 
 # DDP rejects torch's bf16 hook on gloo by the function's name, though gloo can sum bf16: hence the lambda.
 METHODS: dict[str, Open] = {

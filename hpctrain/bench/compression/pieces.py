@@ -1,4 +1,4 @@
-"""Processor time to select and encode the largest values of a gradient on a CPU, compared with torch's top-k."""
+"""Time to select the largest values of a gradient on a CPU or a GPU, and to encode them, against torch's top-k."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.units import format_bytes
 from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode
-from hpctrain.compress.select.selectors import select
+from hpctrain.compress.select.selectors import by_torch, select, select_with_values, threshold_select
 
 NUMBERS = 30_000_000
 DENSITIES = (0.01, 0.07, 0.1)
 Work = Callable[[], object]
+GPU_NUMBERS = 2**28
+"""Values in the gradient. In fp32 they take 1 GiB, far more than any cache holds."""
+_COPY = "copy"
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,10 @@ def measure_pieces(
     that of small gradients."""
     torch.set_num_threads(1)
     values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
-    return [row for density in densities for row in _at(density, values, repeats)]
+    return [row for density in densities for row in _cpu_rows(density, values, repeats)]
 
 
-def _at(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
+def _cpu_rows(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
     numbers = values.numel()
     k = round(density * numbers)
     positions = select(values, k, "sampled")
@@ -86,3 +91,98 @@ def _processor_seconds(work: Work) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
+
+
+@dataclass(frozen=True)
+class GpuPieceRow:
+    """Result of one part of a codec at one density: the median over the repeats. The parts are measured in turns."""
+
+    piece: str
+    density: float
+    """Share of the values that was requested."""
+    chosen: float
+    """Share of the values that was selected; for a copy, 1."""
+    time_s: float
+    """Time between two events on the device; host work counts where the device waits for it."""
+    low_s: float
+    high_s: float
+    """`low_s` and `high_s`: the shortest and the longest of the repeats."""
+    bytes_per_s: float
+    """Bytes of the gradient divided by the time; each byte counts once, however often it is read."""
+    share_of_copy: float
+    """Time of the copy divided by this time: the share of the copy's bandwidth, for a part that moves as many bytes. A
+    copy reads and writes each byte of the gradient once; a selection in two passes reads each byte twice. The output of
+    a selection, 12 bytes per selected value, is not counted."""
+
+
+def measure_on_gpu(
+    densities: Sequence[float] = DENSITIES, numbers: int = GPU_NUMBERS, repeats: int = 5, seed: int = 1
+) -> tuple[str, list[GpuPieceRow]]:
+    """Return the name of the current GPU, and the measurement of each part on normally distributed values.
+
+    Raises:
+        HpctrainError: the GPU has too little memory.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    name = torch.cuda.get_device_name(device)
+    free = torch.cuda.mem_get_info(device)[0]
+    try:
+        values = torch.randn(numbers, device=device, generator=torch.Generator(device).manual_seed(seed)).mul_(1e-5)
+        return name, measure_pieces_of(values, densities, repeats, event_seconds)
+    except torch.OutOfMemoryError:
+        raise HpctrainError(
+            f"--device cuda: {name} had {format_bytes(free)} of memory free, which is too little for numbers of "
+            f"{format_bytes(4 * numbers)}, their copy and a top-k of them; end what runs there, or --device cpu"
+        ) from None
+
+
+def measure_pieces_of(
+    values: Tensor, densities: Sequence[float], repeats: int, seconds_of: Callable[[Work], float]
+) -> list[GpuPieceRow]:
+    """Return the measurement of each part on `values`.
+
+    Args:
+        values: [n], fp32, contiguous.
+        densities: shares to select.
+        repeats: counted repeats, after one warm-up.
+        seconds_of: runs a piece of work and returns its seconds.
+    """
+    return [row for density in densities for row in _gpu_rows(density, values, repeats, seconds_of)]
+
+
+def event_seconds(work: Work) -> float:
+    """Seconds between two CUDA events, before and after the work on the current stream."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def _gpu_rows(density: float, values: Tensor, repeats: int, seconds_of: Callable[[Work], float]) -> list[GpuPieceRow]:
+    n = values.numel()
+    k = max(1, round(density * n))
+    target = torch.empty_like(values)
+    chosen = select_with_values(values, k, "sampled")[1]
+    threshold = chosen.abs().min()
+    share = chosen.numel() / n
+    works: dict[str, tuple[Work, float]] = {
+        _COPY: (lambda: target.copy_(values), 1.0),
+        "torch.topk": (lambda: values.abs().topk(k, sorted=False), k / n),
+        "select sampled": (lambda: select_with_values(values, k, "sampled"), share),
+        "selection pass of torch's operations": (lambda: by_torch(values, threshold), share),
+    }
+    find = threshold_select(values.device)
+    if find is not by_torch:
+        works["selection pass of our kernels"] = (lambda: find(values, threshold), share)
+    # One uncounted warm-up: kernels are compiled, and memory is allocated.
+    times = in_turns({name: work for name, (work, _) in works.items()}, repeats + 1, seconds_of)
+    medians = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+    return [
+        GpuPieceRow(
+            name, density, of_all, medians[name], min(times[name][1:]), max(times[name][1:]),
+            values.nbytes / medians[name], medians[_COPY] / medians[name],
+        )
+        for name, (_, of_all) in works.items()
+    ]  # fmt: skip

@@ -5,20 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from hpctrain import __version__
+from hpctrain.bench.planner.search import uniform_topology
 from hpctrain.planner import make_plan
 from hpctrain.probe.measure.figures import fit_alpha_beta
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.compression import CodecSpec
 from hpctrain.records.run.run import Run
-from hpctrain.records.topology.link import LinkClass
-from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.records.topology.topology import Device, Node
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20)
@@ -87,15 +85,5 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
         "data": {"train": ["."], "seq_len": work.seq_len}, "batch": {"global": world * work.rows},
         "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows}, "compression": {"mode": "auto"},
     })  # fmt: skip
-    return make_plan(run, work.spec, _topology(devices, cost)).compression[0]
-
-
-def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
-    """Return a topology with one device per node and equal links."""
     nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
-    return Topology(
-        provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),
-        device_types={"cpu": DeviceType(kind="cpu", name="this machine")},
-        nodes=nodes,
-        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=cost[0], beta_s_per_byte=cost[1], pairs=1)]),
-    )
+    return make_plan(run, work.spec, uniform_topology(nodes, "cpu", *cost)).compression[0]

@@ -1,8 +1,7 @@
 """One process of `hpctrain bench compression`: `python -m hpctrain.bench.compression.rank FOLDER RANK`.
 
 All methods keep their model in the process and take turns by blocks of steps, so that other load on the machine affects
-all of them alike.
-"""
+all of them alike."""
 
 from __future__ import annotations
 
@@ -11,24 +10,56 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench.compression.bench_trainer import BenchTrainer
-from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSettings, LaunchSpec, Samples
+from hpctrain.bench.compression.bench_trainer import PIPELINES, BenchTrainer, PipelineBenchTrainer, open_pipeline
+from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples
 from hpctrain.bench.compression.methods import METHODS, MethodContext
-from hpctrain.bench.compression.pipelines import PIPELINES, PipelineBenchTrainer, open_pipeline
 from hpctrain.bench.compression.planned_codec import StepWorkload
-from hpctrain.bench.compression.traffic import Counter, header_factor
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
 
+LOOPBACK = "lo"
+CALIBRATION_NUMBERS = 2 * 2**20
+"""Number of fp32 values in an all-reduce of known payload; with so many, the barriers around it do not matter."""
 CORPUS_FOLDER = "corpus"
 VALIDATION_ROWS = 16
+
+
+class Counter:
+    """Bytes that this process's node sends. Processes that share one loopback each count an equal part of its bytes."""
+
+    def __init__(self, interface: str, world: int) -> None:
+        self._interface = interface
+        self._sharers = world if interface == LOOPBACK else 1
+
+    def read(self) -> float:
+        """Bytes since the interface came up; on a loopback, this process's share of them."""
+        return psutil.net_io_counters(pernic=True, nowrap=False)[self._interface].bytes_sent / self._sharers
+
+    def during(self, work: Callable[[], object]) -> float:
+        """Bytes sent between two barriers around `work`. Collective."""
+        dist.barrier()
+        before = self.read()
+        work()
+        dist.barrier()
+        return self.read() - before
+
+
+def header_factor(counter: Counter, repeats: int = 3) -> float:
+    """Bytes at the interface per byte of payload in a ring all-reduce: median of `repeats`. Collective."""
+    world = dist.get_world_size()
+    numbers = torch.zeros(CALIBRATION_NUMBERS)
+    payload = 2 * (world - 1) * numbers.numel() * numbers.element_size() / world
+    factors = sorted(counter.during(lambda: dist.all_reduce(numbers)) / payload for _ in range(repeats))
+    return factors[len(factors) // 2]
 
 
 class StepSample(NamedTuple):
@@ -90,10 +121,10 @@ class MethodRunner:
         dist.barrier()
         sent = self._counter.read()
         start, cpu_start = time.perf_counter(), time.process_time()
-        result = trainee.step(rows)
+        sent_bytes = trainee.step(rows)
         wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
         dist.barrier()  # by now the other ranks have received what this rank sent
-        return StepSample(wall_s, cpu_s, self._counter.read() - sent, result.sent_bytes)
+        return StepSample(wall_s, cpu_s, self._counter.read() - sent, sent_bytes)
 
     def _rows(self, step: int, every: bool) -> torch.Tensor:
         """The sequences of a step: this process's, or with `every` those of all processes."""

@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 
 from hpctrain.base.process import Runner
-from hpctrain.bench.compression.launch import run_scene
-from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSettings, LaunchSpec, Samples, as_json
-from hpctrain.bench.compression.rank import CORPUS_FOLDER
-from hpctrain.bench.compression.row_store import RowStore
-from hpctrain.bench.compression.traffic import LOOPBACK
-from hpctrain.bench.record import machine_and_versions
+from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples, as_json, run_scene
+from hpctrain.bench.compression.rank import CORPUS_FOLDER, LOOPBACK
+from hpctrain.bench.record import RowStore, machine_and_versions
 from hpctrain.corpus.input.sample_text import find_sample_text
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.lab.faults import shape
+from hpctrain.lab.faults import shaped
 from hpctrain.lab.layout import NODE_INTERFACE, LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.spec import rate_bits_per_s
@@ -93,12 +90,8 @@ def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iter
     """
     names = layout.names[:nodes]
     prefixes = tuple(("ip", "netns", "exec", layout.namespace(name)) for name in names)
-    try:
-        shape(machine, layout, names, rate)
+    with shaped(machine, layout, names, rate):
         yield LaunchSite(rate, NODE_INTERFACE, prefixes, rate_bits_per_s(rate))
-    finally:
-        for name in names:
-            shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
 
 
 def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Runner
-from hpctrain.bench.planner.errors import errors_of
-from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks
+from hpctrain.bench import small_run
+from hpctrain.bench.comparison import errors_of
 from hpctrain.bench.record import machine_and_versions
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.launch.probe import ProbeRequest, probe_local
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
@@ -32,8 +31,8 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 
 WORLD = 2
-SMALL = DecoderSpec(layers=4, dim=256, heads=4, vocab=BYTES_VOCABULARY)
-LARGE = DecoderSpec(layers=4, dim=384, heads=6, vocab=BYTES_VOCABULARY)
+SMALL = DecoderSpec(layers=4, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
+LARGE = DecoderSpec(layers=4, dim=384, heads=6, vocab=small_run.BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,11 @@ class Trained:
 
 
 PLANS: dict[str, Callable[[int, int], Plan]] = {
-    "dp2": lambda layers, rows: make_plan(1, 2, layers, rows // 2, 1),
-    "pp2": lambda layers, rows: make_plan(2, 1, layers, rows, 1),
-    "tp2": lambda layers, rows: make_plan(1, 1, layers, rows, 1, tp=2),
-    "pp2, 4 micro-batches": lambda layers, rows: make_plan(2, 1, layers, rows // 4, 4),
-    "dp2, zero 1": lambda layers, rows: make_plan(1, 2, layers, rows // 2, 1, zero=1),
+    "dp2": lambda layers, rows: small_run.make_plan(1, 2, layers, rows // 2, 1),
+    "pp2": lambda layers, rows: small_run.make_plan(2, 1, layers, rows, 1),
+    "tp2": lambda layers, rows: small_run.make_plan(1, 1, layers, rows, 1, tp=2),
+    "pp2, 4 micro-batches": lambda layers, rows: small_run.make_plan(2, 1, layers, rows // 4, 4),
+    "dp2, zero 1": lambda layers, rows: small_run.make_plan(1, 2, layers, rows // 2, 1, zero=1),
 }
 """Function that makes the plan of a case, from (blocks of the model, sequences in the batch)."""
 FITTED = ("dp2", "pp2", "tp2")
@@ -87,7 +86,7 @@ def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Ca
     Raises:
         HpctrainError: the probe or a process of the bench failed.
     """
-    with temporary_corpus() as folder:
+    with small_run.temporary_corpus() as folder:
         progress("a probe of two workers")
         (folder / "probe").mkdir()
         topology = probe_local(WORLD, folder / "probe", runner, clock, ProbeRequest(device="cpu"))
@@ -102,16 +101,16 @@ def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Ca
 
 def _train(folder: Path, corpus: Path, case: str, spec: DecoderSpec, plan: Plan, settings: OwnRunSettings) -> Trained:
     load = os.getloadavg()[0]
-    run = make_run(folder, corpus, spec, settings.rows, settings.seq_len)
-    run_ranks(_steps, WORLD, folder, plan, settings.steps)
+    run = small_run.make_run(folder, corpus, spec, settings.rows, settings.seq_len)
+    small_run.run_ranks(_steps, WORLD, folder, plan, settings.steps)
     return Trained(case, spec, run, plan, read_metrics(folder / "metrics.jsonl"), round(load, 2))
 
 
 def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
-    _, loop = open_loop(rank, world, folder, plan)
+    _, loop = small_run.open_loop(rank, world, folder, plan)
     for _ in range(steps):
         loop.one_step()
-    leave_process_group()
+    small_run.leave_process_group()
 
 
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:

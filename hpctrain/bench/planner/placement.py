@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.base.even_parts import even_parts
-from hpctrain.bench.planner.cases import CASES, SearchCase, scene_of_case
+from hpctrain.bench.planner.search import CASES, SearchCase, scene_of_case
 from hpctrain.bench.record import make_record
 from hpctrain.planner import make_plan
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup

@@ -2,8 +2,7 @@
 
 As a program, `python -m hpctrain.bench.planner.search CASE` searches for a plan. Then a node is lost and the program
 replans as a run's agents do, once without compression and once with mode auto. It prints processor seconds, which other
-load on the machine does not change.
-"""
+load on the machine does not change."""
 
 from __future__ import annotations
 
@@ -12,12 +11,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from hpctrain import __version__
 from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.module_argv import program
+from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Runner
-from hpctrain.bench.planner.cases import CASES, published, scene_of_case
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
@@ -31,13 +31,99 @@ from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.compression import AutoCompression, NoCompression
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
-from hpctrain.records.topology.topology import Device, Node, Topology
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.schedule.generate import why_no_schedule
 
+MODELS = {
+    "125M": {"layers": 12, "dim": 768, "heads": 12, "vocab": 32000},
+    "350M": {"layers": 24, "dim": 1024, "heads": 16, "vocab": 32000},
+    "1.3B": {"layers": 24, "dim": 2048, "heads": 16, "vocab": 32000},
+    "7B": {"layers": 32, "dim": 4096, "heads": 32, "vocab": 32000},
+}
+PAPER = "paper-32-gpu.json"
+"""The topology file of the paper's GPUs."""
+SIZES = (8, 32, 256, 1024, 10_000)
+"""Numbers of equal GPUs whose 7B searches make up `search_time_s` of the record."""
 LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
 """Compression of the runs that lose a node, by the key of their figures in the record."""
 Figures = dict[str, Any]
 """Figures of one case, by their names in the record."""
+
+
+class SearchCase(NamedTuple):
+    """A search that is timed; `name` selects it on the command line."""
+
+    machines: str
+    """Kind of the devices: equal; unlike (every second node has slower GPUs); or paper."""
+    gpus: int
+    model: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.machines}-{self.gpus}-{self.model}"
+
+
+CASES = (
+    *(SearchCase("equal", gpus, "7B") for gpus in SIZES),
+    *(SearchCase("equal", 32, model) for model in ("350M", "1.3B")),
+    *(SearchCase("unlike", 32, model) for model in ("350M", "1.3B")),
+    *(SearchCase("unlike", gpus, "7B") for gpus in (16, 32, 256, 1024, 10_000)),
+    *(SearchCase("paper", 32, model) for model in MODELS),
+)
+"""All cases. Cases with equal kinds of devices and equal models are in order of size."""
+
+
+def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
+    """Return the run and the topology of a case."""
+    if case.machines == "paper":
+        topology = Topology.model_validate_json(package_data_path("topology", PAPER).read_text())
+        return _run(case.model, 512, "fp16"), topology
+    run = _run(case.model, 1024 if case.model == "7B" else 512, "bf16")
+    return run, gpus_of(case.gpus, unlike=case.machines == "unlike")
+
+
+def _run(model: str, rows: int, precision: str) -> Run:
+    return Run.model_validate(
+        {
+            "steps": 1,
+            "precision": precision,
+            "model": {"dims": MODELS[model]},
+            "data": {"train": ["data"], "seq_len": 2048},
+            "batch": {"global": rows},
+        }
+    )
+
+
+def gpus_of(count: int, unlike: bool = False) -> Topology:
+    """Return a topology of `count` A100-like GPUs, eight a node; if `unlike`, every second node has 100 TFLOP/s and 32
+    GB."""
+    fast = Device(
+        id="cuda0", type="type0", flops={"bf16": 2.5e14}, memory_bytes=80e9, memory_bytes_per_s=1.6e12, launch_s=6e-6
+    )
+    slow = fast.model_copy(update={"type": "type1", "flops": {"bf16": 1e14}, "memory_bytes": 32e9})
+    nodes = [
+        Node(
+            id=f"node{number}", addr="", intra_bytes_per_s=2.3e11,
+            devices=[
+                (slow if unlike and number % 2 else fast).model_copy(update={"id": f"cuda{index}"})
+                for index in range(8)
+            ],
+        )
+        for number in range(count // 8)
+    ]  # fmt: skip
+    return uniform_topology(nodes, "cuda", alpha_s=1e-5, beta_s_per_byte=1e-11)
+
+
+def uniform_topology(nodes: list[Node], kind: str, alpha_s: float, beta_s_per_byte: float) -> Topology:
+    """Return a topology of these nodes in which all links are equal."""
+    types = {device.type for node in nodes for device in node.devices}
+    return Topology(
+        provenance=Provenance(version=__version__, created="", transport="tcp", mode="published"),
+        device_types={name: DeviceType(kind=kind, name=name) for name in types},
+        nodes=nodes,
+        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte, pairs=0)]),
+    )
 
 
 def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -147,7 +233,7 @@ def _unlike_devices() -> Topology:
         )
         for number, speed in enumerate((1.0, 0.7, 0.4))
     ]  # fmt: skip
-    return published(nodes, "cpu", alpha_s=5e-5, bytes_per_s=1e9)
+    return uniform_topology(nodes, "cpu", alpha_s=5e-5, beta_s_per_byte=1e-9)
 
 
 def figures_of(run: Run, topology: Topology) -> Figures:

@@ -15,8 +15,8 @@ from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import Process
 from hpctrain.bench.probe.lab_probe import PROBE_S, ModifiedNode, probe_lab_nodes
 from hpctrain.bench.record import machine_and_versions
-from hpctrain.lab.config_files import PERIOD_US, find_cpu_control
-from hpctrain.lab.faults import shape
+from hpctrain.lab.config_files import find_cpu_control
+from hpctrain.lab.faults import shaped
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.spec import rate_bits_per_s
@@ -127,8 +127,7 @@ def _make_faulty(
     rate, namespace = layout.spec.rate_of(layout.node(victim)), layout.namespace(victim)
     if what in ("rate", "direction"):
         slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
-        undo.callback(shape, machine, layout, [victim], rate)
-        shape(machine, layout, [victim], slow, ("in", "out") if what == "rate" else ("out",))
+        undo.enter_context(shaped(machine, layout, [victim], slow, ("in", "out") if what == "rate" else ("out",)))
     elif what == "interface":
         undo.callback(machine.try_run, ["ip", "-n", namespace, "link", "del", "eth1"])
         _add_interface(machine, namespace)
@@ -173,13 +172,10 @@ def _cpu_group(machine: Machine) -> Path:
         raise InputError("bench probe --faults: this machine mounts no cgroup with a CPU controller")
     group = control.root / _GROUP
     group.mkdir(exist_ok=True)
-    quota_us = round(CPU_SHARE * PERIOD_US)
-    if control.version == 1:
-        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-    else:
+    if control.version == 2:
         (control.root / "cgroup.subtree_control").write_text("+cpu")
-        (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+    for file, text in control.limit_files(group, CPU_SHARE):
+        file.write_text(text)
     return group
 
 

@@ -19,7 +19,7 @@ from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import end_process
 from hpctrain.bench.probe.lab_probe import probe_lab_nodes
 from hpctrain.bench.record import make_record
-from hpctrain.lab.faults import shape
+from hpctrain.lab.faults import shaped
 from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.link import LinkFigures
@@ -71,14 +71,10 @@ def measure(
         raise InputError("bench probe: the lab has one node; start one with `hpctrain lab up --nodes 2 --replace`")
     pair = (layout.names[0], layout.names[1])
     rows = []
-    try:
-        for rate in settings.rates:
-            progress(f"{rate}: {pair[0]} to {pair[1]}")
-            shape(machine, layout, pair, rate)
+    for rate in settings.rates:
+        progress(f"{rate}: {pair[0]} to {pair[1]}")
+        with shaped(machine, layout, pair, rate):
             rows.append(_row(machine, layout, pair, rate, settings))
-    finally:
-        for name in pair:
-            shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
     return make_record("probe", rows, asdict(settings))
 
 

@@ -24,9 +24,8 @@ from typing import Any, NoReturn
 
 from hpctrain.agent.worker_messages import StartOrder, StoreConnection
 from hpctrain.base.errors import HpctrainError
-from hpctrain.bench.ranks import loop_alone, run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
+from hpctrain.bench.small_run import BYTES_VOCABULARY, loop_alone, make_plan, make_run, run_ranks, temporary_corpus
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.history.manifest import Manifest

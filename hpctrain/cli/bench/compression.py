@@ -108,11 +108,11 @@ def _measure_steps(
         activations: measure pipelines over the nodes instead of gradient synchronisations.
     """
     from hpctrain.base.process import SystemRunner
-    from hpctrain.bench.compression.launch_files import BENCH_SPEC, LaunchSettings, as_json
+    from hpctrain.bench.compression.bench_trainer import PIPELINE_SPEC, PIPELINES
+    from hpctrain.bench.compression.launch import BENCH_SPEC, LaunchSettings, as_json
     from hpctrain.bench.compression.methods import METHODS
-    from hpctrain.bench.compression.pipelines import PIPELINE_SPEC, PIPELINES
-    from hpctrain.bench.compression.row_store import RowStore
     from hpctrain.bench.compression.step_times import lab_site, local_site, measure
+    from hpctrain.bench.record import RowStore
     from hpctrain.lab.spec import read_lab_spec
 
     usual = LaunchSettings(spec=PIPELINE_SPEC, rows=2, seq_len=128) if activations else LaunchSettings(spec=BENCH_SPEC)
@@ -149,8 +149,7 @@ def _measure_convergence(
     import tempfile
 
     from hpctrain.bench.compression.convergence import REFERENCE, ConvergenceSettings, train_all
-    from hpctrain.bench.compression.convergence_page import write_page
-    from hpctrain.bench.compression.convergence_summary import summarise
+    from hpctrain.bench.compression.convergence_summary import summarise, write_page
     from hpctrain.bench.compression.methods import AUTO, METHODS
     from hpctrain.bench.record import machine_and_versions
     from hpctrain.lab.spec import rate_bits_per_s
@@ -183,17 +182,14 @@ def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
     Args:
         device: auto, cpu or cuda.
     """
+    from hpctrain.bench.compression.pieces import GPU_NUMBERS, NUMBERS, measure_on_gpu, measure_pieces
     from hpctrain.bench.record import make_record
     from hpctrain.worker.measure.measure import device_kind
 
     if device_kind(device) == "cuda":
-        from hpctrain.bench.compression import gpu_pieces
-
-        name, measured = gpu_pieces.measure_on_gpu()
-        people.print(_gpu_pieces_table(name, measured, gpu_pieces.NUMBERS))
-        return make_record("compression-pieces", measured, {"numbers": gpu_pieces.NUMBERS, "device": name})
-    from hpctrain.bench.compression.pieces import NUMBERS, measure_pieces
-
+        name, measured = measure_on_gpu()
+        people.print(_gpu_pieces_table(name, measured, GPU_NUMBERS))
+        return make_record("compression-pieces", measured, {"numbers": GPU_NUMBERS, "device": name})
     rows = measure_pieces()
     table = Table(
         "density", "piece", "CPU ns/number", "least to most", "chosen", "bytes/number",

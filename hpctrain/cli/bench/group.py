@@ -34,7 +34,7 @@ def bench_command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
     """Compare the training runtime with the same work written by hand in torch, on CPU processes of this machine."""
-    from hpctrain.bench.runtime.throughput import ThroughputSettings, measure
+    from hpctrain.bench.runtime import ThroughputSettings, measure
 
     record = measure(cases or RUNTIME_CASES, ThroughputSettings(pairs=pairs), say)
     _show(record, as_json)

@@ -88,7 +88,7 @@ def _inject_faults(clean: int, people: Console) -> dict[str, Any]:
 
 def _time_probes(people: Console) -> dict[str, Any]:
     """Time whole probes of the lab that is up, print the table, return the record."""
-    from hpctrain.bench.probe.times import measure_times
+    from hpctrain.bench.probe.lab_probe import measure_times
 
     record = _on_lab(measure_times)
     table = Table("probe", "time", "pairs measured", "said")

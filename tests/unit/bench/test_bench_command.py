@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hpctrain.bench.runtime.throughput import ThroughputSettings, measure
+from hpctrain.bench.runtime import ThroughputSettings, measure
 from hpctrain.records.model.families import DecoderSpec
 
 

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.compression.launch import run_scene
-from hpctrain.bench.compression.launch_files import LaunchResult, LaunchSettings, LaunchSpec, Samples
+from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples, run_scene
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.step_times import local_site, measure_site
 from hpctrain.bench.small_run import make_corpus

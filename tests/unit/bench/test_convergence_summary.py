@@ -11,10 +11,17 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.bench.compression.convergence import ConvergenceSettings, train_all, train_jobs, what_rows_share
-from hpctrain.bench.compression.convergence_page import write_page
-from hpctrain.bench.compression.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
-from hpctrain.bench.compression.row_store import RowStore
+from hpctrain.bench.compression.convergence_summary import (
+    Summary,
+    band,
+    loss_at,
+    step_seconds,
+    steps_to,
+    summarise,
+    write_page,
+)
 from hpctrain.bench.compression.step_times import make_text
+from hpctrain.bench.record import RowStore
 from hpctrain.corpus.input.sample_text import SampleText
 from hpctrain.records.model.families import DecoderSpec
 

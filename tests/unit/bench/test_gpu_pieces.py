@@ -11,9 +11,15 @@ import torch
 from click.testing import CliRunner
 
 from hpctrain.base.errors import InputError
-from hpctrain.bench.compression.gpu_pieces import NUMBERS, GpuPieceRow, measure_on_gpu, measure_pieces_of
-from hpctrain.bench.compression.pieces import Work, in_turns
-from hpctrain.cli.bench.group import bench_command as command
+from hpctrain.bench.compression.pieces import (
+    GPU_NUMBERS,
+    GpuPieceRow,
+    Work,
+    in_turns,
+    measure_on_gpu,
+    measure_pieces_of,
+)
+from hpctrain.cli.bench.group import command
 
 
 def test_bytes_are_those_of_the_gradient_and_shares_are_of_the_copy() -> None:
@@ -73,10 +79,10 @@ def test_a_gpu_is_measured() -> None:
 def test_the_table_and_the_record_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     row = GpuPieceRow("copy", 0.01, 1.0, 2e-3, 1e-3, 3e-3, 5e11, 1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("hpctrain.bench.compression.gpu_pieces.measure_on_gpu", lambda: ("A card", [row]))
+    monkeypatch.setattr("hpctrain.bench.compression.pieces.measure_on_gpu", lambda: ("A card", [row]))
     done = CliRunner().invoke(command, ["compression", "--pieces", "--json"], standalone_mode=False)
     assert "on A card" in done.stderr
     assert "500 GB/s" in done.stderr
     record = json.loads(done.stdout)
-    assert record["settings"] == {"numbers": NUMBERS, "device": "A card"}
+    assert record["settings"] == {"numbers": GPU_NUMBERS, "device": "A card"}
     assert record["rows"] == [asdict(row)]

@@ -9,9 +9,8 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.process import CommandResult, SystemRunner
-from hpctrain.bench.planner.cases import CASES, SearchCase, scene_of_case
 from hpctrain.bench.planner.placement import measure as measure_placement
-from hpctrain.bench.planner.search import brute_force_gap_pct, figures_of
+from hpctrain.bench.planner.search import CASES, SearchCase, brute_force_gap_pct, figures_of, scene_of_case
 from hpctrain.cli.main import cli
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.whatif import plan_without

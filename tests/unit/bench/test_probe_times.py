@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.package_data import package_data_path
-from hpctrain.bench.probe.times import time_row
+from hpctrain.bench.probe.lab_probe import time_row
 from hpctrain.cli.main import cli
 from hpctrain.records.topology.topology import Topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.bench.planner.cases import SearchCase, scene_of_case
+from hpctrain.bench.planner.search import SearchCase, scene_of_case
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups

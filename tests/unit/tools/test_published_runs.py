@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.bench.planner.errors import errors_of
+from hpctrain.bench.comparison import errors_of
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart
 from tools.published_runs.__main__ import main

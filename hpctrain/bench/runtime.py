@@ -3,8 +3,7 @@
 one_process  a step of the worker's loop compared with a bare training loop
 dp2          two replicas compared with torch's DistributedDataParallel, with equal batches per rank
 pp2          two stages under 1F1B compared with the schedule's ideal: its action table is simulated with the
-             measured stage times of the step, and messages and the executor take no time
-"""
+             measured stage times of the step, and messages and the executor take no time"""
 
 from __future__ import annotations
 
@@ -15,19 +14,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.bench import small_run
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
-from hpctrain.bench.ranks import leave_process_group, open_loop, run_ranks, timed
 from hpctrain.bench.record import make_record
-from hpctrain.bench.runtime.baseline import PlainLoop
-from hpctrain.bench.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
+from hpctrain.model.build import build_stage
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
+from hpctrain.worker.build import Trainer
 
 Pairs = list[tuple[TimeSample, TimeSample]]
-SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
+SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Call
         HpctrainError: a process of the bench failed.
     """
     rows = []
-    with temporary_corpus() as folder:
+    with small_run.temporary_corpus() as folder:
         for case in cases:
             progress(case)
             world, plan, body = CASES[case]
             made = plan(settings)
-            make_run(folder / case, folder / "corpus", settings.spec, made.sequences, settings.seq_len)
-            rows.append(run_ranks(body, world, case, folder / case, made, settings))
+            small_run.make_run(folder / case, folder / "corpus", settings.spec, made.sequences, settings.seq_len)
+            rows.append(small_run.run_ranks(body, world, case, folder / case, made, settings))
     return make_record("runtime", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)})
 
 
@@ -66,17 +68,17 @@ def against_plain(
 ) -> ComparisonRow:
     """Compare blocks of steps of the worker's loop with blocks of the plain loop; which of them comes first
     alternates."""
-    trainer, loop = open_loop(rank, world, folder, plan)
+    trainer, loop = small_run.open_loop(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
     sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
     for side in sides:
-        timed(side, settings.warm_steps)
+        small_run.timed(side, settings.warm_steps)
     pairs: Pairs = []
     for number in range(settings.pairs):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        samples = {side: timed(sides[side], settings.block_steps) for side in order}
+        samples = {side: small_run.timed(sides[side], settings.block_steps) for side in order}
         pairs.append((samples[0], samples[1]))
-    leave_process_group()
+    small_run.leave_process_group()
     return compare(case, "torch DDP" if world > 1 else "a plain torch loop", pairs)
 
 
@@ -84,7 +86,7 @@ def against_ideal(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
     """Compare the schedule's time in each step with its ideal, simulated with that step's own stage times."""
-    trainer, loop = open_loop(rank, world, folder, plan)
+    trainer, loop = small_run.open_loop(rank, world, folder, plan)
     schedule, _ = schedule_of(plan, 0)
     pairs: Pairs = []
     for number in range(settings.warm_steps + settings.pairs * settings.block_steps):
@@ -101,13 +103,49 @@ def against_ideal(
         ideal_s = simulate(schedule, durations).makespan
         if number >= settings.warm_steps:
             pairs.append((TimeSample(float(took_s), 0.0), TimeSample(ideal_s, 0.0)))
-    leave_process_group()
+    small_run.leave_process_group()
     return compare(case, "the ideal of its schedule", pairs, cpu=False)
 
 
 CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., ComparisonRow]]] = {
-    "one_process": (1, lambda s: make_plan(1, 1, s.spec.layers, s.rows, 1), against_plain),
-    "dp2": (2, lambda s: make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
-    "pp2": (2, lambda s: make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),
+    "one_process": (1, lambda s: small_run.make_plan(1, 1, s.spec.layers, s.rows, 1), against_plain),
+    "dp2": (2, lambda s: small_run.make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
+    "pp2": (2, lambda s: small_run.make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),
 }
 """For each case: its number of processes, the function that makes its plan, and the function that each process runs."""
+
+
+class PlainLoop:
+    """A plain training loop: one process, or several with torch's DistributedDataParallel."""
+
+    def __init__(self, trainer: Trainer, distributed: bool) -> None:
+        run, spec = trainer.run, trainer.run.spec()
+        self._trainer = trainer
+        self._module = build_stage(spec, 0, spec.layers, run.seed)
+        self._model: nn.Module = DistributedDataParallel(self._module) if distributed else self._module
+        settings = run.optimizer
+        parameters = list(self._module.parameters())
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            ],
+            lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True,
+        )  # fmt: skip
+        self._clip_norm = settings.clip_norm
+        self._step = 0
+
+    def step(self) -> float:
+        """Make one optimizer step on this process's share of the batch; return its mean loss."""
+        trainer = self._trainer
+        first, count = trainer.rows
+        start = self._step * trainer.plan.sequences + first
+        batch = trainer.train.batch(trainer.run.seed, start, count)
+        loss = F.cross_entropy(self._model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+        loss.backward()
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._module.parameters(), self._clip_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._step += 1
+        return float(loss.detach())

@@ -1,1 +1,0 @@
-"""Training speed compared with torch's own parallel wrappers."""
