@@ -91,11 +91,8 @@ def _rename(folder: Path) -> str:
 
 def _lock(folder: Path) -> str:
     """Lock and release a run folder, and check the lock as `hpctrain status` does; return what went wrong, or ''."""
-    lock = lock_run_folder(folder)
-    try:
+    with lock_run_folder(folder):
         held = lock_held(folder)
-    finally:
-        lock.release()
     if not held:
         return "a lock that is held looks free"
     return "a lock that was given back looks held" if lock_held(folder) else ""

@@ -238,22 +238,12 @@ def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: 
         return outcome
     try:
         with os.fdopen(open_owned(srun_log(folder, attempt)), "rb") as file:
-            failure = read_step_failure(file.read(SRUN_LOG_BYTES_MAX).decode(errors="replace"))
+            reason = step_failure_text(file.read(SRUN_LOG_BYTES_MAX).decode(errors="replace"), nodes)
     except (OSError, UntrustedError):
         return outcome
-    if failure is None:
+    if reason is None:
         return outcome
-    return replace(outcome, exit_class="infrastructure", reason=step_failure_text(failure, nodes), not_retryable=False)
-
-
-def step_failure_text(failure: StepFailure, nodes: Sequence[str]) -> str:
-    """Return what happened, with the node's name instead of its number."""
-    if not failure.started:
-        return f"Slurm could not start the step (srun: {failure.words})"
-    index = failure.node_index
-    node = nodes[index] if index is not None and index < len(nodes) else "a lost node"
-    why = "came back without its part of the step, and" if "missing" in failure.words else "cannot be reached any more:"
-    return f"{node} {why} Slurm ended the step on all nodes (srun: {failure.words})"
+    return replace(outcome, exit_class="infrastructure", reason=reason, not_retryable=False)
 
 
 _ERROR = re.compile(r"^srun: error: (?:\w+: )?(?P<words>.+)$", re.MULTILINE)
@@ -266,29 +256,21 @@ _NOT_STARTED = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class StepFailure:
-    """Why srun ended a step early."""
-
-    words: str
-    """srun's message, one line."""
-    started: bool
-    """Whether the step was started."""
-    node_index: int | None = None
-    """The node that srun names, counted from 0 in the step's list of nodes; None: it names none."""
-
-
-def read_step_failure(text: str) -> StepFailure | None:
-    """Return the first failure that srun reports; None where it reports none, and the tasks' exit codes decide.
+def step_failure_text(text: str, nodes: Sequence[str]) -> str | None:
+    """Return the first failure that srun reports, with the node's name instead of its number; None where it reports
+    none, and the tasks' exit codes decide.
 
     Args:
         text: srun's stderr.
+        nodes: nodes of the step, in Slurm's order.
     """
     for line in _ERROR.finditer(text):
         words = line["words"].strip()
-        aborted = _ABORTED.match(words)
-        if aborted:
-            return StepFailure(words, True, int(aborted["index"]))
+        if aborted := _ABORTED.match(words):
+            index = int(aborted["index"])
+            node = nodes[index] if index < len(nodes) else "a lost node"
+            why = "came back without its part of the step, and" if "missing" in words else "cannot be reached any more:"
+            return f"{node} {why} Slurm ended the step on all nodes (srun: {words})"
         if _NOT_STARTED.search(words):
-            return StepFailure(words, False)
+            return f"Slurm could not start the step (srun: {words})"
     return None

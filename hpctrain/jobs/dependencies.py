@@ -61,9 +61,9 @@ def find_dependencies(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: P
     return before
 
 
-def without_dependencies(run: Run) -> Run:
-    """Return the run without its dependencies."""
-    return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": []})})
+def with_dependencies(run: Run, after: list[str]) -> Run:
+    """Return the run with other dependencies: the runs or jobs that it waits for."""
+    return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": after})})
 
 
 def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:

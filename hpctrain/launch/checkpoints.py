@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, swap, sync, write_json, write_text
-from hpctrain.base.errors import CheckpointError, InputError
+from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
 from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
 from hpctrain.base.system.disk_space import check_disk_space
@@ -26,7 +26,7 @@ from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
 from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
-from hpctrain.launch.worker_request import ask_worker
+from hpctrain.launch.worker_request import worker_reply
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.history.run_log import perplexity
 from hpctrain.records.model.families import FamilySpec
@@ -74,22 +74,31 @@ def evaluate(
     run = run_of(folder)
     checkpoint = checkpoint_of(folder, step, run.spec().sha256())
     with _corpora(run, data) as corpora:
-        question = {
-            "folder": str(folder.resolve()),
-            "checkpoint": str(checkpoint.resolve()),
-            "data": [str(path.resolve()) for path in corpora],
-            "split": split,
-            "samples": samples,
-        }
-        sets = list(ask_worker("eval", question, runner, "evaluates")["sets"])
+        paths = [str(path.resolve()) for path in corpora]
+        answer = _ask_worker("eval", folder, checkpoint, runner, "evaluates", data=paths, split=split, samples=samples)
     judged = [
         CheckpointEvaluation(
             name, item["loss"], perplexity(item["loss"]),
             item["samples"], item["samples"] * run.data.seq_len, item["targets"],
         )
-        for name, item in zip(data, sets, strict=True)
+        for name, item in zip(data, answer["sets"], strict=True)
     ]  # fmt: skip
     return int(checkpoint.name.rpartition("-")[2]), judged
+
+
+def _ask_worker(
+    verb: str, folder: Path, checkpoint: Path, runner: Runner, does: str, **question: object
+) -> dict[str, Any]:
+    """Return a worker's answer to a question about a run's checkpoint.
+
+    Raises:
+        InputError, HpctrainError: the worker reported an error, or ended without an answer.
+    """
+    places = {"folder": str(folder.resolve()), "checkpoint": str(checkpoint.resolve())}
+    code, answer = worker_reply(verb, places | question, runner, does)
+    if "error" in answer:
+        raise (InputError if code == InputError.exit_code else HpctrainError)(answer["error"])
+    return answer
 
 
 def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
@@ -193,15 +202,9 @@ def export(
     with _made_whole(output) as made:
         size = sum(tensor.count for group in files.values() for tensor in group) * BYTES[dtype]
         check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", len(files))
-        question = {
-            "folder": str(folder.resolve()),
-            "checkpoint": str(checkpoint.resolve()),
-            "output": str(made),
-            "dtype": dtype,
-            "shard_bytes": shard_bytes,
-        }
         config = _write_beside(made, run, spec, dtype, done)
-        ask_worker("export", question, runner, "exports")
+        asked: dict[str, Any] = {"output": str(made), "dtype": dtype, "shard_bytes": shard_bytes}
+        _ask_worker("export", folder, checkpoint, runner, "exports", **asked)
         if len(files) > 1:
             write_json(made / "model.safetensors.index.json", index_of(files, BYTES[dtype]))
         names = sorted(path.name for path in made.iterdir())
@@ -229,15 +232,12 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
     write_text(made / "tokenizer.json", tokenizer.tokenizer)
     write_json(made / "tokenizer_config.json", dict(tokenizer.config))
     if spec.family != "encoder":
-        write_json(made / "generation_config.json", _generation(config))
+        keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        generation = {key: config[key] for key in keys if config.get(key) is not None}
+        write_json(made / "generation_config.json", generation)
     values = {"run": run, "step": step, "architecture": config["architectures"][0], "parameters": spec.parameters()}
     write_text(made / "README.md", render_template(_MODEL_CARD, **values))
     return config
-
-
-def _generation(config: dict[str, Any]) -> dict[str, Any]:
-    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    return {key: config[key] for key in keys if config.get(key) is not None}
 
 
 def _check_output(output: Path, force: bool) -> None:

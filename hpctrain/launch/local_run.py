@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
-from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import EXIT_RESUMABLE, InputError, RefusedError
 from hpctrain.base.process import Process, Runner
@@ -29,7 +27,6 @@ from hpctrain.records.run.run import NotifyState, Run, run_of
 from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.folder import (
     RunFolder,
-    RunLock,
     check_path,
     check_trusted,
     lock_run_folder,
@@ -48,7 +45,9 @@ def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> Lo
         StorageError: the run folder cannot be written.
     """
     folder = make_folder(prepared, base, runner, clock)
-    return _launch(folder, len(prepared.nodes), runner, clock)
+    # The node processes hold the lock too: it becomes free when the last of them ends, even if this process dies.
+    with lock_run_folder(folder.path) as lock:
+        return start_local_job(folder, len(prepared.nodes), lock, runner, clock)
 
 
 def resume(
@@ -67,8 +66,7 @@ def resume(
     """
     going = check_resumed(path, count, overrides, runner, from_seed)
     folder = RunFolder(going.path)
-    lock = lock_run_folder(folder.path)
-    try:
+    with lock_run_folder(folder.path) as lock:
         if not from_seed and (lost := lost_checkpoints_text(folder.path)) is not None:
             raise RefusedError(lost)
         with write_changed_settings(folder, going.run):
@@ -76,8 +74,6 @@ def resume(
             drop_stale_topology(folder, local_nodes(going.count), clock.wall())
             with restarting_from_seed(folder, clock.wall()) if from_seed else contextlib.nullcontext():
                 return start_local_job(folder, going.count, lock, runner, clock)
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True)
@@ -106,17 +102,13 @@ def check_resumed(
     if not is_trusted_run(path):
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
     changed = run_with_changes(path, overrides, from_seed)
-    _, spec = resolve_run(changed, runner, _code_copy(path))
+    code = path / CODE_FOLDER
+    _, spec = resolve_run(changed, runner, code if code.is_dir() else None)
     check_container(changed.container, True, shutil.which)
     if spec.sha256() != changed.spec().sha256():
         raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
     attempts = RunFolder(path).attempts()
     return ResumedRun(path, changed, spec, count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(changed)))
-
-
-def _code_copy(path: Path) -> Path | None:
-    """Return the copy of the user's code in a run folder; None if there is none."""
-    return path / CODE_FOLDER if (path / CODE_FOLDER).is_dir() else None
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
@@ -130,15 +122,6 @@ def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
         plan = Plan.read(plan_file, owned=True)
         # The plan is checked for its nodes; if the job gets other nodes, it makes a new plan.
         check_plan(plan, run, spec, plan.nodes, str(plan_file))
-
-
-def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> LocalJob:
-    lock = lock_run_folder(folder.path)
-    try:
-        return start_local_job(folder, count, lock, runner, clock)
-    finally:
-        # The node processes hold the lock too: it becomes free when the last of them ends, even if this process dies.
-        lock.release()
 
 
 POLL_S = 0.2
@@ -193,20 +176,21 @@ class LocalJob:
             tick()
             self._clock.sleep(POLL_S)
         tick()
-        ended = self._ended()
-        events = self._events()
+        events = read_events(self.folder.path / "events.jsonl", self.attempt)
+        ended = self._ended(events)
         outcome = read_outcome(ended.exit_code, events, ended.exit_code == 0).exit_class
         kind: ExitClass = "resumable" if ended.stopped else outcome
         if self._killed and ended.stopped:
-            self._say_killed(ended)
+            # Its killed agents could not write why the run ended.
+            self.folder.append_event("failed", ended.reason, self.attempt, self._clock.wall(), cancelled=True)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind, events)
         state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
         send_notification(self.folder.path, self.attempt, state, ended.reason, self._clock, os.environ)
         return ended
 
-    def _ended(self) -> LocalJobResult:
+    def _ended(self, events: Sequence[Event]) -> LocalJobResult:
         codes = [process.poll() for process in self.processes.values()]
-        words = self._last_words()
+        words = {event.kind: event.reason for event in events}  # of the last event of each kind
         if 0 in codes:
             return LocalJobResult(0, words.get("finished") or "all steps are done")
         if self._killed:
@@ -214,7 +198,7 @@ class LocalJob:
         if "failed" in words:
             # A killed node (negative code) is not the reason why the others ended.
             failures = [code for code in codes if code is not None and code > 0]
-            why = read_outcome(1, self._events(), False).reason
+            why = read_outcome(1, events, False).reason
             return LocalJobResult(failures[0] if failures and failures[0] in (2, 4) else 1, why or words["failed"])
         if EXIT_RESUMABLE in codes:
             return LocalJobResult(1, f"stopped on request; {resume_text(self.folder.path)}", stopped=True)
@@ -222,24 +206,8 @@ class LocalJob:
         why = words.get("agent_crashed") or "all node processes were killed or ended early"
         return LocalJobResult(failed, f"{why}; {resume_text(self.folder.path)}")
 
-    def _say_killed(self, ended: LocalJobResult) -> None:
-        """Write the event that says why the run ended, which its killed agents could not write."""
-        event = Event(
-            kind="failed", time_s=self._clock.wall(), attempt=self.attempt, generation=-1, node=platform.node(),
-            reason=ended.reason, data={"cancelled": True},
-        )  # fmt: skip
-        append_line(self.folder.path / "events.jsonl", json.dumps(event.to_json()))
 
-    def _last_words(self) -> dict[str, str]:
-        """Return the reason of the last event of each kind in this attempt."""
-        return {event.kind: event.reason for event in self._events()}
-
-    def _events(self) -> list[Event]:
-        """Return this attempt's events."""
-        return read_events(self.folder.path / "events.jsonl", self.attempt)
-
-
-def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner, clock: Clock) -> LocalJob:
+def start_local_job(folder: RunFolder, count: int, lock: FileIO, runner: Runner, clock: Clock) -> LocalJob:
     """Start `count` virtual nodes on the run folder, as a new attempt.
 
     Raises:
@@ -258,7 +226,7 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
     try:
         for node in nodes:
             log, extra = logs / f"{node}.agent.log", ("--attempt", str(attempt))
-            job.processes[node] = local.start("run", node, log, extra, keep_fds=(lock.descriptor,))
+            job.processes[node] = local.start("run", node, log, extra, keep_fds=(lock.fileno(),))
     except BaseException:
         job.kill()
         raise

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
 from hpctrain.launch.local import local_environment
-from hpctrain.runs.code_copy import CODE_FOLDER
+from hpctrain.runs.code_copy import code_on_path
 from hpctrain.slurm.commands import client_environment
 
 
@@ -47,13 +46,9 @@ def step_command(
     # Set the tasks per node: otherwise the --ntasks-per-node=8 of an allocation would also hold for its steps.
     argv += ["--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL", *(["--pty"] if terminal else [])]
     argv += shlex.split(options)
-    return [*argv, *_with_setup(setup, command)]
-
-
-def _with_setup(setup: Sequence[str], command: Sequence[str]) -> list[str]:
-    if not setup:
-        return list(command)
-    return ["bash", "-c", "\n".join([*setup, 'exec "$@"']), "hpctrain-exec", *command]
+    if setup:
+        argv += ["bash", "-c", "\n".join([*setup, 'exec "$@"']), "hpctrain-exec"]
+    return [*argv, *command]
 
 
 def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -71,10 +66,8 @@ def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapp
 def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the run folder and the attempt, and with the run's copy of the code first on the module
     path."""
-    env = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
-    if (folder / CODE_FOLDER).is_dir():
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / CODE_FOLDER), environ.get("PYTHONPATH")]))
-    return env
+    variables = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
+    return variables | code_on_path(folder, environ)
 
 
 def next_step_hint(state: str, name: str) -> str:

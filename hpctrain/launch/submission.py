@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ class ScriptExecutor(SlurmExecutor):
 
 def preview(run: Run, folder: Path) -> str:
     """Return the text of job.sh as it would be submitted."""
-    return render_job(run, folder, _task_command(run, folder))
+    task = [*python_command(run, "submitit.core._submit", flags=["-u"]), str(folder / "submitit")]
+    return render_job(run, folder, task_command(run, folder, task))
 
 
 def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
@@ -86,7 +87,7 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
             job: submitit.Job[Any] = executor.submit(become, node_command(folder.path))
         except FailedJobError as error:
             raise CommandError(f"sbatch refused the job: {_last_line(str(error))}") from None
-        return _recorded(folder, job)
+        return _recorded(folder, str(job.job_id), lambda: job.cancel(check=False))
 
 
 def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
@@ -104,27 +105,17 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
     log = folder.path / SUPERVISOR_LOG
     with storage_errors(log):
         process = runner.start([*program("hpctrain"), *words], log=log)
+    return _recorded(folder, str(process.pid), process.kill)
+
+
+def _recorded(folder: RunFolder, job: str, undo: Callable[[], object]) -> str:
+    """Record the job's id in the run folder and return it. If that fails, `undo` ends the job."""
     try:
-        record_job(folder.path, str(process.pid))
+        record_job(folder.path, job)
     except StorageError:
-        process.kill()
+        undo()
         raise
-    return str(process.pid)
-
-
-def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
-    """Record the job's id in the run folder and return it. If that fails, the job is cancelled."""
-    try:
-        record_job(folder.path, str(job.job_id))
-    except StorageError:
-        job.cancel(check=False)
-        raise
-    return str(job.job_id)
-
-
-def _task_command(run: Run, folder: Path) -> str:
-    task = python_command(run, "submitit.core._submit", flags=["-u"])
-    return task_command(run, folder, [*task, str(folder / "submitit")])
+    return job
 
 
 @contextlib.contextmanager

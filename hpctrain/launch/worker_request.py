@@ -6,24 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import WORKER, Runner
-
-
-def ask_worker(verb: str, question: Mapping[str, object], runner: Runner, does: str) -> dict[str, Any]:
-    """Return the answer of `python -m hpctrain.worker VERB`, one JSON object.
-
-    Args:
-        does: what the process does, as a verb for error messages ("exports").
-
-    Raises:
-        InputError, HpctrainError: the process reported an error, or ended without an answer.
-    """
-    code, answer = worker_reply(verb, question, runner, does)
-    if "error" in answer:
-        kind = InputError if code == InputError.exit_code else HpctrainError
-        raise kind(answer["error"])
-    return answer
 
 
 def worker_reply(
@@ -34,6 +18,7 @@ def worker_reply(
     `error`.
 
     Args:
+        does: what the process does, as a verb for error messages ("exports").
         options: further words of the command line.
         limit_s: seconds that the process may take; None: no limit.
 

@@ -302,7 +302,7 @@ def _reported(text: str) -> Iterator[None]:
 
 
 def _event_log(folder: RunFolder, attempt: int) -> EventLog:
-    return EventLog(folder.path / "events.jsonl", _node_name(), attempt, SystemClock())
+    return EventLog(folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock())
 
 
 def _notify(folder: RunFolder, attempt: int, state: NotifyState, reason: str) -> None:
@@ -311,10 +311,6 @@ def _notify(folder: RunFolder, attempt: int, state: NotifyState, reason: str) ->
 
 def _say(text: str) -> None:
     print(f"hpctrain node: {text}", file=sys.stderr, flush=True)
-
-
-def _node_name() -> str:
-    return os.environ.get("SLURMD_NODENAME", "batch")
 
 
 def _parse(verb: str, argv: list[str]) -> argparse.Namespace:

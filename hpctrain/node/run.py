@@ -34,6 +34,7 @@ from hpctrain.records.history.generation import GENERATIONS, Generation
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.code_copy import code_on_path
 from hpctrain.runs.folder import check_trusted
 from hpctrain.runs.secrets import secret_values
 
@@ -256,9 +257,7 @@ def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str,
     makes NCCL write its last operations beside the logs at a timeout.
     """
     env = dict(os.environ) | secret_values(run, os.environ)
-    code = place.folder / "code"
-    if code.is_dir():
-        env["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [env.get("PYTHONPATH")])])
+    env |= code_on_path(place.folder, env)
     interface = interface_of(place.addr)
     if interface is not None:
         env.setdefault("GLOO_SOCKET_IFNAME", interface)

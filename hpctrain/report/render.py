@@ -14,9 +14,8 @@ from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_bytes, format_delta, format_seconds, format_si
 from hpctrain.report import charts, tables
-from hpctrain.report.charts import Chart
+from hpctrain.report.charts import Chart, fabric_charts
 from hpctrain.report.event_text import describe_event
-from hpctrain.report.fabric import fabric_charts
 from hpctrain.report.run_view import RunView, read_run_view
 
 

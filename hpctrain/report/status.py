@@ -152,10 +152,11 @@ def decide_status(
     rows = last_row_of_each_step(list(metrics))
     # Take the last row and not the highest step: after a fault the run continues from an earlier step.
     row = metrics[-1] if metrics else None
-    age = _age(events, metrics, now)
+    times = [event.time_s for event in events[-1:]] + [item.time_s for item in metrics[-1:]]
+    age = max(0.0, now - max(times)) if times else None
     state, reason = _decide(run, _this_attempt(events), list(metrics), lock_held, age)
     pace = steady_step_time(rows[-50:])
-    start = _newest(events, "generation_started")
+    start, finished = _newest(events, "generation_started"), _newest(events, "finished") if state == "done" else None
     validated = next((item for item in reversed(rows) if losses_by_set(item)), None)
     return RunStatus(
         state=state,
@@ -174,7 +175,7 @@ def decide_status(
         source_samples=row.source_samples if row else None,
         tokens_per_s=row.tokens_per_s if row else None,
         eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
-        weights_sha256=_weights(events) if state == "done" else None,
+        weights_sha256=finished.data.get("weights_sha256") if finished else None,
         last_sign_s=age,
         last_end=last_end_text(attempts) if state != "done" else None,
         warning=None if state in ("done", "cancelled") else disk_warning(events, free),
@@ -203,16 +204,6 @@ def _this_attempt(events: Sequence[Event]) -> list[Event]:
 
 def _newest(events: Sequence[Event], *kinds: str) -> Event | None:
     return next((event for event in reversed(events) if event.kind in kinds), None)
-
-
-def _weights(events: Sequence[Event]) -> str | None:
-    finished = _newest(events, "finished")
-    return finished.data.get("weights_sha256") if finished else None
-
-
-def _age(events: Sequence[Event], metrics: Sequence[MetricRow], now: float) -> float | None:
-    times = [event.time_s for event in events[-1:]] + [row.time_s for row in metrics[-1:]]
-    return max(0.0, now - max(times)) if times else None
 
 
 def _decide(

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_json
@@ -68,10 +69,11 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
             f"code: {source}: holds {format_bytes(size)}, allowed: {format_bytes(LARGEST_BYTES)}; name a folder with "
             "code alone"
         )
-    with storage_errors(run_folder / CODE_FOLDER):
-        shutil.copytree(source, run_folder / CODE_FOLDER, ignore=_ignored_names, symlinks=True)
-        _close(run_folder / CODE_FOLDER)
-        _fix_links(source, run_folder / CODE_FOLDER)
+    copy = run_folder / CODE_FOLDER
+    with storage_errors(copy):
+        shutil.copytree(source, copy, ignore=lambda *where: _no_code(*where) | _secret(*where), symlinks=True)
+        _close(copy)
+        _fix_links(source, copy)
     more: dict[str, object] = {"left_out": omitted} if omitted else {}
     write_json(run_folder / "code.json", {"source": str(source), **git_state(source, runner), **more})
 
@@ -84,6 +86,13 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
         return []
     shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
     return [f"code: not copied, as such files hold tokens: {shown}"] if names else []
+
+
+def code_on_path(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return PYTHONPATH of `environ` with the run's copy of the code first, as a variable; {} if there is no copy."""
+    code = run_folder / CODE_FOLDER
+    paths = [str(code), *filter(None, [environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)} if code.is_dir() else {}
 
 
 def import_code_first(code: Path) -> None:
@@ -119,10 +128,6 @@ def _survey(source: Path) -> tuple[int, list[str]]:
         paths = [Path(folder, name) for name in files if name not in secret | other]
         size += sum(path.stat().st_size for path in paths if path.is_file() and not path.is_symlink())
     return size, sorted(omitted)
-
-
-def _ignored_names(folder: str, names: list[str]) -> set[str]:
-    return _no_code(folder, names) | _secret(folder, names)
 
 
 def _secret(folder: str, names: list[str]) -> set[str]:

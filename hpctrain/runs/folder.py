@@ -14,19 +14,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.atomic import append_line, storage_errors, write_text
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.owned_files import OwnedFolder, open_owned, owner_only
 from hpctrain.checkpoint.published import listed
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ExitClass
-from hpctrain.records.history.run_log import Event
+from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
@@ -87,6 +88,20 @@ class RunFolder:
         seen = ({} if code is None else {"code": code}) | attempt_fault_fields(events, attempts[:number])
         attempts[number] = {**attempts[number], **ended, **seen}
         self._write_attempts(attempts)
+
+    def append_event(self, kind: EventKind, reason: str, attempt: int, now: float, node: str = "", **data: Any) -> None:
+        """Append an event that no agent writes to events.jsonl.
+
+        Args:
+            now: seconds since 1970.
+            node: name of the node; default: that of this machine.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        node = node or platform.node()
+        event = Event(kind=kind, time_s=now, attempt=attempt, generation=-1, node=node, reason=reason, data=data)
+        append_line(self.path / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
 
     def newest_checkpoint(self) -> str | None:
         """Return the name of the run's newest published checkpoint."""
@@ -159,37 +174,28 @@ LOCK_FILE = "run.lock"
 """File in a run folder that the processes of the run hold a lock on."""
 
 
-@dataclass(frozen=True)
-class RunLock:
-    """The lock on a run folder. Each node process inherits its descriptor; the kernel frees the lock when the last of
-    these processes has ended, however it ended."""
+def lock_run_folder(path: Path) -> FileIO:
+    """Lock the run folder at `path` and return the open lock file, which holds the lock until it is closed.
 
-    descriptor: int
-
-    def release(self) -> None:
-        """Close this process's descriptor; other processes that inherited it still hold the lock."""
-        os.close(self.descriptor)
-
-
-def lock_run_folder(path: Path) -> RunLock:
-    """Lock the run folder at `path` and return the lock.
+    Node processes inherit its descriptor and then hold the lock too: the kernel frees it when the last of these
+    processes has ended, however it ended.
 
     Raises:
         InputError: another run uses the folder, or others can write to it.
         StorageError: the lock file cannot be written.
     """
     with storage_errors(path / LOCK_FILE), OwnedFolder(path) as folder:
-        descriptor = folder.open_to_write(LOCK_FILE)
-    if not _try_lock(descriptor):
-        holder = _read_holder(descriptor)
-        os.close(descriptor)
+        lock = FileIO(folder.open_to_write(LOCK_FILE), "r+")
+    if not _try_lock(lock.fileno()):
+        holder = _read_holder(lock.fileno())
+        lock.close()
         raise InputError(
             f"{path}: the run folder is in use{f' by {holder}' if holder else ''}; wait for that run to end, "
             "or stop it first"
         )
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()} {platform.node()}\n".encode(), 0)
-    return RunLock(descriptor)
+    lock.truncate(0)
+    lock.write(f"{os.getpid()} {platform.node()}\n".encode())
+    return lock
 
 
 def resume_text(path: Path) -> str:

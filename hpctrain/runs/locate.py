@@ -97,7 +97,7 @@ def open_jobs(folder: Path) -> list[str]:
 
 def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
     """Return the newest run folder that had the job; None if there is none. Names of runs do not count."""
-    return next((path for path in reversed(all_runs(environ, cwd)) if job in _all_ids(path)), None)
+    return next((path for path in reversed(scan_runs(environ, cwd).trusted) if job in _all_ids(path)), None)
 
 
 def record_job(folder: Path, job: str) -> None:
@@ -123,11 +123,6 @@ def _all_ids(folder: Path) -> list[str]:
         ids += _job_ids(folder)
         ids += [item.job_id for item in read_successors(folder)]
     return ids
-
-
-def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
-    """Return all run folders of this user in ./runs and in $HPCTRAIN_RUNS, oldest first."""
-    return scan_runs(environ, cwd).trusted
 
 
 def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:

@@ -8,13 +8,10 @@ what was saved.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import CheckpointError, StorageError
 from hpctrain.checkpoint import published
 from hpctrain.records.history.run_log import Event, read_events
@@ -90,20 +87,12 @@ def restarting_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
             if name is None:
                 raise StorageError(f"{path}: cannot be renamed; move it away, then begin from the seed")
             moved.append((path, name))
-        _note(folder, attempt, now, [name for _, name in moved])
-        yield [name for _, name in moved]
+        aside, reason = [name for _, name in moved], "the run begins again from the seed, as somebody asked"
+        run.append_event("from_seed", reason, attempt, now, saved=saved_step(read_events(events)), aside=aside)
+        yield aside
     except BaseException:
         for path, name in moved:
             path.with_name(name).rename(path)
         if size is not None:
             os.truncate(events, size)
         raise
-
-
-def _note(folder: Path, attempt: int, now: float, aside: list[str]) -> None:
-    step = saved_step(read_events(folder / "events.jsonl"))
-    event = Event(
-        kind="from_seed", time_s=now, attempt=attempt, generation=-1, node=platform.node(),
-        reason="the run begins again from the seed, as somebody asked", data={"saved": step, "aside": aside},
-    )  # fmt: skip
-    append_line(folder / "events.jsonl", json.dumps(event.to_json()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import threading
 import urllib.error
@@ -12,12 +11,11 @@ from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
 
-from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, StorageError
 from hpctrain.base.owned_files import read_private_text
-from hpctrain.records.history.run_log import Event
 from hpctrain.records.run.run import Notify, NotifyState, run_of
+from hpctrain.runs.folder import RunFolder
 
 ADDRESS_BYTES_MAX = 1 << 16
 """Bytes of the largest file with an address that is read."""
@@ -46,13 +44,9 @@ def send_notification(
     except InputError as error:
         problem = str(error)
     if problem is not None:
-        node = environ.get("SLURMD_NODENAME") or platform.node()
-        event = Event(
-            time_s=clock.wall(), attempt=attempt, generation=-1, node=node, kind="notify_failed",
-            reason=f"'{state}' was not told: {problem}", data={"state": state},
-        )  # fmt: skip
+        node, text = environ.get("SLURMD_NODENAME", ""), f"'{state}' was not told: {problem}"
         try:
-            append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
+            RunFolder(folder).append_event("notify_failed", text, attempt, clock.wall(), node, state=state)
         except StorageError as error:
             # Not on stdout, where the job script reads the attempt's number.
             print(f"event not written: {error}", file=sys.stderr, flush=True)

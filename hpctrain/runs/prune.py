@@ -160,18 +160,12 @@ def _slurm_jobs(folder: Path) -> list[str]:
 
 
 def _remove(item: Removal) -> None:
-    lock = lock_run_folder(item.run)
-    try:
-        if item.kind == "run":
-            _empty(item.path)
-        else:
-            remove(item.path)
-    except OSError as error:
-        raise StorageError(
-            f"{item.path}: cannot be removed: {error.strerror or error}; is it another user's?"
-        ) from error
-    finally:
-        lock.release()
+    with lock_run_folder(item.run):
+        try:
+            (_empty if item.kind == "run" else remove)(item.path)
+        except OSError as error:
+            why = error.strerror or error
+            raise StorageError(f"{item.path}: cannot be removed: {why}; is it another user's?") from error
     if item.kind == "run":
         # Not earlier: on NFS, a folder in which a removed file is still open is not empty.
         with contextlib.suppress(OSError):

@@ -70,30 +70,14 @@ class JobState(str, Enum):
         return self in _ENDED
 
 
-_WAITING = frozenset(
-    {
-        JobState.PENDING,
-        JobState.REQUEUED,
-        JobState.REQUEUE_FED,
-        JobState.REQUEUE_HOLD,
-        JobState.RESV_DEL_HOLD,
-        JobState.SPECIAL_EXIT,
-    }
-)
-_ENDED = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.CANCELLED,
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.NODE_FAIL,
-        JobState.PREEMPTED,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-        JobState.OUT_OF_MEMORY,
-        JobState.REVOKED,
-    }
-)
+_WAITING = frozenset((
+    JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_FED, JobState.REQUEUE_HOLD, JobState.RESV_DEL_HOLD,
+    JobState.SPECIAL_EXIT,
+))  # fmt: skip
+_ENDED = frozenset((
+    JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL, JobState.PREEMPTED,
+    JobState.BOOT_FAIL, JobState.DEADLINE, JobState.OUT_OF_MEMORY, JobState.REVOKED,
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,8 +106,6 @@ class JobInfo:
     """The batch node; None while the job waits."""
     exit_code: int | None
     """Exit code of the batch script; None before the end."""
-    exit_signal: int | None
-    """Signal that ended the batch script, 0 for none; None before the end."""
     partition: str
     submit_s: float | None
 
@@ -135,12 +117,7 @@ _COLUMNS = (
 SQUEUE_FORMAT = ",".join(f"{column}:{SEPARATOR}" for column in _COLUMNS)
 """Format for `squeue -h -O`: an empty width prints the whole field, and a suffix ends it."""
 
-_FROM_SCONTROL = {
-    "JobID": "JobId",
-    "State": "JobState",
-    "RestartCnt": "Restarts",
-    "exit_code": "ExitCode",
-}
+_FROM_SCONTROL = {"JobID": "JobId", "State": "JobState", "RestartCnt": "Restarts", "exit_code": "ExitCode"}
 """squeue's name of a field -> scontrol's, where the two differ."""
 _REQUIRED = ("JobID", "State", "Reason", "NodeList", "Partition")
 
@@ -201,7 +178,6 @@ def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
     """Return the job that these values of squeue's columns describe; a missing column counts as no value."""
     values = defaultdict(str, columns)
     state = parse_state(values["State"])
-    code, by_signal = _exit(values["exit_code"]) if state.is_ended else (None, None)
     return JobInfo(
         job_id=values["JobID"],
         state=state,
@@ -215,21 +191,17 @@ def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
         begin_s=read_moment(values["EligibleTime"]),
         preempt_s=read_moment(values["PreemptTime"]),
         batch_host=text_or_none(values["BatchHost"]),
-        exit_code=code,
-        exit_signal=by_signal,
+        exit_code=_exit_code(values["exit_code"]) if state.is_ended else None,
         partition=values["Partition"],
         submit_s=read_moment(values["SubmitTime"]),
     )
 
 
-def _exit(text: str) -> tuple[int | None, int | None]:
-    """Return exit code and signal: '3:0' -> (3, 0). squeue 22.05 prints the status of wait(2) instead: '768' -> (3,
-    0)."""
-    first, colon, second = text.partition(":")
+def _exit_code(text: str) -> int | None:
+    """Return the exit code: '3:0' -> 3. squeue 22.05 prints the status of wait(2) instead: '768' -> 3."""
+    first, colon, _ = text.partition(":")
     code = parse_unsigned(first)
-    if code is None:
-        return None, None
-    return (code, parse_unsigned(second) or 0) if colon else (code >> 8, code & 0x7F)
+    return code if colon or code is None else code >> 8
 
 
 _SACCT_COLUMNS = {

@@ -203,24 +203,14 @@ class PartitionFit:
         return f"{gpus}, {free}, {fate}, time limit {limit}"
 
 
-@dataclass(frozen=True)
-class PartitionChoice:
-    """The partitions of a cluster, ranked for a job."""
-
-    ranked: list[PartitionFit]
-    """The partitions that accept the job, the best first."""
-    refused: list[str]
-    """Why the other partitions do not accept the job, a line for each reason."""
-
-
 def choose_partition(
     request: JobRequest,
     partitions: Sequence[Partition],
     nodes: Sequence[NodeInfo],
     preemptible: Sequence[str],
     with_gpus: bool,
-) -> PartitionChoice:
-    """Rank the partitions for a job.
+) -> tuple[list[PartitionFit], list[str]]:
+    """Return the partitions that accept a job, the best first, and why the others do not, a line for each reason.
 
     The criteria, in this order: GPUs if the run computes on them (and none otherwise: other jobs wait for those nodes);
     a start at once; no preemption; more free nodes, up to what the job can use; the site's default; the tightest time
@@ -238,7 +228,7 @@ def choose_partition(
             refused += problems
         else:
             fits.append(_fit(request, partition, nodes, partition.name in preemptible, with_gpus))
-    return PartitionChoice(sorted(fits, key=lambda fit: _key(fit, request, with_gpus)), refused)
+    return sorted(fits, key=lambda fit: _key(fit, request, with_gpus)), refused
 
 
 def _fit(

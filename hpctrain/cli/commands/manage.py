@@ -34,7 +34,7 @@ from hpctrain.launch.step import (
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.status import RunStatus
 from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder, resume_text
-from hpctrain.runs.locate import all_runs, find_run, job_id
+from hpctrain.runs.locate import find_run, job_id, scan_runs
 from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
 from hpctrain.slurm.commands import Slurm
 
@@ -205,7 +205,8 @@ def prune_command(
     or its files changed in the last 15 minutes.
     """
     age_s = _seconds(older_than) if older_than is not None else None
-    named = [find_run(run, os.environ, Path.cwd()) for run in runs] if runs else all_runs(os.environ, Path.cwd())
+    cwd = Path.cwd()
+    named = [find_run(run, os.environ, cwd) for run in runs] if runs else scan_runs(os.environ, cwd).trusted
     folders = list(dict.fromkeys(folder.resolve() for folder in named))
     slurm, now = Slurm(SystemRunner()), SystemClock().wall
     jobs, items, spared = jobs_of(folders, slurm), list[Removal](), list[str]()

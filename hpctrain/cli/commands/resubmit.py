@@ -23,7 +23,7 @@ from hpctrain.jobs.dependencies import (
     record_dependent_run,
     refresh_dependency,
     refresh_dependent_runs,
-    without_dependencies,
+    with_dependencies,
 )
 from hpctrain.jobs.live_job import CANCELLED_FILE, check_no_live_job
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
@@ -89,13 +89,13 @@ def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextMan
 def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
     """Submit a new job for the run; return its id."""
     # A run that has begun no longer waits for its dependencies, and those jobs may be gone.
-    waits = without_dependencies(spec) if folder.attempts() else spec
+    waits = with_dependencies(spec, []) if folder.attempts() else spec
     checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
     check_no_live_job(folder.path, slurm)
     say(checked.lines, as_json)
     say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()), as_json)
     after = checked.before.names or spec.cluster.after
-    spec = checked.run.model_copy(update={"cluster": checked.run.cluster.model_copy(update={"after": after})})
+    spec = with_dependencies(checked.run, after)
     with write_changed_settings(folder, spec):
         record_dependent_run(checked.before, folder.path)
         (folder.path / CANCELLED_FILE).unlink(missing_ok=True)

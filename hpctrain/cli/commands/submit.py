@@ -33,7 +33,7 @@ from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.queue_checks import check_before_queueing, check_provisional
 from hpctrain.hf.folder import dropout_warning
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
-from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, without_dependencies
+from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, with_dependencies
 from hpctrain.jobs.partition_checks import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
@@ -242,7 +242,7 @@ def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
     if not prepared.run.cluster.after:
         return prepared
     say([f"cluster.after: not waited for, as {why}"], as_json)
-    return replace(prepared, run=without_dependencies(prepared.run))
+    return replace(prepared, run=with_dependencies(prepared.run, []))
 
 
 def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:

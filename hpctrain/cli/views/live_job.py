@@ -9,7 +9,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.launch.local_run import LocalJob, LocalJobResult
 from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.records.history.run_log import Event, MetricRow
-from hpctrain.report.follow_files import follow
+from hpctrain.report.live_run import follow
 from hpctrain.report.terminal import live_lines, show
 
 PLAIN_EVERY_S = 5.0

@@ -13,8 +13,7 @@ from hpctrain.cli.run_history import on_other_clusters
 from hpctrain.jobs.live_job import is_cancelled
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import run_of
-from hpctrain.report.follow_files import LiveRun
-from hpctrain.report.job_status import with_job, with_remark
+from hpctrain.report.live_run import LiveRun, with_job, with_remark
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.slurm.commands import NO_COMMANDS, Slurm

@@ -199,16 +199,10 @@ def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSp
         raise InputError(f"code: {code}: no such folder; name the folder that holds your packages")
     model = run.model
     question = {
-        "factory": model.import_,
-        "args": model.args or {},
-        "front": model.front,
-        "blocks": model.blocks,
-        "back": model.back,
-        "tensor_parallel": model.tensor_parallel or {},
-        "tokens": tokens,
-        "seq_len": run.data.seq_len,
-        "seed": run.seed,
-    }
+        "factory": model.import_, "args": model.args or {}, "front": model.front, "blocks": model.blocks,
+        "back": model.back, "tensor_parallel": model.tensor_parallel or {}, "tokens": tokens,
+        "seq_len": run.data.seq_len, "seed": run.seed,
+    }  # fmt: skip
     options = ["--code", str(code)] if code is not None else []
     try:
         _, answer = worker_reply("describe", question, runner, f"makes {model.import_}", options, LIMIT_S)

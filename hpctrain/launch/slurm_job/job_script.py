@@ -12,7 +12,6 @@ from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.package_data import package_data_path, render_template
 from hpctrain.jobs.dependencies import dependency_option
 from hpctrain.launch.container_command import python_command, step_options, task_command
-from hpctrain.records.run.cluster import Mail
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import check_path
 from hpctrain.slurm.cluster import constraint_of_groups
@@ -109,7 +108,9 @@ def directives(run: Run, folder: Path) -> list[str]:
         ("dependency", dependency_option(cluster.after, cluster.after_end)),
         # Some sites cancel a job whose dependency failed. But the run that this job waits for may continue as another
         # job.
-        ("kill-on-invalid-dep", "no" if cluster.after else None), *_mail(cluster.mail),
+        ("kill-on-invalid-dep", "no" if cluster.after else None),
+        ("mail-type", ",".join(cluster.mail.on) if cluster.mail else None),
+        ("mail-user", cluster.mail.user if cluster.mail else None),
     ):  # fmt: skip
         if value is not None:
             options.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")
@@ -154,10 +155,6 @@ def _typed_gpus(run: Run) -> str | None:
     if count is None:
         return None
     return f"{run.cluster.gpu_type}:{count}" if run.cluster.gpu_type else str(count)
-
-
-def _mail(mail: Mail | None) -> list[tuple[str, str | None]]:
-    return [("mail-type", ",".join(mail.on)), ("mail-user", mail.user)] if mail is not None else []
 
 
 def _constraint(run: Run) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpctrain.base.clock import Clock, utc_text
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.units import format_seconds
-from hpctrain.jobs.dependencies import JobDependencies, find_dependencies
+from hpctrain.jobs.dependencies import JobDependencies, find_dependencies, with_dependencies
 from hpctrain.jobs.partition_checks import (
     can_be_preempted,
     check_time_limit,
@@ -30,7 +30,7 @@ from hpctrain.runs.locate import open_jobs
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.commands import Slurm, StartEstimate
 from hpctrain.slurm.job import JobInfo, pending_job_text
-from hpctrain.slurm.limits import JobRequest, PartitionChoice, check_request, choose_partition
+from hpctrain.slurm.limits import JobRequest, check_request, choose_partition
 from hpctrain.slurm.time import parse_time_limit
 from hpctrain.slurm.watch import JobWatcher
 
@@ -86,7 +86,9 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
         limit = TimeLimit(_request(run).time_s, True) if run.cluster.time is not None else None
         before = find_dependencies(run, slurm, environ, cwd)
         lines = [*check_shared(runs, ()), away, *before.lines]
-        return CheckedRun(_after(run, before.names), _after(run, before.jobs), lines, None, limit, before)
+        return CheckedRun(
+            with_dependencies(run, before.names), with_dependencies(run, before.jobs), lines, None, limit, before
+        )
     notes = check_shared(runs, [node.name for node in state.nodes])
     others: tuple[str, ...] = ()
     if run.cluster.partition is None:
@@ -101,11 +103,9 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     before = find_dependencies(run, slurm, environ, cwd)
     lines = [*notes, *preemption_warnings(run, state), *gpus, *before.lines]
     nodes = nodes_of_job(run, state)
-    return CheckedRun(_after(run, before.names), _after(asked, before.jobs), lines, nodes, limit, before, others)
-
-
-def _after(run: Run, after: list[str]) -> Run:
-    return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": after})})
+    return CheckedRun(
+        with_dependencies(run, before.names), with_dependencies(asked, before.jobs), lines, nodes, limit, before, others
+    )
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
@@ -119,22 +119,15 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...],
     if run.cluster.device == "cuda" and request.gpus_per_node is None:
         request = replace(request, gpus_per_node=1)
     preemptible = [item.name for item in state.partitions if can_be_preempted(kind, item, state.partitions)]
-    choice = choose_partition(request, state.partitions, state.nodes, preemptible, run.cluster.device != "cpu")
-    if not choice.ranked:
-        raise RefusedError(
-            "\n".join(["cluster.partition: not given, and no partition takes the job:", *choice.refused])
-        )
-    chosen = run.cluster.model_copy(update={"partition": choice.ranked[0].partition.name})
-    others = tuple(fit.partition.name for fit in choice.ranked[1:])
-    return run.model_copy(update={"cluster": chosen}), others, _choice_lines(choice)
-
-
-def _choice_lines(choice: PartitionChoice) -> list[str]:
-    best, *others = choice.ranked
+    ranked, refused = choose_partition(request, state.partitions, state.nodes, preemptible, run.cluster.device != "cpu")
+    if not ranked:
+        raise RefusedError("\n".join(["cluster.partition: not given, and no partition takes the job:", *refused]))
+    best, *others = ranked
+    chosen = run.cluster.model_copy(update={"partition": best.partition.name})
     lines = [f"partition {best.partition.name} chosen: {best.words}"]
     if others:
         lines.append(f"next best: {others[0].partition.name}: {others[0].words}; cluster.partition overrides this")
-    return lines
+    return run.model_copy(update={"cluster": chosen}), tuple(fit.partition.name for fit in others), lines
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:

@@ -151,7 +151,7 @@ def test_beside_a_local_run_the_command_simply_runs(fake, local, hpctrain):
         (local / "run.lock").write_text("1 login2\n")
         assert "on that machine" in str(hpctrain("exec", "gpt", "--", "hostname").exception)
     finally:
-        lock.release()
+        lock.close()
     assert isinstance(hpctrain("exec", "gpt", "--", "hostname").exception, RefusedError)
 
 

@@ -171,7 +171,7 @@ def test_a_process_of_another_machine_is_never_signalled(runs, hpctrain, monkeyp
     assert isinstance(error, InputError)
     assert "process 1 on login2 holds it; run `hpctrain cancel" in str(error)
     assert signals == []
-    lock.release()
+    lock.close()
 
 
 def test_the_log_of_a_rank_is_that_of_the_worker_which_it_was(runs, hpctrain):

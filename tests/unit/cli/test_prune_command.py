@@ -205,7 +205,7 @@ def test_a_run_that_lives_is_never_touched(runs, fake, hpctrain, before, job, wo
         assert words in found["kept"][0]
     assert steps(folder) == [10, 20, 30]
     if lock is not None:
-        lock.release()
+        lock.close()
 
 
 def test_a_job_that_has_ended_or_is_forgotten_keeps_nothing(runs, fake, hpctrain):

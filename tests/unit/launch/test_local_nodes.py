@@ -117,9 +117,9 @@ def test_a_run_folder_is_for_one_run_at_a_time(tmp_path: Path) -> None:
     holder = lock_holder(tmp_path)
     assert holder is not None
     assert (holder.pid, holder.is_here) == (os.getpid(), True)
-    lock.release()
+    lock.close()
     assert lock_holder(tmp_path) is None
-    lock_run_folder(tmp_path).release()
+    lock_run_folder(tmp_path).close()
 
 
 def test_attempts_are_one_line_each(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.records.history.run_log import Event
-from hpctrain.report.follow_files import FileTail, follow
+from hpctrain.report.live_run import FileTail, follow
 from hpctrain.report.status import read_status
 from hpctrain.report.terminal import TerminalLine, live_lines, progress_line, show, status_lines
 

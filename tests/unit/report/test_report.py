@@ -13,8 +13,7 @@ from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.cli.main import cli
 from hpctrain.report import render as render_module
-from hpctrain.report.charts import MOST_POINTS, thinned
-from hpctrain.report.fabric import QUANTITIES, matrix
+from hpctrain.report.charts import MOST_POINTS, QUANTITIES, matrix, thinned
 from hpctrain.report.render import plotly_script, render, write_report
 from hpctrain.report.run_view import read_run_view
 

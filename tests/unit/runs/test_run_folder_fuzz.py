@@ -25,7 +25,7 @@ LOOKS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "open jobs": ("successors.jsonl", open_jobs),
     "attempts": ("attempts.jsonl", lambda folder: RunFolder(folder).attempts()),
     "followers": (DEPENDENT_RUNS_FILE, lambda folder: refresh_dependent_runs(folder, Slurm(FakeSlurm()), {})),
-    "lock": ("run.lock", lambda folder: (is_locked(folder), lock_holder(folder), lock_run_folder(folder).release())),
+    "lock": ("run.lock", lambda folder: (is_locked(folder), lock_holder(folder), lock_run_folder(folder).close())),
 }
 """What is asked -> the file that answers it, and the question."""
 

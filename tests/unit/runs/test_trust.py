@@ -169,7 +169,7 @@ def test_a_run_lives_in_a_project_s_space_and_the_other_members_cannot_use_it() 
         def live() -> tuple[str, State]:
             folder = create_run_folder(space / "runs", Run.model_validate(RUN), None, None, 0.0)
             record_job(folder.path, "7")
-            lock_run_folder(folder.path).release()
+            lock_run_folder(folder.path).close()
             check_trusted(folder.path)
             found = find_run("7", {"HPCTRAIN_RUNS": str(space / "runs")}, space)
             return str(found), read_status(found, 1.0).state

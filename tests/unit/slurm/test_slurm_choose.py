@@ -35,7 +35,7 @@ BARE = [node(name, gres="(null)") for name in "123"]
 def first(
     *partitions: Partition, asked: JobRequest = ASKED, gpus: bool = True, preemptible: tuple[str, ...] = ()
 ) -> str:
-    return choose_partition(asked, partitions, FREE + BUSY + BARE, preemptible, gpus).ranked[0].partition.name
+    return choose_partition(asked, partitions, FREE + BUSY + BARE, preemptible, gpus)[0][0].partition.name
 
 
 def test_gpus_come_first_and_are_left_alone_by_a_run_on_cpus() -> None:
@@ -75,18 +75,18 @@ def test_a_job_without_a_time_takes_the_longest_limit() -> None:
 )
 def test_a_partition_that_does_not_take_the_job_is_out_with_its_reason(more: dict[str, object], words: str) -> None:
     asked = replace(ASKED, account="chem", qos="long")
-    choice = choose_partition(asked, [partition("p", **more), partition("q")], FREE, (), True)
-    assert [fit.partition.name for fit in choice.ranked] == ["q"]
-    assert len(choice.refused) == 1
-    assert words in choice.refused[0]
+    ranked, refused = choose_partition(asked, [partition("p", **more), partition("q")], FREE, (), True)
+    assert [fit.partition.name for fit in ranked] == ["q"]
+    assert len(refused) == 1
+    assert words in refused[0]
 
 
 def test_free_nodes_of_each_kind_have_to_be_enough() -> None:
     nodes = [node("a", features=("a100",)), node("b", "ALLOCATED", features=("v100",)), node("c", features=("v100",))]
     asked = replace(ASKED, kinds=(("a100", 1), ("v100", 1)))
-    assert choose_partition(asked, [partition("p")], nodes, (), True).ranked[0].starts_now
+    assert choose_partition(asked, [partition("p")], nodes, (), True)[0][0].starts_now
     asked = replace(ASKED, nodes_min=3, nodes_max=3, kinds=(("a100", 1), ("v100", 2)))
-    assert not choose_partition(asked, [partition("p")], nodes, (), True).ranked[0].starts_now
+    assert not choose_partition(asked, [partition("p")], nodes, (), True)[0][0].starts_now
 
 
 def test_a_node_promised_to_another_job_is_not_free() -> None:

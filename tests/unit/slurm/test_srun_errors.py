@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.jobs.attempt_outcome import StepFailure, read_step_failure
+from hpctrain.jobs.attempt_outcome import step_failure_text
 
 CAME_BACK = """\
 srun: cluster configuration lacks support for cpu binding
@@ -19,32 +19,42 @@ srun: error: node0: task 0: Killed
 srun: error: Timed out waiting for job step to complete
 """
 MISSING = "Aborting, io error and missing step on node 3"
+NODES = [f"gpu{number}" for number in range(13)]
+
+
+def came_back(node: str, words: str) -> str:
+    return f"{node} came back without its part of the step, and Slurm ended the step on all nodes (srun: {words})"
+
+
+def cut_off(node: str, words: str) -> str:
+    return f"{node} cannot be reached any more: Slurm ended the step on all nodes (srun: {words})"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (CAME_BACK, StepFailure(MISSING, True, 3)),
+        (CAME_BACK, came_back("gpu3", MISSING)),
         (
             "srun: error: Aborting, step missing and io error on node 12\n",
-            StepFailure("Aborting, step missing and io error on node 12", True, 12),
+            came_back("gpu12", "Aborting, step missing and io error on node 12"),
         ),
         (
             "srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 0\n",
-            StepFailure("aborting, io error with slurmstepd on node 0", True, 0),
+            cut_off("gpu0", "aborting, io error with slurmstepd on node 0"),
         ),
         (
             "srun: error: Cannot communicate with node 3.  Aborting job.\n",  # on a busy machine, 22.05
-            StepFailure("Cannot communicate with node 3.  Aborting job.", True, 3),
+            cut_off("gpu3", "Cannot communicate with node 3.  Aborting job."),
         ),
         (
             "srun: error: Unable to create step for job 7: Invalid node name specified\n",
-            StepFailure("Unable to create step for job 7: Invalid node name specified", False),
+            "Slurm could not start the step (srun: Unable to create step for job 7: Invalid node name specified)",
         ),
         (
             "srun: error: Task launch for StepId=7.0 failed on node node1: Communication connection failure\n"
             "srun: error: Application launch failed: Communication connection failure\n",
-            StepFailure("Task launch for StepId=7.0 failed on node node1: Communication connection failure", False),
+            "Slurm could not start the step (srun: Task launch for StepId=7.0 failed on node node1: "
+            "Communication connection failure)",
         ),
         # A task that ended by itself, and a node that went down, are no abort of srun's.
         ("srun: error: node2: task 2: Exited with exit code 1\n", None),
@@ -54,13 +64,13 @@ MISSING = "Aborting, io error and missing step on node 3"
         ("", None),
     ],
 )
-def test_what_srun_did_by_itself_is_told_apart(text: str, expected: StepFailure | None) -> None:
-    assert read_step_failure(text) == expected
+def test_what_srun_did_by_itself_is_told_apart(text: str, expected: str | None) -> None:
+    assert step_failure_text(text, NODES) == expected
 
 
 @given(st.text(), st.text())
 def test_any_text_around_it_changes_nothing(before: str, after: str) -> None:
     text = f"{before}\nsrun: error: {MISSING}\n{after}"
-    failure = read_step_failure(text)
+    failure = step_failure_text(text, NODES)
     assert failure is not None
-    assert read_step_failure(before) or failure == StepFailure(MISSING, True, 3)
+    assert step_failure_text(before, NODES) or failure == came_back("gpu3", MISSING)
