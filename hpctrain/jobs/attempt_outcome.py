@@ -124,11 +124,11 @@ def _fault(event: Event) -> Fault:
 
 
 _CLASS_BY_JOB_STATE: dict[JobState, ExitClass] = {
-    JobState.CANCELLED: "resumable",
-    JobState.NODE_FAIL: "infrastructure",
-    JobState.BOOT_FAIL: "infrastructure",
-    JobState.OUT_OF_MEMORY: "fatal",
-    JobState.FAILED: "fatal",
+    "CANCELLED": "resumable",
+    "NODE_FAIL": "infrastructure",
+    "BOOT_FAIL": "infrastructure",
+    "OUT_OF_MEMORY": "fatal",
+    "FAILED": "fatal",
 }
 
 
@@ -148,20 +148,20 @@ def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOut
         reason = f"{crash}Slurm ended the job: TIMEOUT"
         return replace(outcome, exit_class="resumable", reason=reason, not_retryable=False)
     kind = _CLASS_BY_JOB_STATE.get(job.state)
-    if kind is None or (outcome.code is not None and job.state not in (JobState.NODE_FAIL, JobState.BOOT_FAIL)):
+    if kind is None or (outcome.code is not None and job.state not in ("NODE_FAIL", "BOOT_FAIL")):
         return outcome
-    reason = f"{crash}Slurm ended the job: {job.state.value}"
+    reason = f"{crash}Slurm ended the job: {job.state}"
     return replace(outcome, exit_class=kind, reason=reason, not_retryable=False)
 
 
 def is_preempted(job: JobInfo) -> bool:
     """Whether the job was preempted, or is about to be."""
-    return job.preempt_s is not None or job.state is JobState.PREEMPTED
+    return job.preempt_s is not None or job.state == "PREEMPTED"
 
 
 def is_out_of_time(job: JobInfo) -> bool:
     """Whether the job reached its time limit. While its script still ends, Slurm 22.05 calls it COMPLETING."""
-    return job.state is JobState.TIMEOUT or (job.state is JobState.COMPLETING and job.reason == "TimeLimit")
+    return job.state == "TIMEOUT" or (job.state == "COMPLETING" and job.reason == "TimeLimit")
 
 
 StopCause = Literal["preempted", "time_limit", "signal"]
@@ -185,7 +185,7 @@ def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_
         return None
     if is_out_of_time(job):
         return "time_limit"
-    if job.state is not JobState.RUNNING:
+    if job.state != "RUNNING":
         return None  # Slurm is ending the job and sent the signal itself: a requeue, a lost node
     # The save notice is SIGUSR2 (`sbatch --signal`). Slurm sends no SIGTERM before the limit itself.
     due = job.end_s is not None and now >= job.end_s - notice_s - SIGNAL_EARLY_S

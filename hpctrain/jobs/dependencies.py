@@ -87,7 +87,7 @@ def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[
     # The job that finished the run is over, even where Slurm still has it.
     finishing = {line.get("job_id") for line in attempts if line.get("code") == 0}
     infos = {job: slurm.job(job) for job in open_jobs(folder) if job not in finishing}
-    live = [job for job, info in infos.items() if info is not None and not info.state.is_ended]
+    live = [job for job, info in infos.items() if info is not None and not info.is_ended]
     if live:
         waited = live[:1] if must_be_ok else live
         return waited, f"it starts after {folder.name} ({_job_list_text(waited)})"
@@ -103,10 +103,10 @@ def _job_dependency(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str
     job = slurm.job(name)
     if job is None:
         raise InputError(f"cluster.after: Slurm knows no job {name} (any more), and no run has had it")
-    if not job.state.is_ended:
+    if not job.is_ended:
         return [name], f"it starts after job {name}"
     if must_be_ok and job.exit_code != 0:
-        raise RefusedError(f"cluster.after: job {name} has ended as {job.state.value}; set cluster.after_end to any")
+        raise RefusedError(f"cluster.after: job {name} has ended as {job.state}; set cluster.after_end to any")
     return [], f"job {name} has ended already: nothing to wait for"
 
 
@@ -147,7 +147,7 @@ def refresh_dependency(
     try:
         # Slurm's pending reason does not tell: a held job has another one, and right after a change there is none.
         info = slurm.job(job)
-        if info is None or not info.state.is_waiting:
+        if info is None or not info.is_waiting:
             return []
         run = run_of(dependent_run)
         jobs = find_dependencies(run, slurm, environ, dependent_run.parent).jobs

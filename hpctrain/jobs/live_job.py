@@ -36,7 +36,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
         StorageError: the run folder cannot be written.
     """
     job = slurm.job(job_id)
-    ended = job is None or job.state.is_ended
+    ended = job is None or job.is_ended
     if ended and not waiting_successors(folder, slurm):
         return f"job {job_id} has ended already; {resume_text(folder)}"
     # The file comes first: a job that begins or ends from now on queues no other.
@@ -44,9 +44,9 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
     behind = cancel_successors(folder, slurm)
     if job is None or ended:
         return f"jobs {', '.join(behind)} cancelled; they were waiting; {resume_text(folder)}"
-    if job.state.value != "RUNNING" or at_once:
+    if job.state != "RUNNING" or at_once:
         slurm.cancel(job_id)
-        was = "waiting" if job.state.is_waiting else job.state.value.lower()
+        was = "waiting" if job.is_waiting else job.state.lower()
         return f"job {job_id} cancelled; it was {was}; {resume_text(folder)}"
     deadline, asked_s = clock.now() + SAVE_WAIT_S, -math.inf
     while clock.now() < deadline:
@@ -55,7 +55,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
             slurm.signal(job_id, "TERM")
             asked_s = clock.now()
         job = slurm.job(job_id)
-        if job is None or job.state.is_ended:
+        if job is None or job.is_ended:
             return f"job {job_id} ended; {resume_text(folder)}"
         clock.sleep(POLL_S)
     slurm.cancel(job_id)
@@ -114,4 +114,4 @@ def _live_state(folder: Path, job: str, slurm: Slurm) -> str | None:
         info = slurm.job(job)
     except ControllerUnreachableError as error:
         raise RefusedError(f"{folder.name}: cannot tell whether its job {job} has ended: {error}") from None
-    return None if info is None or info.state.is_ended else info.state.value
+    return None if info is None or info.is_ended else info.state

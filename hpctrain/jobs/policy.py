@@ -21,7 +21,7 @@ from hpctrain.jobs.attempt_outcome import (
 )
 from hpctrain.records.history.ledger import COUNTED_AGAINST_RETRIES, ExitClass, retries_spent_text
 from hpctrain.records.run.run import NotifyState
-from hpctrain.slurm.job import JobInfo, JobState
+from hpctrain.slurm.job import JobInfo
 
 MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 2
 """Attempts in a row that the cluster may end without a new checkpoint; the next such attempt is no_progress."""
@@ -125,12 +125,12 @@ def decide_after_attempt(state: AttemptState) -> JobVerdict:
         return _failed(state, end, f"{end.reason}; {spent}")
     if state.job is None:
         return _failed(state, end, f"{end.reason}; Slurm does not know its job")
-    requeued_by_us = state.preempted or is_out_of_time(state.job) or state.job.state is JobState.RUNNING
-    if state.job.state.is_waiting or not requeued_by_us:
+    requeued_by_us = state.preempted or is_out_of_time(state.job) or state.job.state == "RUNNING"
+    if state.job.is_waiting or not requeued_by_us:
         # After a node failure or a manual requeue, the job is already queued while its script still ends.
-        successor = None if state.job.state.is_waiting else state.successor
+        successor = None if state.job.is_waiting else state.successor
         what_follows = "it decides whether it comes back" if successor is None else f"job {successor} goes on"
-        return JobVerdict("wait", f"Slurm took the job ({state.job.state.value}); {what_follows}", end.exit_class)
+        return JobVerdict("wait", f"Slurm took the job ({state.job.state}); {what_follows}", end.exit_class)
     reason = f"{end.reason}{', and' if end.cause else ';'} back to the queue"
     return JobVerdict("again", reason, end.exit_class, cause=end.cause)
 
@@ -188,7 +188,7 @@ def decide_before_start(state: RunState) -> JobVerdict | None:
 
 
 def _stopped_by_hand(state: AttemptState) -> bool:
-    ended_by_scancel = state.job is not None and state.job.state is JobState.CANCELLED and not state.preempted
+    ended_by_scancel = state.job is not None and state.job.state == "CANCELLED" and not state.preempted
     return state.cancelled or ended_by_scancel
 
 

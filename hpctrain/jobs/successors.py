@@ -75,7 +75,7 @@ def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
     if not behind:
         return []
     known = slurm.jobs(behind)
-    return [job for job in behind if job in known and not known[job].state.is_ended]
+    return [job for job in behind if job in known and not known[job].is_ended]
 
 
 def cancel_successors(folder: Path, slurm: Slurm, asking_job: str | None = None) -> list[str]:

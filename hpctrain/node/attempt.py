@@ -171,7 +171,7 @@ def _decide_and_requeue(
     while state.outcome.exit_class != "done":
         try:
             info = slurm.job(job)
-            if asked is not None and info is not None and info.state.is_waiting:
+            if asked is not None and info is not None and info.is_waiting:
                 return asked  # the controller took the last call before it stopped answering
             cancelled = is_cancelled(ended.folder.path)
             verdict = decide_after_attempt(replace(state, job=info, now=clock.wall(), cancelled=cancelled))
@@ -225,7 +225,7 @@ def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> N
     """Make the waiting successor the run's current job, because Slurm ended this one. A failure is only printed."""
     with _reported("{}"):
         info = slurm.job(job)
-        if info is not None and not info.state.is_waiting:
+        if info is not None and not info.is_waiting:
             submit_next(folder.path, run, slurm, SystemClock().wall())
             _refresh_dependent_runs(folder, slurm)
 

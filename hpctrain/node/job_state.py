@@ -24,7 +24,7 @@ from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobInfo, JobState
+from hpctrain.slurm.job import JobInfo
 
 
 def read_attempt_state(
@@ -61,7 +61,7 @@ def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -
     attempts, successors, newest = folder.attempts(), read_successors(folder.path), job_id(folder.path)
     is_successor = job in {item.job_id for item in successors} and job != newest
     previous = job_info(newest, slurm) if is_successor else None
-    by_hand = previous is not None and previous.state is JobState.CANCELLED and not is_preempted(previous)
+    by_hand = previous is not None and previous.state == "CANCELLED" and not is_preempted(previous)
     chain = job_chain(job, successors)
     return RunState(
         run=folder.path.name,

@@ -145,13 +145,13 @@ def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool
     """
     if status.state == "done":
         return status
-    if cancelled and (job is None or job.state.is_waiting or job.state.is_ended):
+    if cancelled and (job is None or job.is_waiting or job.is_ended):
         return replace(status, state="cancelled", reason="cancelled; `hpctrain resubmit` goes on with it")
     if job is None:
         return _forgotten(status)
-    status = replace(status, job_state=job.state.value)
-    word = job.state.value
-    if job.state.is_waiting:
+    status = replace(status, job_state=job.state)
+    word = job.state
+    if job.is_waiting:
         state: State = "requeued" if job.restarts or status.step or status.attempt else "queued"
         return replace(
             status,
@@ -160,7 +160,7 @@ def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool
             expected_start_s=_expected_start(job, now),
             needs_action=needs_action(job) or None,
         )
-    if not job.state.is_ended:
+    if not job.is_ended:
         if status.state in ("queued", "unknown", "requeued"):
             return replace(status, state="starting", reason=f"job {job.job_id} is {word.lower()}")
         if status.state == "failed":

@@ -61,8 +61,8 @@ def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
     for job in _slurm_jobs(folder):
         if isinstance(jobs, CommandError):
             return f"cannot tell whether its job {job} has ended: {jobs}"
-        if job in jobs and not jobs[job].state.is_ended:
-            return f"its job {job} is {jobs[job].state.value}"
+        if job in jobs and not jobs[job].is_ended:
+            return f"its job {job} is {jobs[job].state}"
     age = now - last_activity(folder)
     return f"its files changed {format_seconds(max(0.0, age))} ago" if age < RECENT_ACTIVITY_S else None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from typing import Literal, get_args
 
 from hpctrain.base.clock import utc_text
 from hpctrain.base.units import format_seconds
@@ -23,61 +23,21 @@ from hpctrain.slurm.fields import (
 from hpctrain.slurm.pending_reasons import is_stuck, pending_reason_text
 from hpctrain.slurm.time import read_duration, read_moment
 
-
-class JobState(str, Enum):
-    """A job's state. Slurm shows a flag in place of the base state where one is set (job_state_codes.html)."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    SUSPENDED = "SUSPENDED"
-    COMPLETED = "COMPLETED"
-    CANCELLED = "CANCELLED"
-    FAILED = "FAILED"
-    TIMEOUT = "TIMEOUT"
-    NODE_FAIL = "NODE_FAIL"
-    PREEMPTED = "PREEMPTED"
-    BOOT_FAIL = "BOOT_FAIL"
-    DEADLINE = "DEADLINE"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+JobState = Literal[
+    "PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
+    "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
     # Flags.
-    COMPLETING = "COMPLETING"
-    CONFIGURING = "CONFIGURING"
-    EXPEDITING = "EXPEDITING"
-    LAUNCH_FAILED = "LAUNCH_FAILED"
-    POWER_UP_NODE = "POWER_UP_NODE"
-    RECONFIG_FAIL = "RECONFIG_FAIL"
-    REQUEUED = "REQUEUED"
-    REQUEUE_FED = "REQUEUE_FED"
-    REQUEUE_HOLD = "REQUEUE_HOLD"
-    RESIZING = "RESIZING"
-    RESV_DEL_HOLD = "RESV_DEL_HOLD"
-    REVOKED = "REVOKED"
-    SIGNALING = "SIGNALING"
-    SPECIAL_EXIT = "SPECIAL_EXIT"
-    STAGE_OUT = "STAGE_OUT"
-    STOPPED = "STOPPED"
-    UPDATE_DB = "UPDATE_DB"
-    UNKNOWN = "UNKNOWN"
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the job is in the queue, held or not."""
-        return self in _WAITING
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the job has ended; a person may requeue it. A job that Slurm requeues is COMPLETING or PENDING."""
-        return self in _ENDED
-
-
-_WAITING = frozenset((
-    JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_FED, JobState.REQUEUE_HOLD, JobState.RESV_DEL_HOLD,
-    JobState.SPECIAL_EXIT,
-))  # fmt: skip
-_ENDED = frozenset((
-    JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL, JobState.PREEMPTED,
-    JobState.BOOT_FAIL, JobState.DEADLINE, JobState.OUT_OF_MEMORY, JobState.REVOKED,
-))  # fmt: skip
+    "COMPLETING", "CONFIGURING", "EXPEDITING", "LAUNCH_FAILED", "POWER_UP_NODE", "RECONFIG_FAIL", "REQUEUED",
+    "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
+    "STOPPED", "UPDATE_DB", "UNKNOWN",
+]  # fmt: skip
+"""A job's state. Slurm shows a flag in place of the base state where one is set (job_state_codes.html)."""
+_STATES: dict[str, JobState] = {state: state for state in get_args(JobState)}
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_ENDED = (
+    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
+    "REVOKED",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,6 +68,16 @@ class JobInfo:
     """Exit code of the batch script; None before the end."""
     partition: str
     submit_s: float | None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job is in the queue, held or not."""
+        return self.state in _WAITING
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the job has ended; a person may requeue it. A job that Slurm requeues is COMPLETING or PENDING."""
+        return self.state in _ENDED
 
 
 _COLUMNS = (
@@ -148,7 +118,7 @@ def parse_squeue(text: str) -> list[JobInfo]:
 def parse_state(text: str) -> JobState:
     """Return the state in any form that Slurm prints: 'CANCELLED by 1000' and 'COMPLETING+' too; else UNKNOWN."""
     word = text.split()[0].split("+")[0] if text.split() else ""
-    return JobState(word) if word in JobState.__members__ else JobState.UNKNOWN
+    return _STATES.get(word, "UNKNOWN")
 
 
 def pending_job_text(info: JobInfo, now: float | None = None) -> str:
@@ -165,7 +135,7 @@ def pending_job_text(info: JobInfo, now: float | None = None) -> str:
 
 def needs_action(info: JobInfo) -> bool:
     """Whether the job waits until a person does something: it is held, or its request can never be met."""
-    return info.state.is_waiting and is_stuck(info.reason)
+    return info.is_waiting and is_stuck(info.reason)
 
 
 def _when(moment: float, now: float | None) -> str:
@@ -191,7 +161,7 @@ def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
         begin_s=read_moment(values["EligibleTime"]),
         preempt_s=read_moment(values["PreemptTime"]),
         batch_host=text_or_none(values["BatchHost"]),
-        exit_code=_exit_code(values["exit_code"]) if state.is_ended else None,
+        exit_code=_exit_code(values["exit_code"]) if state in _ENDED else None,
         partition=values["Partition"],
         submit_s=read_moment(values["SubmitTime"]),
     )
@@ -235,6 +205,4 @@ def parse_sacct(text: str) -> dict[str, JobInfo]:
     for values in split_columns(text, list(_SACCT_COLUMNS.values()), "sacct"):
         times.setdefault(values["JobID"], []).append(job_of_columns(values))
     newest = {job_id: max(jobs, key=lambda job: job.submit_s or 0.0) for job_id, jobs in times.items()}
-    return {
-        job_id: replace(job, restarts=len(times[job_id]) - 1) for job_id, job in newest.items() if job.state.is_ended
-    }
+    return {job_id: replace(job, restarts=len(times[job_id]) - 1) for job_id, job in newest.items() if job.is_ended}

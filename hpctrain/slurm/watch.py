@@ -56,7 +56,7 @@ class JobWatcher:
     def all_ended(self) -> bool:
         """Whether every job has ended or is forgotten."""
         return all(
-            job_id in self._forgotten or (job_id in self.known and self.known[job_id].state.is_ended)
+            job_id in self._forgotten or (job_id in self.known and self.known[job_id].is_ended)
             for job_id in self._job_ids
         )
 

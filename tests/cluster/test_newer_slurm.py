@@ -15,7 +15,6 @@ from submitted import ENDLESS
 from hpctrain.base.process import SystemRunner
 from hpctrain.records.history.run_log import read_metrics
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobState
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,7 +59,7 @@ def test_a_preempted_run_goes_on_and_a_lost_nodes_job_is_requeued(cluster, proje
 
     lone = ("--parsable", "--requeue", "--nodelist=node3", "--output=/dev/null", "--wrap", "sleep 300")
     lost = cluster.run("sbatch", *lone).stdout.strip()
-    cluster.wait(lambda: slurm.job(lost).state is JobState.RUNNING, 30, "the lone job runs")
+    cluster.wait(lambda: slurm.job(lost).state == "RUNNING", 30, "the lone job runs")
     cluster.kill("node3")
     # The lost node is given up when the run is over; until then a busy one is not.
     with cluster.slow_to_give_up():
@@ -80,7 +79,7 @@ def test_a_preempted_run_goes_on_and_a_lost_nodes_job_is_requeued(cluster, proje
             lines = [json.loads(line) for line in attempts.read_text().splitlines()]
             return [line.get("class", "runs") for line in lines]
 
-        cluster.wait(lambda: slurm.job(first).state is JobState.PREEMPTED, 120, attempts.read_text)
+        cluster.wait(lambda: slurm.job(first).state == "PREEMPTED", 120, attempts.read_text)
         cluster.wait(lambda: classes() == ["resumable", "runs"], 120, attempts.read_text)
         assert slurm.job(first).restarts == 0
         saved = steps()[-1]
@@ -90,6 +89,6 @@ def test_a_preempted_run_goes_on_and_a_lost_nodes_job_is_requeued(cluster, proje
         assert steps() == list(range(1, steps()[-1] + 1))
         assert json.loads(hpctrain("status", told["name"], "--json"))["state"] == "cancelled"
     cluster.wait(lambda: slurm.job(lost).restarts == 1, 60, "Slurm gives the lost node up")
-    assert slurm.job(lost).state.is_waiting
+    assert slurm.job(lost).is_waiting
     # sinfo goes on calling it mixed, until somebody looks at it with scontrol.
     assert "State=DOWN" in cluster.run("scontrol", "show", "node", "node3").stdout

@@ -144,7 +144,7 @@ def _in_job(
     attempts = RunFolder(folder).attempts()
     job = job_id(folder)
     info = Slurm(SystemRunner()).job(job) if job is not None else None
-    if job is None or info is None or info.state.value != "RUNNING":
+    if job is None or info is None or info.state != "RUNNING":
         raise _not_running(folder, status)
     chosen = choose_node(node, nodes_of_attempt(attempts), status.nodes, info.nodes)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -139,7 +139,7 @@ class WatchedRun:
             return True
         if self._jobs and self._asks:
             info = self._info() if self._trouble is None else None
-            return self._trouble is None and status.state in _OVER and (info is None or info.state.is_ended)
+            return self._trouble is None and status.state in _OVER and (info is None or info.is_ended)
         if status.state in ("unknown", "queued"):
             quiet_s = self._clock.now() - self._began if status.last_sign_s is None else status.last_sign_s
             return quiet_s > UNKNOWN_S
@@ -198,5 +198,5 @@ def _slurm_jobs(folder: Path) -> list[str]:
 def _telling(jobs: Sequence[str], known: Mapping[str, JobInfo]) -> JobInfo | None:
     """Return the job that determines the state of the run: the first that has not ended, otherwise the newest; None if
     Slurm does not know it."""
-    live = (known[job] for job in jobs if job in known and not known[job].state.is_ended)
+    live = (known[job] for job in jobs if job in known and not known[job].is_ended)
     return next(live, known.get(jobs[0]))

@@ -165,9 +165,9 @@ def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Cal
 
 
 def _state_text(job: JobInfo) -> str:
-    if job.state.is_waiting:
+    if job.is_waiting:
         return f"job {job.job_id} waits: {pending_job_text(job)}"
-    return f"job {job.job_id} is {job.state.value.lower()}"
+    return f"job {job.job_id} is {job.state.lower()}"
 
 
 def _is_done(folder: Path) -> bool:

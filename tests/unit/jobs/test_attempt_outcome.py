@@ -11,7 +11,7 @@ from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, with_slu
 from hpctrain.records.history.ledger import attempts_without_checkpoint, failures_since_checkpoint, retries_spent_text
 from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobInfo, JobState
+from hpctrain.slurm.job import JobInfo
 
 
 def event(kind: EventKind, **data: object) -> Event:
@@ -124,7 +124,7 @@ def info(state: str, preempted: bool = False) -> JobInfo:
     fake = FakeSlurm()
     job = Slurm(fake).job(fake.submit("--nodes=2"))
     assert job is not None
-    return replace(job, state=JobState(state), preempt_s=1.0 if preempted else None)
+    return replace(job, state=state, preempt_s=1.0 if preempted else None)
 
 
 SILENT = AttemptOutcome(None, "infrastructure")

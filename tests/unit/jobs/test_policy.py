@@ -18,7 +18,7 @@ from hpctrain.jobs.policy import (
     decide_before_start,
 )
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobInfo, JobState
+from hpctrain.slurm.job import JobInfo
 
 ASKED = "asked to stop by SIGUSR2; a checkpoint is saved first"
 STOPPED = AttemptOutcome(75, "resumable", True, "SIGUSR2", ASKED)
@@ -32,7 +32,7 @@ def info(state: str, preempted: bool = False, **changes: Any) -> JobInfo:
     fake = FakeSlurm()
     job = Slurm(fake).job(fake.submit("--nodes=2", "--time=60"))
     assert job is not None
-    return replace(job, state=JobState(state), preempt_s=1.0 if preempted else None, **changes)
+    return replace(job, state=state, preempt_s=1.0 if preempted else None, **changes)
 
 
 RUNNING = info("RUNNING")

@@ -10,7 +10,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.jobs.attempt_outcome import AttemptOutcome, read_outcome, stop_cause, stop_reason_text
 from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobInfo, JobState
+from hpctrain.slurm.job import JobInfo
 
 NOTICE_S = 120
 
@@ -38,7 +38,7 @@ def outcome(asked_by: str | None, saved: bool = True) -> AttemptOutcome:
         ("SIGUSR2", job(), LIMIT_S - NOTICE_S - 59, "time_limit", "stopped before the time limit, saved"),
         ("SIGUSR2", job(preempt_s=1.0), LATE, "preempted", "preempted, saved"),
         ("SIGTERM", job(preempt_s=1.0), EARLY, "preempted", "preempted, saved"),
-        ("SIGTERM", job(state=JobState.TIMEOUT), LIMIT_S, "time_limit", "stopped before the time limit, saved"),
+        ("SIGTERM", job(state="TIMEOUT"), LIMIT_S, "time_limit", "stopped before the time limit, saved"),
         ("SIGTERM", job(), EARLY, "signal", "stopped by SIGTERM, sent by neither a preemption nor the time limit"),
         # By hand although the limit is near: the notice is another signal.
         ("SIGTERM", job(), LATE, "signal", "stopped by SIGTERM, sent by neither a preemption nor the time limit"),
@@ -46,8 +46,8 @@ def outcome(asked_by: str | None, saved: bool = True) -> AttemptOutcome:
         ("SIGUSR2", job(end_s=None), LATE, "signal", "stopped by SIGUSR2, sent by neither"),
         (None, job(), EARLY, None, "asked to stop by None"),
         # Slurm ends the job for a requeue by hand, and sent the signal; or it cannot be asked.
-        ("SIGTERM", job(state=JobState.PENDING), EARLY, None, "asked to stop by SIGTERM"),
-        ("SIGTERM", job(state=JobState.COMPLETING), EARLY, None, "asked to stop by SIGTERM"),
+        ("SIGTERM", job(state="PENDING"), EARLY, None, "asked to stop by SIGTERM"),
+        ("SIGTERM", job(state="COMPLETING"), EARLY, None, "asked to stop by SIGTERM"),
         ("SIGUSR2", None, LATE, None, "asked to stop by SIGUSR2"),
     ],
 )

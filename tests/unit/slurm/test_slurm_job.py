@@ -9,7 +9,6 @@ import pytest
 from hpctrain.base.errors import CommandError
 from hpctrain.slurm.job import (
     SEPARATOR,
-    JobState,
     needs_action,
     parse_scontrol_job,
     parse_squeue,
@@ -46,7 +45,7 @@ def jobs(captured):
 
 
 def test_states(jobs):
-    assert {name: jobs[name].state.value for name in STATES} == STATES
+    assert {name: jobs[name].state for name in STATES} == STATES
 
 
 def test_both_commands_tell_the_same(captured):
@@ -99,14 +98,14 @@ def test_how_jobs_end(jobs):
     assert (jobs["failed"].exit_code, jobs["failed"].reason) == (3, "NonZeroExitCode")
     assert jobs["timeout"].end_s - jobs["timeout"].start_s >= 60
     assert jobs["node_fail"].reason.startswith("NodeDown")
-    assert all(jobs[name].state.is_ended for name in ("completed", "failed", "timeout", "node_fail", "cancelled"))
+    assert all(jobs[name].is_ended for name in ("completed", "failed", "timeout", "node_fail", "cancelled"))
 
 
 def test_a_requeued_job_waits_with_a_pause(jobs):
     for name in ("requeued", "preempted_requeue", "node_fail_requeued"):
         job = jobs[name]
-        assert job.state.is_waiting, name
-        assert not job.state.is_ended, name
+        assert job.is_waiting, name
+        assert not job.is_ended, name
         assert (job.restarts, job.nodes, job.reason, job.exit_code) == (1, (), "BeginTime", None), name
         # cred_expire=10 and a second
         assert job.begin_s - job.submit_s == 11, name
@@ -120,13 +119,13 @@ def test_a_preempted_job_says_since_when(jobs):
 
 def test_text_of_people_is_not_read_as_fields(jobs):
     job = jobs["odd_name"]
-    assert (job.state, job.reason, job.restarts) == (JobState.PENDING, "JobHeldUser", 0)
+    assert (job.state, job.reason, job.restarts) == ("PENDING", "JobHeldUser", 0)
 
 
 def test_an_array_has_several_jobs(captured):
     waiting, running = parse_scontrol_job(captured.sections("jobs.txt")["array"])
-    assert (waiting.state, waiting.reason) == (JobState.PENDING, "JobArrayTaskLimit")
-    assert (running.state, running.nodes) == (JobState.RUNNING, ("mig1",))
+    assert (waiting.state, waiting.reason) == ("PENDING", "JobArrayTaskLimit")
+    assert (running.state, running.nodes) == ("RUNNING", ("mig1",))
     assert waiting.job_id != running.job_id
 
 
@@ -177,11 +176,11 @@ def test_words_for_a_pause_tell_how_long(jobs):
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("RUNNING", JobState.RUNNING),
-        ("CANCELLED by 1000", JobState.CANCELLED),
-        ("COMPLETED+", JobState.COMPLETED),
-        ("A_NEW_ONE", JobState.UNKNOWN),
-        ("", JobState.UNKNOWN),
+        ("RUNNING", "RUNNING"),
+        ("CANCELLED by 1000", "CANCELLED"),
+        ("COMPLETED+", "COMPLETED"),
+        ("A_NEW_ONE", "UNKNOWN"),
+        ("", "UNKNOWN"),
     ],
 )
 def test_states_as_any_command_prints_them(text, state):
