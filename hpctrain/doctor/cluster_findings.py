@@ -15,7 +15,7 @@ from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.run import Recovery
 from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
 from hpctrain.slurm.limits import members
-from hpctrain.slurm.time import format_time_limit
+from hpctrain.slurm.values import format_time_limit
 
 LONG_PAUSE_S = 60
 """Shortest pause between two attempts, in seconds, that is reported."""

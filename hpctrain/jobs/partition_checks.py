@@ -11,7 +11,7 @@ from hpctrain.records.run.run import Run
 from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition, gpu_count, has_features
 from hpctrain.slurm.limits import default_partition, members
 from hpctrain.slurm.options import parse_sbatch_options
-from hpctrain.slurm.time import format_time_limit, parse_time_limit
+from hpctrain.slurm.values import format_time_limit, parse_time_limit
 
 SIGNAL_EARLY_S = 60
 """Seconds by which the signal before the time limit may come early (sbatch(1))."""

@@ -16,7 +16,7 @@ from hpctrain.records.format.input_file import LINE_BYTES, parse_json_line
 from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.folder import RunFolder
-from hpctrain.slurm.time import format_time_limit
+from hpctrain.slurm.values import format_time_limit
 
 SUGGESTED_LIMIT_MARGIN = 1.25
 """Suggested time limit divided by the predicted time; it estimates the error of the prediction."""

@@ -11,7 +11,7 @@ from hpctrain.lab.daemons import daemon_pids, namespace_pids
 from hpctrain.lab.layout import FABRIC, LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Direction
-from hpctrain.slurm.time import read_moment
+from hpctrain.slurm.values import read_moment
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _JOB_FORMAT = "%i|%j|%P|%T|%N|%r"

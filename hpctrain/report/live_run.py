@@ -148,45 +148,31 @@ def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool
     if cancelled and (job is None or job.is_waiting or job.is_ended):
         return replace(status, state="cancelled", reason="cancelled; `hpctrain resubmit` goes on with it")
     if job is None:
-        return _forgotten(status)
+        if status.state in ("failed", "cancelled"):
+            return status
+        return replace(status, state="failed", reason=f"Slurm knows the job no more; last: {status.reason}")
     status = replace(status, job_state=job.state)
-    word = job.state
     if job.is_waiting:
         state: State = "requeued" if job.restarts or status.step or status.attempt else "queued"
-        return replace(
-            status,
-            state=state,
-            reason=f"job {job.job_id}: {pending_job_text(job, now)}",
-            expected_start_s=_expected_start(job, now),
-            needs_action=needs_action(job) or None,
-        )
+        reason = f"job {job.job_id}: {pending_job_text(job, now)}"
+        start_s = job.start_s if job.start_s is not None and now < job.start_s < now + HORIZON_S else None
+        action = needs_action(job) or None
+        return replace(status, state=state, reason=reason, expected_start_s=start_s, needs_action=action)
     if not job.is_ended:
         if status.state in ("queued", "unknown", "requeued"):
-            return replace(status, state="starting", reason=f"job {job.job_id} is {word.lower()}")
+            return replace(status, state="starting", reason=f"job {job.job_id} is {job.state.lower()}")
         if status.state == "failed":
             # The agents gave up, but the end of the job decides whether the run continues.
-            reason = f"{status.reason}; its job {job.job_id} is {word.lower()} still"
+            reason = f"{status.reason}; its job {job.job_id} is {job.state.lower()} still"
             return replace(status, state="recovering", reason=reason)
         return status
-    if word == "CANCELLED":
+    if job.state == "CANCELLED":
         return replace(status, state="cancelled", reason=f"job {job.job_id} was cancelled")
     if status.state == "failed":
         return status
-    return replace(status, state="failed", reason=f"job {job.job_id} ended: {word}, exit code {job.exit_code}")
-
-
-def _expected_start(job: JobInfo, now: float) -> float | None:
-    if job.start_s is None or not now < job.start_s < now + HORIZON_S:
-        return None
-    return job.start_s
+    return replace(status, state="failed", reason=f"job {job.job_id} ended: {job.state}, exit code {job.exit_code}")
 
 
 def with_remark(status: RunStatus, remark: str) -> RunStatus:
     """Return the status by the run's files, with `remark` as the reason why the job's state is missing from it."""
     return replace(status, reason=f"{status.reason}; {remark}")
-
-
-def _forgotten(status: RunStatus) -> RunStatus:
-    if status.state in ("running", "starting", "recovering", "queued", "requeued", "unknown"):
-        return replace(status, state="failed", reason=f"Slurm knows the job no more; last: {status.reason}")
-    return status

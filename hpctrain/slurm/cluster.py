@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from hpctrain.slurm.fields import node_names, number, parse_unsigned, records, required, text_or_none
-from hpctrain.slurm.time import read_duration
+from hpctrain.slurm.values import node_names, number, parse_unsigned, read_duration, records, required, text_or_none
 
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(]*\))")
 _BRACKETS = re.compile(r"\([^)]*\)")

@@ -19,9 +19,8 @@ from hpctrain.slurm.cluster import (
     parse_nodes,
     parse_partitions,
 )
-from hpctrain.slurm.fields import SEPARATOR, node_names
 from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_sacct, parse_scontrol_job, parse_squeue, sacct_argv
-from hpctrain.slurm.time import read_moment
+from hpctrain.slurm.values import SEPARATOR, node_names, read_moment
 
 TIMEOUT_S = 60.0
 """Time limit of a call. With default settings a client gives up on an unreachable controller after 18 s; a busy

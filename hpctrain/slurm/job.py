@@ -10,18 +10,19 @@ from typing import Literal, get_args
 
 from hpctrain.base.clock import utc_text
 from hpctrain.base.units import format_seconds
-from hpctrain.slurm.fields import (
+from hpctrain.slurm.pending_reasons import is_stuck, pending_reason_text
+from hpctrain.slurm.values import (
     SEPARATOR,
     node_names,
     number,
     parse_unsigned,
+    read_duration,
+    read_moment,
     records,
     required,
     split_columns,
     text_or_none,
 )
-from hpctrain.slurm.pending_reasons import is_stuck, pending_reason_text
-from hpctrain.slurm.time import read_duration, read_moment
 
 JobState = Literal[
     "PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",

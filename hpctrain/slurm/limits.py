@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.slurm.cluster import NodeInfo, Partition, gpu_count, has_features
-from hpctrain.slurm.time import format_time_limit
+from hpctrain.slurm.values import format_time_limit
 
 _CLOSED = {"DRAIN": "takes no jobs at present", "INACTIVE": "starts no jobs at present"}
 

@@ -15,7 +15,7 @@ from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
-from hpctrain.slurm.time import format_time_limit, parse_time_limit
+from hpctrain.slurm.values import format_time_limit, parse_time_limit
 
 NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"

@@ -31,7 +31,7 @@ from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.commands import Slurm, StartEstimate
 from hpctrain.slurm.job import JobInfo, pending_job_text
 from hpctrain.slurm.limits import JobRequest, check_request, choose_partition
-from hpctrain.slurm.time import parse_time_limit
+from hpctrain.slurm.values import parse_time_limit
 from hpctrain.slurm.watch import JobWatcher
 
 CONTROLLER_AWAY_LIMIT_S = 600.0

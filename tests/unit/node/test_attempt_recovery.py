@@ -17,7 +17,7 @@ from hpctrain.records.history.ledger import read_successors
 from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id, open_jobs
-from hpctrain.slurm.fields import SEPARATOR
+from hpctrain.slurm.values import SEPARATOR
 
 RUN = {
     "name": "gpt",

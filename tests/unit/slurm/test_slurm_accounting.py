@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import CommandError
-from hpctrain.slurm.fields import SEPARATOR
 from hpctrain.slurm.job import parse_sacct, sacct_argv
+from hpctrain.slurm.values import SEPARATOR
 
 
 def answer(*lines: str) -> str:

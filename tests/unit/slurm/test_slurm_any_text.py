@@ -17,9 +17,8 @@ from hpctrain.base.process import CommandResult
 from hpctrain.lab import status
 from hpctrain.slurm.cluster import has_features, parse_config, parse_gres, parse_nodes, parse_partitions
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.fields import SEPARATOR, node_names, number
 from hpctrain.slurm.job import JobInfo, needs_action, parse_sacct, parse_scontrol_job, parse_squeue, pending_job_text
-from hpctrain.slurm.time import read_duration, read_moment
+from hpctrain.slurm.values import SEPARATOR, node_names, number, read_duration, read_moment
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
 SACCT = SEPARATOR.join(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.slurm.time import format_time_limit, parse_time_limit, read_duration, read_moment
+from hpctrain.slurm.values import format_time_limit, parse_time_limit, read_duration, read_moment
 
 
 @pytest.mark.parametrize(
