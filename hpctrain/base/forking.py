@@ -55,15 +55,32 @@ class ForkServerExit:
 class ForkedProcess:
     """A process that the fork server forked and this process adopted, as a child that leads its own process group."""
 
-    def __init__(self, runner: ForkingRunner) -> None:
+    def __init__(self, runner: ForkingRunner, token: int) -> None:
+        """Represent a request to fork, until the fork server answers it.
+
+        Args:
+            token: read end of a pipe that holds one byte. Whichever side takes the byte decides: the server forks, or
+                this side withdraws the request.
+        """
         self.pid = 0
         """Process id; 0 until the fork server reports it."""
         self._runner = runner
+        self._token = token
         self._process: psutil.Process | None = None
         self._code: int | None = None
 
-    def begin(self, pid: int) -> None:
-        """Set the process id that the fork server reported; 0 if the process will never be forked."""
+    def withdraw_request(self) -> None:
+        """Make the fork server skip the request, unless it has already begun to fork for it."""
+        if os.read(self._token, 1):
+            self._begin(0)
+
+    def end_request(self, pid: int) -> None:
+        """Close the token and set the process's id; 0 if the process will never be forked."""
+        os.close(self._token)
+        if self.waits:
+            self._begin(pid)
+
+    def _begin(self, pid: int) -> None:
         try:
             self._process = psutil.Process(pid) if pid else None
         except psutil.NoSuchProcess:
@@ -103,27 +120,6 @@ class ForkedProcess:
         return self._code
 
 
-@dataclass(frozen=True)
-class _ForkRequest:
-    """A request to fork a process that the fork server has not answered yet."""
-
-    process: ForkedProcess
-    token: int
-    """Read end of a pipe that holds one byte. Whichever side takes the byte decides: the server forks, or this side
-    withdraws the request."""
-
-    def withdraw(self) -> None:
-        """Make the fork server skip the request, unless it has already begun to fork for it."""
-        if os.read(self.token, 1):
-            self.process.begin(0)
-
-    def end(self, pid: int) -> None:
-        """Close the token and set the process's id; 0 if the process will never be forked."""
-        os.close(self.token)
-        if self.process.waits:
-            self.process.begin(pid)
-
-
 class ForkingRunner(SystemRunner):
     """A Runner that forks commands which begin with `program`, and starts all others as a SystemRunner does.
 
@@ -152,7 +148,7 @@ class ForkingRunner(SystemRunner):
         self._env = dict(env)
         self._lost = lost
         self._losses = 0
-        self._asked: deque[_ForkRequest] = deque()
+        self._asked: deque[ForkedProcess] = deque()
         """Requests without an answer, the oldest first."""
         self._server: Process | None = None
         self._loaded = False
@@ -189,14 +185,13 @@ class ForkingRunner(SystemRunner):
 
     def withdraw(self, process: ForkedProcess) -> None:
         """Withdraw the request for a process, unless the fork server has already begun to fork for it."""
-        order = next(order for order in self._asked if order.process is process)
-        order.withdraw()
+        process.withdraw_request()
         deadline = time.monotonic() + REPLY_TIMEOUT_S
         # A loading server answers once it has loaded; one that has begun with the request must report what it forked.
-        while order in self._asked and (self._loaded or process.waits):
+        while process in self._asked and (self._loaded or process.waits):
             rest_s = _seconds_until(deadline)
             self.receive_replies(rest_s)
-            if order in self._asked and rest_s == 0.0:
+            if process in self._asked and rest_s == 0.0:
                 self._replace_server()
 
     def reap(self) -> None:
@@ -248,7 +243,7 @@ class ForkingRunner(SystemRunner):
             pass
         self._channel.close()
         while self._asked:
-            self._asked.popleft().end(0)
+            self._asked.popleft().end_request(0)
         return -signal.SIGKILL if code is None else code
 
     def _replace_server(self) -> None:
@@ -277,8 +272,8 @@ class ForkingRunner(SystemRunner):
             raise
         finally:
             os.close(give)
-        self._asked.append(_ForkRequest(ForkedProcess(self), token))
-        return self._asked[-1].process
+        self._asked.append(ForkedProcess(self, token))
+        return self._asked[-1]
 
     def _receive_reply(self) -> bool:
         """Read one reply: that the server has loaded, or what it forked for the oldest request. Return False when the
@@ -292,7 +287,7 @@ class ForkingRunner(SystemRunner):
         pid = json.loads(word).get("pid")
         self._loaded = True
         if pid is not None:
-            self._asked.popleft().end(int(pid))
+            self._asked.popleft().end_request(int(pid))
         return True
 
 

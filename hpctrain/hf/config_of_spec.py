@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.corpus.read.objective import SpecialTokens
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import SEGMENTS, DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 
 
-@dataclass(frozen=True)
-class TokenIds:
-    """Ids of the special tokens that config.json names."""
-
-    end_of_text: int
-    start: int | None = None
-    """First token that the decoder of an encoder-decoder reads."""
-
-
-def config_of(spec: FamilySpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
+def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[str, Any]:
     """Return a config.json for a model that was initialized from the seed.
 
     Args:
@@ -27,13 +18,92 @@ def config_of(spec: FamilySpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
     """
     match spec:
         case DecoderSpec():
-            return _of_llama(spec, seq_len, ids)
+            return {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "vocab_size": spec.vocabulary,
+                "hidden_size": spec.dim,
+                "intermediate_size": spec.hidden,
+                "num_hidden_layers": spec.layers,
+                "num_attention_heads": spec.heads,
+                "num_key_value_heads": spec.key_value_heads,
+                "head_dim": spec.head_dim,
+                "hidden_act": "silu",
+                "max_position_embeddings": seq_len,
+                "initializer_range": spec.init_std,
+                "rms_norm_eps": spec.norm_eps,
+                "rope_theta": spec.rope_base,
+                "rope_scaling": None,
+                "attention_bias": False,
+                "attention_dropout": 0.0,
+                "mlp_bias": False,
+                "tie_word_embeddings": spec.tied,
+                "bos_token_id": None,
+                "eos_token_id": special.end_of_text,
+                "pad_token_id": None,
+            }
         case Gpt2Spec():
-            return _of_gpt2(spec, ids)
+            return {
+                "architectures": ["GPT2LMHeadModel"],
+                "model_type": "gpt2",
+                "vocab_size": spec.vocabulary,
+                "n_positions": spec.positions,
+                "n_embd": spec.dim,
+                "n_layer": spec.layers,
+                "n_head": spec.heads,
+                "n_inner": spec.hidden,
+                "activation_function": "gelu_new",
+                "resid_pdrop": 0.0,
+                "embd_pdrop": 0.0,
+                "attn_pdrop": 0.0,
+                "layer_norm_epsilon": spec.norm_eps,
+                "initializer_range": spec.init_std,
+                "tie_word_embeddings": spec.tied,
+                "bos_token_id": special.end_of_text,
+                "eos_token_id": special.end_of_text,
+            }
         case EncoderSpec():
-            return _of_bert(spec)
+            return {
+                "architectures": ["BertForMaskedLM"],
+                "model_type": "bert",
+                "vocab_size": spec.vocabulary,
+                "hidden_size": spec.dim,
+                "num_hidden_layers": spec.layers,
+                "num_attention_heads": spec.heads,
+                "intermediate_size": spec.hidden,
+                "hidden_act": "gelu",
+                "hidden_dropout_prob": 0.0,
+                "attention_probs_dropout_prob": 0.0,
+                "max_position_embeddings": spec.positions,
+                "type_vocab_size": SEGMENTS,
+                "initializer_range": spec.init_std,
+                "layer_norm_eps": spec.norm_eps,
+                "position_embedding_type": "absolute",
+                "tie_word_embeddings": spec.tied,
+                "pad_token_id": None,
+            }
         case EncoderDecoderSpec():
-            return _of_t5(spec, ids)
+            return {
+                "architectures": ["T5ForConditionalGeneration"],
+                "model_type": "t5",
+                "is_encoder_decoder": True,
+                "vocab_size": spec.vocabulary,
+                "d_model": spec.dim,
+                "d_kv": spec.head_width,
+                "d_ff": spec.hidden,
+                "num_layers": spec.seam,
+                "num_decoder_layers": spec.layers - spec.seam,
+                "num_heads": spec.heads,
+                "relative_attention_num_buckets": spec.buckets,
+                "relative_attention_max_distance": spec.max_distance,
+                "dropout_rate": 0.0,
+                "layer_norm_epsilon": spec.norm_eps,
+                "feed_forward_proj": "gated-gelu" if spec.gated else "relu",
+                "tie_word_embeddings": spec.tied,
+                "pad_token_id": special.start,
+                "decoder_start_token_id": special.start,
+                "eos_token_id": special.end_of_text,
+            }
 
 
 def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
@@ -47,98 +117,3 @@ def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int
     if isinstance(spec, DecoderSpec):
         config["max_position_embeddings"] = max(seq_len, config.get("max_position_embeddings") or 0)
     return config
-
-
-def _of_llama(spec: DecoderSpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": spec.vocabulary,
-        "hidden_size": spec.dim,
-        "intermediate_size": spec.hidden,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.key_value_heads,
-        "head_dim": spec.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": seq_len,
-        "initializer_range": spec.init_std,
-        "rms_norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope_base,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-        "tie_word_embeddings": spec.tied,
-        "bos_token_id": None,
-        "eos_token_id": ids.end_of_text,
-        "pad_token_id": None,
-    }
-
-
-def _of_gpt2(spec: Gpt2Spec, ids: TokenIds) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": spec.vocabulary,
-        "n_positions": spec.positions,
-        "n_embd": spec.dim,
-        "n_layer": spec.layers,
-        "n_head": spec.heads,
-        "n_inner": spec.hidden,
-        "activation_function": "gelu_new",
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "layer_norm_epsilon": spec.norm_eps,
-        "initializer_range": spec.init_std,
-        "tie_word_embeddings": spec.tied,
-        "bos_token_id": ids.end_of_text,
-        "eos_token_id": ids.end_of_text,
-    }
-
-
-def _of_bert(spec: EncoderSpec) -> dict[str, Any]:
-    return {
-        "architectures": ["BertForMaskedLM"],
-        "model_type": "bert",
-        "vocab_size": spec.vocabulary,
-        "hidden_size": spec.dim,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "intermediate_size": spec.hidden,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "max_position_embeddings": spec.positions,
-        "type_vocab_size": SEGMENTS,
-        "initializer_range": spec.init_std,
-        "layer_norm_eps": spec.norm_eps,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": spec.tied,
-        "pad_token_id": None,
-    }
-
-
-def _of_t5(spec: EncoderDecoderSpec, ids: TokenIds) -> dict[str, Any]:
-    return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
-        "is_encoder_decoder": True,
-        "vocab_size": spec.vocabulary,
-        "d_model": spec.dim,
-        "d_kv": spec.head_width,
-        "d_ff": spec.hidden,
-        "num_layers": spec.seam,
-        "num_decoder_layers": spec.layers - spec.seam,
-        "num_heads": spec.heads,
-        "relative_attention_num_buckets": spec.buckets,
-        "relative_attention_max_distance": spec.max_distance,
-        "dropout_rate": 0.0,
-        "layer_norm_epsilon": spec.norm_eps,
-        "feed_forward_proj": "gated-gelu" if spec.gated else "relu",
-        "tie_word_embeddings": spec.tied,
-        "pad_token_id": ids.start,
-        "decoder_start_token_id": ids.start,
-        "eos_token_id": ids.end_of_text,
-    }

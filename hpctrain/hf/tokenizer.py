@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,10 @@ MASK, START = "[MASK]", "<pad>"
 """Names of the tokens that an objective adds to the tokenizer."""
 
 
-@dataclass(frozen=True)
-class HfTokenizer:
-    """The content of tokenizer.json and tokenizer_config.json."""
+def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[str, dict[str, Any]]:
+    """Return the text of tokenizer.json and the values of tokenizer_config.json for the tokenizer of a corpus folder.
 
-    tokenizer: str
-    """Text of tokenizer.json."""
-    config: Mapping[str, Any]
-    """Values of tokenizer_config.json."""
-
-
-def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokenizer:
-    """Return the tokenizer of a corpus folder, with a name for each special token that the objective adds.
+    Each special token that the objective adds has a name in it.
 
     Args:
         longest: most tokens of a sequence that the model takes.
@@ -55,7 +45,7 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokeni
         **{key: tokenizer.id_to_token(number) for key, number in named.items() if number is not None},
     }
     config = {key: value for key, value in config.items() if value is not None}
-    return HfTokenizer(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1) + "\n", config)
+    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1) + "\n", config
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:

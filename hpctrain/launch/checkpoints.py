@@ -23,7 +23,7 @@ from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
 from hpctrain.hf.config import CONFIG_NAME
-from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
+from hpctrain.hf.config_of_spec import config_of, continued_config
 from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.worker_request import worker_reply
@@ -217,20 +217,19 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
     config.json."""
     home = run.data.train_folders[0]
     special = special_tokens([home], run.effective_objective(), run.data.seq_len)
-    ids = TokenIds(special.end_of_text, special.start)
     if run.model.hf_model is not None:
         config = continued_config(run.model.hf_model.config, spec, run.data.seq_len)
     else:
-        config = config_of(spec, run.data.seq_len, ids)
+        config = config_of(spec, run.data.seq_len, special)
     config["torch_dtype"] = dtype
     if spec.family != "encoder":
         # The model was trained to end with the end token of its data, whatever the original Hugging Face folder names.
         config["eos_token_id"] = special.end_of_text
     write_json(made / CONFIG_NAME, config)
     longest = config.get("n_positions") or config.get("max_position_embeddings") or run.data.seq_len
-    tokenizer = hf_tokenizer(Path(home), special, longest)
-    write_text(made / "tokenizer.json", tokenizer.tokenizer)
-    write_json(made / "tokenizer_config.json", dict(tokenizer.config))
+    text, tokenizer_config = hf_tokenizer(Path(home), special, longest)
+    write_text(made / "tokenizer.json", text)
+    write_json(made / "tokenizer_config.json", tokenizer_config)
     if spec.family != "encoder":
         keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         generation = {key: config[key] for key in keys if config.get(key) is not None}

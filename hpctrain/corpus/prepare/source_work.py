@@ -29,7 +29,7 @@ from hpctrain.corpus.prepare.scan import (
 )
 from hpctrain.corpus.prepare.shards import Part, dtype_of
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
-from hpctrain.records.corpus import Sources, TokenizerInfo
+from hpctrain.records.corpus import Sources
 
 UNIT_SAMPLE_BYTES = 64 * 1024
 """Least bytes of text that a work unit offers for the tokenizer's sample. A large unit offers twice its share of the
@@ -165,18 +165,9 @@ def encode_all(
     info = tokenizer.save(partial)
     encoded: list[list[Part]] = []
     for work in works:
-        tasks = list(_encode_tasks(work, partial, target, tokenizer, info))
-        encoded.append([(task.folder, shards) for task, shards in zip(tasks, pool.run(tasks, report), strict=True)])
-    return encoded
-
-
-def _encode_tasks(
-    work: SourceWork, partial: Path, target: Path, tokenizer: Tokenizer, info: TokenizerInfo
-) -> Iterator[EncodeTask]:
-    valid_buckets = work.valid_buckets()
-    for number, (scan, task) in enumerate(zip(work.scans, work.scan_tasks, strict=True)):
-        if scan.passages:
-            yield EncodeTask(
+        valid_buckets = work.valid_buckets()
+        tasks = [
+            EncodeTask(
                 unit=task.unit,
                 reading=task.reading,
                 scan=scan,
@@ -189,6 +180,11 @@ def _encode_tasks(
                 folder=partial / work.name / f"unit-{number:05d}",
                 target=target,
             )
+            for number, (scan, task) in enumerate(zip(work.scans, work.scan_tasks, strict=True))
+            if scan.passages
+        ]
+        encoded.append([(task.folder, shards) for task, shards in zip(tasks, pool.run(tasks, report), strict=True)])
+    return encoded
 
 
 def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, report: Callable[[int], None]) -> None:

@@ -7,21 +7,24 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.corpus.read.objective import SpecialTokens
 from hpctrain.hf.config import spec_of
-from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
+from hpctrain.hf.config_of_spec import config_of, continued_config
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes, tensors_of
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import PRESETS, DecoderSpec
 
-LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, TokenIds(5))
-T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, TokenIds(5, 0))
+LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
+T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5, start=0))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_comes_back(preset: str) -> None:
     spec = PRESETS[preset].model_copy(update={"vocab": 32_000})
-    again = spec_of(config_of(spec, 512, TokenIds(1, 0)), "config.json")
-    assert config_of(again, 512, TokenIds(1, 0)) == config_of(spec, 512, TokenIds(1, 0))
+    again = spec_of(config_of(spec, 512, SpecialTokens(100, 100, 1, start=0)), "config.json")
+    assert config_of(again, 512, SpecialTokens(100, 100, 1, start=0)) == config_of(
+        spec, 512, SpecialTokens(100, 100, 1, start=0)
+    )
     assert again.parameters() == spec.parameters()
     # BERT without a tied head has its bias under two names.
     assert sum(tensor.count for tensor in tensors_of(spec)) == spec.parameters()

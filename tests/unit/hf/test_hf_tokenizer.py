@@ -80,26 +80,26 @@ def test_a_corpus_is_made_with_a_published_tokenizer(form: str, end: str, tmp_pa
     shard = np.fromfile(tmp_path / "data" / index.shards[0].file, dtype=index.dtype)
     assert shard.tolist() == expected
     special = special_tokens([tmp_path / "data"], Masked(mode="masked"), 32)
-    out = hf_tokenizer(tmp_path / "data", special, 32)
-    again = tokenizers.Tokenizer.from_str(out.tokenizer)
+    text, config = hf_tokenizer(tmp_path / "data", special, 32)
+    again = tokenizers.Tokenizer.from_str(text)
     assert again.encode(TEXT, add_special_tokens=False).ids == expected[:-1]
     assert again.token_to_id("[MASK]") == special.mask
-    assert (out.config["eos_token"], out.config["mask_token"]) == (end, "[MASK]")
+    assert (config["eos_token"], config["mask_token"]) == (end, "[MASK]")
 
 
 def test_tokens_that_an_objective_adds_have_names(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     prepare([tmp_path / "text.txt"], tmp_path / "data", PrepareOptions(tokenizer="bytes", valid_fraction=0.0))
     special = special_tokens([tmp_path / "data"], SpanCorruption(mode="span_corruption"), 64)
-    out = hf_tokenizer(tmp_path / "data", special, 64)
-    again = tokenizers.Tokenizer.from_str(out.tokenizer)
-    assert json.loads(out.tokenizer)["model"]["type"] == "BPE"
+    text, config = hf_tokenizer(tmp_path / "data", special, 64)
+    again = tokenizers.Tokenizer.from_str(text)
+    assert json.loads(text)["model"]["type"] == "BPE"
     assert again.get_vocab_size() == special.vocabulary
     assert again.token_to_id("<pad>") == special.start == 257
     assert [again.token_to_id(f"<extra_id_{place}>") for place in range(len(special.sentinels))] == list(
         special.sentinels
     )
-    assert out.config["pad_token"] == "<pad>"
+    assert config["pad_token"] == "<pad>"
     assert load_tokenizer("bytes").vocab_size == 257
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.hf.config_of_spec import TokenIds, config_of
+from hpctrain.corpus.read.objective import SpecialTokens
+from hpctrain.hf.config_of_spec import config_of
 from hpctrain.hf.folder import read_folder
 from hpctrain.hf.tensors import assign_to_shards, index_of, tensors_of
 from hpctrain.model.build import build_part
@@ -94,7 +95,7 @@ def exported(spec: FamilySpec, module: nn.Module, folder: Path, limit: int) -> P
         save_file(held, folder / name, metadata={"format": "pt"})
     if len(files) > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(files, 4)))
-    (folder / "config.json").write_text(json.dumps(config_of(spec, 64, TokenIds(1, start=0))))
+    (folder / "config.json").write_text(json.dumps(config_of(spec, 64, SpecialTokens(100, 100, 1, start=0))))
     return folder
 
 
