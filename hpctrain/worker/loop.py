@@ -1,15 +1,24 @@
-"""The training loop of a worker."""
+"""The training loop of a worker.
+
+torch's profiler can run around one step. Each rank writes a trace with the operations of the step as named spans. A
+span has the name of the operation in the activity record: 'forward stage 1 mb 3', 'recv output of stage 0 mb 3 from
+rank 0', 'reduce dp', 'optimizer', 'checkpoint copy'.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from hpctrain.agent.worker_messages import CheckpointSaved, Compiling, StepDone, WeightsHash
 from hpctrain.base.activity import ACTIVITY
@@ -25,7 +34,6 @@ from hpctrain.worker.batch_loader import BatchLoader, SampleBatch
 from hpctrain.worker.build import Trainer, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
-from hpctrain.worker.profile import profiled, trace_path
 from hpctrain.worker.step_metrics import (
     CollectiveCounter,
     LocalStepInfo,
@@ -35,6 +43,37 @@ from hpctrain.worker.step_metrics import (
     metric_row,
     rank_placements,
 )
+
+
+def trace_path(folder: Path, step: int, rank: int) -> Path:
+    """Return the path of a step's trace within a run folder."""
+    return folder / "profile" / f"step-{step}.rank-{rank}.json.gz"
+
+
+@contextlib.contextmanager
+def profiled(path: Path) -> Iterator[None]:
+    """Profile the block and write a Chrome trace. If it cannot be written, the reason is logged and the run goes on."""
+    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    with profile(activities=kinds) as profiler:
+        ACTIVITY.annotate = record_function
+        try:
+            yield
+        finally:
+            ACTIVITY.annotate = None
+    try:
+        with ACTIVITY.doing("write the profile"):
+            _write(profiler, path)
+    except (OSError, RuntimeError) as error:
+        print(f"hpctrain worker: {path}: the profile was not written: {error}", file=sys.stderr)
+
+
+def _write(profiler: profile, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    # The trace gets a temporary name first, so that the folder shows only whole traces. The name's ending decides the
+    # format.
+    temporary = path.with_name(f".{path.name}")
+    profiler.export_chrome_trace(str(temporary))
+    temporary.rename(path)
 
 
 def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:

@@ -9,54 +9,13 @@ from torch import Tensor, nn
 from hpctrain.records.plan.compression import BUCKET_BYTES
 
 
-class GradientReadyTracker:
-    """Tracks which parameters have received the last addition to their gradient in this step.
-
-    The first step counts the additions: one per micro-batch, none for parameters that the loss does not depend on. The
-    count is the same in all other steps, because the schedule is.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], on_ready: Callable[[GradientReadyTracker], None]) -> None:
-        self.ready = [False] * len(parameters)
-        """[index of a parameter] -> whether its gradient is finished; all False in the first step."""
-        self._parameters = parameters
-        self._on_ready = on_ready
-        self._additions = [0] * len(parameters)
-        self._expected: list[int] | None = None
-
-    def register_hooks(self) -> None:
-        """Count every addition from now on, and call `on_ready` whenever a gradient is finished."""
-        for index, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._count_addition(index))
-
-    def gradient(self, index: int) -> Tensor:
-        """Return the gradient of the parameter with this index."""
-        grad = self._parameters[index].grad
-        assert grad is not None, "asked for once it is complete"
-        return grad
-
-    def next_step(self) -> None:
-        """Reset the counts for the next step.
-
-        Raises:
-            RuntimeError: something was added to a gradient after it counted as finished, so a wrong value was sent.
-        """
-        if self._expected is None:
-            self._expected = self._additions
-        elif any(now > then for now, then in zip(self._additions, self._expected, strict=True)):
-            raise RuntimeError("the backward pass added to a gradient more often than in the first step")
-        self._additions = [0] * len(self._parameters)
-        self.ready = [False] * len(self._parameters)
-
-    def _count_addition(self, index: int) -> None:
-        self._additions[index] += 1
-        if self._expected is not None and self._additions[index] == self._expected[index]:
-            self.ready[index] = True
-            self._on_ready(self)
-
-
 class BucketScheduler:
-    """Sends the buckets of each step in the same order on every rank, whichever bucket is ready first."""
+    """Sends the buckets of each step in the same order on every rank, whichever bucket is ready first.
+
+    With `register_hooks`, buckets are sent while the backward pass still runs. The first step counts the additions to
+    each gradient: one per micro-batch, none for parameters that the loss does not depend on. The count is the same in
+    all other steps, because the schedule is; a gradient is finished when it is reached.
+    """
 
     def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
         """
@@ -68,9 +27,13 @@ class BucketScheduler:
         self._bucket_bytes = bucket_bytes
         self._sent = 0
         """Number of buckets sent in this step."""
-        self._ready_tracker: GradientReadyTracker | None = None
         self.buckets: list[list[int]] = []
         """Indices into the list of gradients, by bucket in sending order; empty before the first step."""
+        self._parameters: list[nn.Parameter] = []
+        self._additions: list[int] = []
+        """[index of a parameter] -> additions to its gradient in this step."""
+        self._expected: list[int] | None = None
+        """The additions of the first step; None during the first step."""
 
     def register_hooks(self, parameters: list[nn.Parameter]) -> None:
         """Send a bucket as soon as the backward pass has finished its gradients, from the second step on.
@@ -78,8 +41,10 @@ class BucketScheduler:
         Args:
             parameters: in the order in which `send_remaining` gets their gradients.
         """
-        self._ready_tracker = GradientReadyTracker(parameters, self._send_ready)
-        self._ready_tracker.register_hooks()
+        self._parameters = parameters
+        self._additions, self._expected = [0] * len(parameters), None
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._count_addition(index))
 
     def send_remaining(self, gradients: list[Tensor]) -> None:
         """Send the buckets that were not sent during the backward pass, and prepare for the next step.
@@ -92,14 +57,26 @@ class BucketScheduler:
         for bucket in self.buckets[self._sent :]:
             self._send_bucket([gradients[index] for index in bucket])
         self._sent = 0
-        if self._ready_tracker is not None:
-            self._ready_tracker.next_step()
+        if self._expected is None:
+            self._expected = self._additions
+        elif any(now > then for now, then in zip(self._additions, self._expected, strict=True)):
+            raise RuntimeError("the backward pass added to a gradient more often than in the first step")
+        self._additions = [0] * len(self._parameters)
 
-    def _send_ready(self, tracker: GradientReadyTracker) -> None:
+    def _count_addition(self, index: int) -> None:
+        self._additions[index] += 1
+        expected = self._expected
+        if expected is None or self._additions[index] != expected[index]:
+            return
         for bucket in self.buckets[self._sent :]:
-            if not all(tracker.ready[index] for index in bucket):
+            if not all(0 < expected[member] <= self._additions[member] for member in bucket):
                 return
-            self._send_bucket([tracker.gradient(index) for index in bucket])
+            self._send_bucket([self._gradient(member) for member in bucket])
+
+    def _gradient(self, index: int) -> Tensor:
+        grad = self._parameters[index].grad
+        assert grad is not None, "asked for once it is complete"
+        return grad
 
     def _send_bucket(self, tensors: list[Tensor]) -> None:
         self._send(self._sent, tensors)

@@ -28,13 +28,6 @@ the numbers there [k]. NaN is never selected.
 """
 
 
-def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions and values whose magnitude reaches a threshold, by the implementation of
-    `threshold_select`.
-    """
-    return threshold_select(values.device)(values, threshold)
-
-
 @functools.cache
 def threshold_select(device: torch.device) -> ThresholdSelect:
     """Return the implementation of `ThresholdSelect` for a device; all implementations select the same numbers.
@@ -182,7 +175,7 @@ def _stratified(n: int, k: int, seed: int) -> Tensor:
 def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
     """Select the values whose magnitude reaches a threshold. NaN is never selected."""
     if values.device.type != "cpu":
-        return at_least(values, threshold)
+        return threshold_select(values.device)(values, threshold)
     n = values.numel()
     magnitudes = torch.empty(min(n, CHUNK))
     passed = torch.empty(min(n, CHUNK), dtype=torch.bool)
