@@ -20,7 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("commands.doctor", "Say what this machine and its cluster allow, and what would harm a run."),
     "image": ("commands.image", "Build and check the images that runs happen in."),
     "data": ("commands.data", "Turn text into token shards, and check them."),
-    "probe": ("commands.probe", "Measure nodes, devices and links into a topology file."),
+    "probe": ("commands.topology", "Measure nodes, devices and links into a topology file."),
     "topology": ("commands.topology", "Read, compare and convert topology files."),
     "plan": ("commands.plan", "From a run file and a topology to a plan, with its reasons."),
     "simulate": ("commands.simulate", "A plan's step, and what slower nodes, lost nodes or failures would do."),

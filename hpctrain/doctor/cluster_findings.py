@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from hpctrain.base.units import format_seconds
-from hpctrain.doctor.facts import SlurmFacts, SlurmUnavailable
-from hpctrain.doctor.finding import DoctorFinding, Level
+from hpctrain.doctor.facts import DoctorFinding, Level, SlurmFacts, SlurmUnavailable
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S, can_be_preempted
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.run import Recovery

@@ -10,6 +10,7 @@ from hpctrain.base.units import format_bytes, format_si
 from hpctrain.doctor.cluster_findings import slurm_findings
 from hpctrain.doctor.facts import (
     ContainerRuntime,
+    DoctorFinding,
     Driver,
     FolderFacts,
     Interface,
@@ -20,7 +21,6 @@ from hpctrain.doctor.facts import (
     TorchFacts,
     TorchUnavailable,
 )
-from hpctrain.doctor.finding import DoctorFinding
 from hpctrain.runs.file_system import IN_MEMORY, is_shared
 from hpctrain.slurm.cluster import gpu_count
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.views.console import Console
-from hpctrain.doctor.finding import DoctorFinding, exit_code
+from hpctrain.doctor.facts import DoctorFinding, exit_code
 from hpctrain.doctor.findings import findings_of
-from hpctrain.doctor.inspect_machine import collect_facts
+from hpctrain.doctor.inspect import collect_facts
 from hpctrain.launch.preflight.prepare import runs_folder
 
 INDENT = 11

@@ -20,8 +20,8 @@ from hpctrain.doctor.facts import (
     SlurmUnavailable,
     TorchFacts,
     TorchUnavailable,
+    exit_code,
 )
-from hpctrain.doctor.finding import exit_code
 from hpctrain.doctor.findings import (
     container_findings,
     findings_of,

@@ -12,11 +12,11 @@ from fake_slurm import FakeSlurm
 from hpctrain.base.errors import CommandError, CommandTimeoutError
 from hpctrain.base.process import CommandResult, SystemRunner
 from hpctrain.doctor.facts import Driver, SlurmFacts, SlurmUnavailable, TorchFacts, TorchUnavailable
-from hpctrain.doctor.inspect_folder import inspect_runs_folder
-from hpctrain.doctor.inspect_machine import (
+from hpctrain.doctor.inspect import (
     inspect_containers,
     inspect_driver,
     inspect_network,
+    inspect_runs_folder,
     inspect_slurm,
     inspect_torch,
 )
@@ -165,6 +165,6 @@ def test_a_folder_that_nobody_may_write(tmp_path, monkeypatch):
     def refuse(**given):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("hpctrain.doctor.inspect_folder.tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("hpctrain.doctor.inspect.tempfile.mkdtemp", refuse)
     found = inspect_runs_folder(tmp_path, {})
     assert found.rename == found.link == "nothing can be written there: Permission denied"

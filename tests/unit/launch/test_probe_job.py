@@ -93,7 +93,7 @@ def test_inside_an_allocation_the_step_is_a_task_on_each_of_its_nodes(
 def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from hpctrain.cli.commands import probe as command
+    from hpctrain.cli.commands import topology as command
     from hpctrain.records.topology.topology import Topology
 
     seen: list[ProbeJob] = []

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands import probe as probe_command
+from hpctrain.cli.commands import topology as topology_file
 from hpctrain.records.topology.topology import Topology, Verdict
 
 
@@ -28,7 +28,7 @@ def test_probe_writes_the_file_and_prints_json_on_stdout_only(tmp_path: Path) ->
     printed = json.loads(done.stdout)
     written = Topology.read(tmp_path / "t.json")
     assert Topology.from_json(printed) == written
-    assert done.returncode == probe_command.EXIT_CODES[written.verdict.status]
+    assert done.returncode == topology_file.EXIT_CODES[written.verdict.status]
     assert written.provenance.seed == 5
     assert "verdict" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
@@ -61,9 +61,9 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, code: int) -> None:
     topology = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
     judged = topology.model_copy(update={"verdict": Verdict(status=status)})
-    monkeypatch.setattr(probe_command, "probe_local", lambda *_args: judged)
+    monkeypatch.setattr(topology_file, "probe_local", lambda *_args: judged)
 
-    result = CliRunner().invoke(probe_command.probe_command, ["--local", "4", "-o", str(tmp_path / "t.json")])
+    result = CliRunner().invoke(topology_file.probe_command, ["--local", "4", "-o", str(tmp_path / "t.json")])
 
     assert result.exit_code == code
     assert Topology.read(tmp_path / "t.json") == judged
@@ -84,9 +84,9 @@ def test_what_the_job_asks_for_comes_from_the_site_where_nothing_was_said(tmp_pa
         asked.append(job)
         return Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
 
-    monkeypatch.setattr(probe_command, "probe_job", probe_job)
+    monkeypatch.setattr(topology_file, "probe_job", probe_job)
     words = ["-N", "4", "-p", "small", "-o", str(tmp_path / "t.json")]
-    result = CliRunner().invoke(probe_command.probe_command, words)
+    result = CliRunner().invoke(topology_file.probe_command, words)
     assert [(job.partition, job.account, job.qos) for job in asked] == [("small", "physics", "short")]
     assert "account: physics, from profile 'here' of " in result.stderr
     assert "qos: short, from SBATCH_QOS" in result.stderr
