@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import click
 
@@ -57,9 +58,7 @@ class Verbs(click.Group):
         command: click.Command = getattr(load(f"hpctrain.cli.{VERBS[cmd_name][0]}"), f"{cmd_name}_command")
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             import difflib  # only for a typo
 

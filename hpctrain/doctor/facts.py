@@ -32,15 +32,6 @@ class SlurmUnavailable:
 
 
 @dataclass(frozen=True)
-class ContainerRuntime:
-    """A program that starts containers."""
-
-    name: str
-    version: str | None
-    """Version of the program; None if it is on the PATH but does not run."""
-
-
-@dataclass(frozen=True)
 class TorchFacts:
     """Facts about torch, which a separate process imported."""
 
@@ -134,7 +125,8 @@ class MachineFacts:
 
     host: str
     slurm: SlurmFacts | SlurmUnavailable
-    containers: tuple[ContainerRuntime, ...]
+    containers: Mapping[str, str | None]
+    """Programs on the PATH that start containers, with their versions; None for one that does not run."""
     torch: TorchFacts | TorchUnavailable
     driver: Driver | None
     network: NetworkFacts

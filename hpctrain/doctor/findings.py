@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from hpctrain.base.units import format_bytes, format_si
 from hpctrain.doctor.cluster_findings import slurm_findings
 from hpctrain.doctor.facts import (
-    ContainerRuntime,
     DoctorFinding,
     Driver,
     FolderFacts,
@@ -49,19 +48,19 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
     ]
 
 
-def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None) -> list[DoctorFinding]:
+def container_findings(runtimes: Mapping[str, str | None], pyxis: bool | None) -> list[DoctorFinding]:
     """Return findings about container runtimes and pyxis.
 
     Args:
         pyxis: whether srun has pyxis; None if there is no Slurm.
     """
     findings = []
-    for runtime in runtimes:
-        if runtime.version is None:
-            words = f"it is on the path, and `{runtime.name} --version` fails"
-            findings.append(_container(runtime.name, "note", "does not run", words, "load its module again"))
+    for name, version in runtimes.items():
+        if version is None:
+            words = f"it is on the path, and `{name} --version` fails"
+            findings.append(_container(name, "note", "does not run", words, "load its module again"))
         else:
-            findings.append(_container(runtime.name, "ok", runtime.version))
+            findings.append(_container(name, "ok", version))
     if not runtimes:
         words = "on this machine; a run needs no container, it uses the Python that submits it"
         findings.append(_container("apptainer, singularity", "note", "not on the path", words))

@@ -23,7 +23,6 @@ from hpctrain.base.errors import CommandError, HpctrainError, InputError, Storag
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.base.system.kernel import kernel_text
 from hpctrain.doctor.facts import (
-    ContainerRuntime,
     Driver,
     FolderFacts,
     Interface,
@@ -90,13 +89,10 @@ def _has_pyxis(slurm: Slurm) -> bool:
         return False  # without srun no step can be started, with or without pyxis
 
 
-def inspect_containers(runner: Runner, which: Which) -> tuple[ContainerRuntime, ...]:
-    """Return Apptainer and Singularity, if they are on the PATH."""
-    return tuple(
-        ContainerRuntime(name, _first_line(runner, [name, "--version"]))
-        for name in ("apptainer", "singularity")
-        if which(name) is not None
-    )
+def inspect_containers(runner: Runner, which: Which) -> dict[str, str | None]:
+    """Return the versions of Apptainer and Singularity, if they are on the PATH."""
+    names = [name for name in ("apptainer", "singularity") if which(name) is not None]
+    return {name: _first_line(runner, [name, "--version"]) for name in names}
 
 
 def _first_line(runner: Runner, argv: Sequence[str]) -> str | None:
@@ -249,11 +245,8 @@ def _rename(folder: Path) -> str:
 
 def _lock(folder: Path) -> str:
     """Lock and release a run folder, and check the lock as `hpctrain status` does; return what went wrong, or ''."""
-    lock = lock_run_folder(folder)
-    try:
+    with lock_run_folder(folder):
         held = lock_held(folder)
-    finally:
-        lock.release()
     if not held:
         return "a lock that is held looks free"
     return "a lock that was given back looks held" if lock_held(folder) else ""

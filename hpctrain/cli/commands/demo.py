@@ -18,9 +18,9 @@ from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import WORKER_NAME, SystemRunner
 from hpctrain.base.units import format_delta, format_seconds, format_si
+from hpctrain.cli.commands.train import watch_job
 from hpctrain.cli.options.parameters import FOLDER
 from hpctrain.cli.views.console import Console, phases
-from hpctrain.cli.views.live_job import watch
 from hpctrain.corpus.prepare.options import Progress
 from hpctrain.launch.local_run import LocalJob, start
 from hpctrain.launch.preflight.prepare import RunInputs, prepare, resolve_run
@@ -142,7 +142,7 @@ def _train(folder: Path, run_file: Path, task: str) -> Path:
     given = RunInputs(run_file, (), folder / "topology.json", folder / "plan.json")
     prepared = prepare(given, SystemRunner(), NODES)
     job = start(prepared, folder / "runs", SystemRunner(), SystemClock())
-    ended = watch(job, prepared.run.steps, sys.stdout, _FaultInjector(job).see)
+    ended = watch_job(job, prepared.run.steps, sys.stdout, _FaultInjector(job).see)
     if ended.exit_code != 0:
         raise HpctrainError(f"the run ended early: {ended.reason}; its logs are in {job.folder.path}/logs")
     return job.folder.path

@@ -84,9 +84,7 @@ def build_command(
         return
     runtime = find_runtime("auto", shutil.which)
     options = build_options(this_host(), has_user_namespaces(), runtime, recipe, remote)
-    builder = Builder(
-        runtime, options, os.environ, runner, SystemClock(), lambda line: click.echo(f"  {line}", err=True)
-    )
+    builder = Builder(runtime, options, os.environ, runner, SystemClock(), _say)
     built = build(recipe, output, commit, builder, force)
     how = f"built in {built.time_s:.0f} s" if built.fresh else "up to date"
     click.echo(f"{output}: {how}, {format_bytes(built.size_bytes)}; look at it with `hpctrain image check {output}`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -49,14 +49,7 @@ def report_command(folder: Path, output: Path | None) -> None:
 )
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="At most N sequences of each. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
-def eval_command(
-    folder: Path,
-    data: tuple[str, ...],
-    step: int | None,
-    split: Literal["all", "train", "valid"],
-    samples: int | None,
-    as_json: bool,
-) -> None:
+def eval_command(folder: Path, data: tuple[str, ...], as_json: bool, **which: Any) -> None:
     """Loss and perplexity of a run's checkpoint on other data.
 
     DATA is a folder made by `hpctrain data prepare` with the run's tokenizer, or text (files, folders, .gz), which is
@@ -65,7 +58,7 @@ def eval_command(
 
     Only whole sequences of data.seq_len tokens count; a shorter rest at the end of a shard is left out.
     """
-    done, judged = evaluate(folder, data, step, split, samples, SystemRunner())
+    done, judged = evaluate(folder, data, **which, runner=SystemRunner())
     if as_json:
         rows = [{key: value for key, value in asdict(item).items() if value is not None} for item in judged]
         click.echo(json.dumps({"folder": str(folder), "step": done, "data": rows}, allow_nan=False))

@@ -50,9 +50,7 @@ class _Simulated(NamedTuple):
 class _PlanOrVerb(click.Group):
     """A click group whose first argument may be a plan instead of one of its commands."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
             args = ["step", *args]
         return super().resolve_command(ctx, args)

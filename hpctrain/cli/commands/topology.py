@@ -64,9 +64,8 @@ _PHASES = {
 @click.option("--prior", type=FILE, help="For sampled: a topology that says which nodes share a switch.")
 @click.pass_context
 def probe_command(
-    ctx: click.Context, local: int | None, nodes: int | None, partition: str | None, account: str | None,
-    qos: str | None, time: str, gpus_per_node: int | None, nodelist: str | None, output: Path, as_json: bool,
-    device: str, seed: int, mode: Mode | None, prior: Path | None
+    ctx: click.Context, local: int | None, nodes: int | None, output: Path, as_json: bool, device: str, seed: int,
+    mode: Mode | None, prior: Path | None, **wanted: Any
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
@@ -97,8 +96,9 @@ def probe_command(
             topology = probe_local(local, folder, runner, clock, request, progress)
         else:
             assert nodes is not None, "checked above"
-            job = ProbeJob(nodes, partition, account, qos, time, nodelist, gpus_per_node)
-            topology = probe_job(_with_site(job, runner), folder, runner, clock, request, progress)
+            topology = probe_job(
+                _with_site(ProbeJob(nodes, **wanted), runner), folder, runner, clock, request, progress
+            )
     topology.write(output)
     people.print(render(topology))
     people.print(f"wrote {output}", highlight=False)

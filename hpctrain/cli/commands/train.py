@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -18,14 +20,17 @@ from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, RUN, set_option
 from hpctrain.cli.options.starting import profile_option, traces_line, with_profile
 from hpctrain.cli.run_history import add_to_history
-from hpctrain.cli.views.live_job import watch
 from hpctrain.hf.folder import dropout_warning
 from hpctrain.launch.local import local_nodes
-from hpctrain.launch.local_run import LocalJob, ResumedRun, check_resumed, resume, start
+from hpctrain.launch.local_run import LocalJob, LocalJobResult, ResumedRun, check_resumed, resume, start
 from hpctrain.launch.preflight.changed_settings import changes_text
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, prepare, runs_folder
 from hpctrain.launch.preflight.site import login_node_words
+from hpctrain.launch.stop_signals import stop_signals
+from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import run_of
+from hpctrain.report.live_run import follow
+from hpctrain.report.terminal import live_lines, show
 from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.file_system import checkpoint_space_warning
 from hpctrain.runs.folder import resume_text
@@ -87,7 +92,7 @@ def _watch(job: LocalJob, as_json: bool) -> None:
     out = sys.stderr if as_json else sys.stdout
     print(f"run folder {folder}", file=out, flush=True)
     add_to_history("train", folder, None)
-    ended = watch(job, run.steps, out)
+    ended = watch_job(job, run.steps, out)
     traces = traces_line(run, folder)
     if traces is not None:
         print(traces, file=out)
@@ -125,3 +130,42 @@ def _would_do(prepared: PreparedRun) -> str:
         f"  folder    {runs_folder()}/{run.name}-<time>",
     ]
     return "\n".join(lines)
+
+
+PLAIN_EVERY_S = 5.0
+"""Shortest pause in seconds between two progress lines where lines cannot be rewritten in place."""
+
+
+def watch_job(
+    job: LocalJob, steps: int, out: TextIO, on_row: Callable[[MetricRow], None] | None = None
+) -> LocalJobResult:
+    """Show metrics and events until the job has ended; return how it ended.
+
+    Args:
+        on_row: called with each new row of metrics.
+    """
+    clock = SystemClock()
+    since = clock.wall()
+
+    def stop() -> None:
+        print("\nsaving a checkpoint and stopping; press Ctrl-C again to stop at once", file=out, flush=True)
+        job.stop()
+
+    items = follow(job.folder.path, clock, until=lambda: not job.running())
+    in_place = out.isatty()
+    with stop_signals(stop, job.kill):
+        show(live_lines(_new(items, since, on_row), steps, 0.0 if in_place else PLAIN_EVERY_S), out, in_place)
+    return job.wait(lambda: None)
+
+
+def _new(
+    items: Iterable[MetricRow | Event], since: float, on_row: Callable[[MetricRow], None] | None
+) -> Iterator[MetricRow | Event]:
+    """Yield items from `since` on, a time in seconds; the folder of a resumed run also holds those of earlier
+    attempts."""
+    for item in items:
+        if item.time_s < since - 1.0:
+            continue
+        if on_row is not None and isinstance(item, MetricRow):
+            on_row(item)
+        yield item

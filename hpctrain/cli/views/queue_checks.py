@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.clock import SystemClock
@@ -30,6 +29,9 @@ from hpctrain.runs.file_system import file_system_of
 LARGE_NODES = 8
 """Fewest nodes of a job whose image is checked before it is queued: the check takes seconds, a failed start of a large
 job wastes the wait in the queue."""
+
+
+NOT_CHECKED = "not checked before the job starts: memory and speed"
 
 
 def examine_container(container: Container, environ: Mapping[str, str]) -> list[ImageFinding]:
@@ -71,18 +73,6 @@ def check_before_queueing(run: Run) -> list[str]:
     return notes or [f"container.image: looked into {container.image}: nothing speaks against it"]
 
 
-NOT_CHECKED = "not checked before the job starts: memory and speed"
-
-
-@dataclass(frozen=True)
-class MeasuredNodes:
-    """Nodes and their measured figures."""
-
-    topology: Topology
-    folder: Path | None
-    """Folder of the run that measured them; None: the topology was given as a file."""
-
-
 def check_provisional(
     prepared: PreparedRun, runs: Path, nodes: frozenset[str] | None, limit: TimeLimit | None = None
 ) -> list[str]:
@@ -100,20 +90,19 @@ def check_provisional(
     count = fewest_nodes(prepared.run)
     if prepared.topology is None and nodes is None:
         return [f"{NOT_CHECKED} (it is not known which nodes the job may get)"]
-    known = (
-        MeasuredNodes(prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count)
-    )
+    known = (prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count)
     if known is None:
         return [f"{NOT_CHECKED} (no run has measured {count} of the nodes that the job may get)"]
-    names = _taken(known.topology)[:count]
+    topology, folder = known
+    names = _taken(topology)[:count]
     if len(names) < count:
         return [f"{NOT_CHECKED} (only {len(names)} nodes of the topology given are of use)"]
-    topology = known.topology.only(names)
+    topology = topology.only(names)
     try:
         plan = prepared.plan or make_plan(prepared.run, prepared.spec, topology)
     except InputError as error:
         return [f"{NOT_CHECKED} ({error})"]
-    return _words(prepared, plan, topology, measured_start_up_s(known.folder) if known.folder else None, limit)
+    return _words(prepared, plan, topology, measured_start_up_s(folder) if folder else None, limit)
 
 
 def _words(
@@ -128,9 +117,9 @@ def _words(
     return lines if limit is None else [*lines, time_limit_text(time, limit, prepared.run.cluster.save_notice_s)]
 
 
-def last_known(runs: Path, nodes: frozenset[str], count: int) -> MeasuredNodes | None:
-    """Return the newest topology of a run that measured at least `count` of `nodes`, reduced to these nodes; None if no
-    run did."""
+def last_known(runs: Path, nodes: frozenset[str], count: int) -> tuple[Topology, Path] | None:
+    """Return the newest topology of a run that measured at least `count` of `nodes`, reduced to these nodes, and the
+    run folder; None if no run did."""
     for path in sorted(runs.glob("*/topology.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             topology = Topology.read(path)
@@ -138,7 +127,7 @@ def last_known(runs: Path, nodes: frozenset[str], count: int) -> MeasuredNodes |
             continue
         names = [name for name in _taken(topology) if name in nodes]
         if not topology.provenance.loopback and len(names) >= count:
-            return MeasuredNodes(topology.only(names), path.parent)
+            return topology.only(names), path.parent
     return None
 
 

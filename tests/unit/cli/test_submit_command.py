@@ -169,7 +169,7 @@ def test_the_newest_topology_of_enough_of_the_nodes_counts(tmp_path: Path) -> No
         os.utime(folder / "topology.json", (number, number))
     nodes = frozenset({"gpu1", "gpu2", "gpu3"})
     found = {count: last_known(tmp_path, nodes, count) for count in (1, 2, 3)}
-    assert [[node.id for node in item.topology.nodes] if item else None for item in found.values()] == [
+    assert [[node.id for node in item[0].nodes] if item else None for item in found.values()] == [
         ["gpu3"], ["gpu1", "gpu2"], None,
     ]  # fmt: skip
 

@@ -9,7 +9,6 @@ import pytest
 
 from hpctrain.doctor.cluster_findings import slurm_findings
 from hpctrain.doctor.facts import (
-    ContainerRuntime,
     Driver,
     FolderFacts,
     Interface,
@@ -39,7 +38,7 @@ RUNS = FolderFacts(Path("/home/anna/runs"), "nfs4", ("rw", "local_lock=none"), 2
 ETHERNET = Interface("eth0", "10.0.0.1", 10**10, False)
 NETWORK = NetworkFacts((ETHERNET,), "gpu1", "eth0", known=("lo", "eth0"))
 NO_SLURM = SlurmUnavailable(installed=False, configured=False)
-LAPTOP = MachineFacts("laptop", NO_SLURM, (), CPU_TORCH, None, replace(NETWORK, peer=None, chosen="lo"), RUNS, ())
+LAPTOP = MachineFacts("laptop", NO_SLURM, {}, CPU_TORCH, None, replace(NETWORK, peer=None, chosen="lo"), RUNS, ())
 
 
 def captured(version: str) -> SlurmFacts:
@@ -196,10 +195,10 @@ def test_a_good_torch():
 
 
 def test_containers():
-    found = by_name(container_findings([ContainerRuntime("apptainer", "apptainer version 1.3.0")], pyxis=True))
+    found = by_name(container_findings({"apptainer": "apptainer version 1.3.0"}, pyxis=True))
     assert found["apptainer"].value == "apptainer version 1.3.0"
     assert found["pyxis"].value == "present"
-    broken = by_name(container_findings([ContainerRuntime("singularity", None)], pyxis=None))
+    broken = by_name(container_findings({"singularity": None}, pyxis=None))
     assert list(broken) == ["singularity"]
     assert broken["singularity"].level == "note"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-from dataclasses import astuple
 
 import pytest
 from fake_slurm import FakeSlurm
@@ -72,9 +71,9 @@ def test_containers_are_asked_for_their_version():
     found = inspect_containers(
         Answers(stdout="apptainer version 1.3.0\n"), lambda name: name if name[0] == "a" else None
     )
-    assert [astuple(runtime) for runtime in found] == [("apptainer", "apptainer version 1.3.0")]
-    assert [runtime.version for runtime in inspect_containers(Answers(code=255), there)] == [None, None]
-    assert inspect_containers(Answers(), absent) == ()
+    assert found == {"apptainer": "apptainer version 1.3.0"}
+    assert list(inspect_containers(Answers(code=255), there).values()) == [None, None]
+    assert inspect_containers(Answers(), absent) == {}
 
 
 def test_torch_answers_from_a_process_of_its_own():
