@@ -12,7 +12,6 @@ from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.plan_conversion import plan_of_layout
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
-from hpctrain.planner.search.by_objective import PlanSearch, choose, other_spaces
 from hpctrain.planner.search.codec_choice import (
     CodecDecision,
     choose_codec,
@@ -20,9 +19,9 @@ from hpctrain.planner.search.codec_choice import (
     compression_may_gain,
     searched,
 )
-from hpctrain.planner.search.local_search import cut_at_seam
+from hpctrain.planner.search.evaluate import cut_at_seam
 from hpctrain.planner.search.neighbours import rejected_neighbours
-from hpctrain.planner.search.objective import FASTEST_STEP, Objective
+from hpctrain.planner.search.objective import FASTEST_STEP, Objective, PlanSearch, choose, other_spaces
 from hpctrain.planner.search.replacement import minimise_moves, moves_between, uses_one_codec, warm_started
 from hpctrain.planner.search.solve import Solver, solve
 from hpctrain.planner.search.space import SearchSpace

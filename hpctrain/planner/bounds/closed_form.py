@@ -13,13 +13,13 @@ from functools import cache
 
 from hpctrain.planner.bounds.rank_times import PipelinePasses
 from hpctrain.planner.bounds.unit_counts import UnitCounts, counts_all_reduce
+from hpctrain.planner.cost.collectives import overlapped_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec, Workload
 from hpctrain.planner.devices.constants import CostConstants
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import split_evenly
-from hpctrain.planner.simulate.overlap import overlapped_share
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import stage_ranks
 

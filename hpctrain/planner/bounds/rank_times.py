@@ -10,13 +10,12 @@ import numpy as np
 
 from hpctrain.planner.bounds.arrays import FloatArray
 from hpctrain.planner.bounds.unit_counts import UnitClass, UnitCounts, counts_all_reduce, unit_classes
-from hpctrain.planner.cost.collectives import flat_copy_share
+from hpctrain.planner.cost.collectives import flat_copy_share, overlapped_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.links import scalar_all_reduce_s
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
-from hpctrain.planner.simulate.overlap import overlapped_share
 from hpctrain.schedule.generate import V_SHAPED_SCHEDULES, stage_ranks
 
 

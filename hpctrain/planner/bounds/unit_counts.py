@@ -33,11 +33,11 @@ class UnitCounts:
         self.tp = len(units[0].devices) if units else 1
         self.total = len(units)
         self.within_nodes = all(len({device.node for device in unit.devices}) == 1 for unit, _ in self.kinds)
-        self.by_node = sorted(Counter(unit.devices[0].node for unit in units).values(), reverse=True)
+        self.by_node = sorted(Counter(unit.node for unit in units).values(), reverse=True)
         self.most_in_a_node = max(self.by_node, default=0)
         within = [cost.links.between(unit.device_ids[0], unit.device_ids[0])[1] for unit, _ in self.kinds]
         self.within_beta = min(within, default=0.0)
-        device_ids = {unit.devices[0].node: unit.device_ids[0] for unit in units}
+        device_ids = {unit.node: unit.device_ids[0] for unit in units}
         self.inside = {cost.links.between(device_id, device_id) for device_id in device_ids.values()}
         """The distinct (alpha, beta) of links within nodes."""
         self.alpha, self.between_beta = cost.links.least()

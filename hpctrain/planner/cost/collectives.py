@@ -89,6 +89,17 @@ def overlaps_backward(work: Workload, stages: int, tp: int) -> bool:
     return stages == tp == 1 and not work.memory_options.zero
 
 
+def overlapped_share(work: Workload, stages: int, tp: int) -> float:
+    """Share of the all-reduce's messages that may be sent before the backward pass ends.
+
+    If messages may overlap at all, the share is the codec's, less the embedding, whose gradient is ready last. With
+    fp16, a codec with state waits until the loss scale is removed, which is after the backward pass.
+    """
+    if not overlaps_backward(work, stages, tp) or (work.precision == "fp16" and work.codec.has_state):
+        return 0.0
+    return work.codec.overlap * (1 - work.spec.embedding_parameters() / work.spec.parameters())
+
+
 def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
     """Share of the copies between gradients and flat buckets that the reducer makes.
 

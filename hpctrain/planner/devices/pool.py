@@ -45,6 +45,12 @@ class DeviceSpec:
     def node(self) -> str:
         return self.device_id.node
 
+    def slower(self, factor: float) -> DeviceSpec:
+        """The device with all its times multiplied by `factor`."""
+        return replace(
+            self, flops=self.flops / factor, bytes_per_s=self.bytes_per_s / factor, launch_s=self.launch_s * factor
+        )
+
 
 @dataclass(frozen=True)
 class DevicePool:
@@ -110,7 +116,7 @@ def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile |
             devices.append(_device_spec(run.precision, topology, node, device, notes))
     devices = _without_spares(devices, run.recovery.spares, notes)
     if profile is not None:
-        devices = [_corrected(device, profile.compute.get(device.type, 1.0)) for device in devices]
+        devices = [device.slower(profile.compute.get(device.type, 1.0)) for device in devices]
     links = Links(LinkCost(topology), 1.0 if profile is None else profile.communication or 1.0)
     return DevicePool(tuple(devices), links, tuple(dict.fromkeys(notes)), profile)
 
@@ -172,16 +178,6 @@ def _device_spec(precision: str, topology: Topology, node: Node, device: Device,
         bytes_per_s=device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind],
         launch_s=DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s,
         codec_s=device.codec_s,
-    )
-
-
-def _corrected(device: DeviceSpec, factor: float) -> DeviceSpec:
-    """The device with all its times multiplied by `factor`."""
-    return replace(
-        device,
-        flops=device.flops / factor,
-        bytes_per_s=device.bytes_per_s / factor,
-        launch_s=device.launch_s * factor,
     )
 
 

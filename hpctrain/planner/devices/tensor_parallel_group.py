@@ -34,7 +34,7 @@ class TensorParallelGroup:
     def __init__(self, index: int, devices: tuple[DeviceSpec, ...]) -> None:
         self.index, self.devices = index, devices
         self.device_ids = tuple(device.device_id for device in devices)
-        self.kind = devices[0].kind
+        self.kind, self.node = devices[0].kind, devices[0].node
         self.flops = min(device.flops for device in devices)
         """FLOP/s of the slowest device; the others wait for it."""
         self.bytes_per_s = min(device.bytes_per_s for device in devices)

@@ -143,7 +143,7 @@ def _likely_orders(
     times = _between_nodes(units, message)
     if times:
         reach = {node: sum(row.values()) for node, row in times.items()}
-        chosen.append(sorted(units, key=lambda unit: (reach[_node(unit)], unit.index))[:size])
+        chosen.append(sorted(units, key=lambda unit: (reach[unit.node], unit.index))[:size])
     orders: dict[tuple[int, ...], list[TensorParallelGroup]] = {}
     for some in chosen:
         in_file_order = sorted(some, key=lambda unit: unit.index)
@@ -163,7 +163,7 @@ def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]
     every = [width for width in range(1, dp + 1) if dp % width == 0]
     if len(units) <= MAX_ORDERED_NODES:
         return every
-    of_node = max(Counter(map(_node, units)).values())
+    of_node = max(Counter(unit.node for unit in units).values())
     limits = (dp, 1, of_node // pp, of_node)
     return list(dict.fromkeys(max((width for width in every if width <= limit), default=1) for limit in limits))
 
@@ -174,7 +174,7 @@ def _between_nodes(
     """[node][other node] -> seconds of a message; empty if all are equal, or if there are too many nodes to compare."""
     first: dict[str, TensorParallelGroup] = {}
     for unit in units:
-        first.setdefault(_node(unit), unit)
+        first.setdefault(unit.node, unit)
     if len(first) > MAX_ORDERED_NODES:
         return {}
     times = {a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()}
@@ -190,13 +190,9 @@ def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, floa
         return list(units)
     members: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
-        members.setdefault(_node(unit), []).append(unit)
+        members.setdefault(unit.node, []).append(unit)
     nodes = nearest_chain(members, lambda a, b: times[a][b])
     return [unit for node in nodes for unit in members[node]]
-
-
-def _node(unit: TensorParallelGroup) -> str:
-    return unit.devices[0].node
 
 
 def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> Placement:

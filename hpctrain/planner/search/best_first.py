@@ -9,8 +9,7 @@ from collections import Counter
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.layout.layout import Layout, Option
-from hpctrain.planner.search.evaluate import Evaluation
-from hpctrain.planner.search.local_search import pack_within_nodes, shift_counts
+from hpctrain.planner.search.evaluate import Evaluation, pack_within_nodes, shift_counts
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import Candidate, SearchResult, SearchState, UnopenedCandidate
 from hpctrain.planner.simulate.predict import predict

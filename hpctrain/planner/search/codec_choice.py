@@ -15,8 +15,7 @@ from hpctrain.planner.cost.collectives import AllReduceTime, low_rank_width
 from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.overlap import overlapped_s
-from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.planner.simulate.predict import Prediction, overlapped_s, predict
 from hpctrain.records.plan.compression import (
     CODECS,
     Codec,

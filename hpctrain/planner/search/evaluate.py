@@ -1,14 +1,22 @@
-"""Evaluation of options: their layouts on the likely placements, and the fastest of these that fits."""
+"""Evaluation of options and layouts, and local search on a good layout.
+
+Local search exchanges ranks, moves single blocks and micro-batches, packs stages or pipelines within nodes, and cuts at
+the seam.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise, permutations
+from typing import NamedTuple, TypeVar
 
 from hpctrain.planner.cost.memory_options import shard_group_size
-from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout, Option
+from hpctrain.planner.layout.placement import rank_permutations
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
@@ -75,3 +83,224 @@ def best_of(space: SearchSpace, options: Iterable[Option], patience: int | None 
         before, best = best, evaluate(space, option, best).best
         waited = 0 if best is not before else waited + 1
     return best
+
+
+BestSoFar = TypeVar("BestSoFar", Prediction, Prediction | None)
+
+
+def refine(space: SearchSpace, best: Prediction) -> Prediction:
+    """Exchange pipeline ranks, then move single blocks and micro-batches, as long as that helps."""
+    return shift_counts(space.cost, _permute_ranks(space, best), space.limits.max_refinements)
+
+
+def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
+    """Move single blocks between stages and single micro-batches between replicas, as long as that makes the step
+    shorter.
+
+    Args:
+        most: number of changes after which no further round of changes begins.
+    """
+    return _climb(cost, best, _changes, most)
+
+
+def _permute_ranks(space: SearchSpace, best: Prediction) -> Prediction:
+    option, limits = best.layout.option, space.limits
+    tried: set[tuple[int, ...]] = set()
+    most = min(limits.max_rank_permutations, -(-limits.max_permuted_units // (option.dims.pp * option.dims.dp)))
+
+    def permuted(layout: Layout) -> Iterator[Layout]:
+        for placement in rank_permutations(layout.placement):
+            key = tuple(unit.index for row in placement for unit in row)
+            if key not in tried and len(tried) < most and space.can_shard(placement):
+                tried.add(key)
+                yield space.fit_layout(placement, option)
+
+    return _climb(space.cost, best, permuted, most)
+
+
+def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterator[Layout]], most: int) -> Prediction:
+    """Apply the change that gives the fastest layout, round by round, as long as one makes the step shorter.
+
+    Args:
+        most: number of changes after which no further round begins.
+    """
+    tried = 0
+    while tried < most:
+        better = best
+        for layout in changes(best.layout):
+            tried += 1
+            better = faster_of(cost, better, layout)
+        if better is best:
+            break
+        best = better
+    return best
+
+
+def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float = 1e-6) -> BestSoFar | Prediction:
+    """Return the layout's prediction if it fits and is faster than `best` by more than rounding, else `best`."""
+    limit = math.inf if best is None else best.total * (1 - rounding)
+    if lower_bound(cost, layout) >= limit or layout.memory_shortage(cost.memory):
+        return best
+    prediction = predict(cost, layout)
+    return prediction if prediction.total < limit else best
+
+
+def _changes(layout: Layout) -> Iterator[Layout]:
+    """Yield layouts with one change each: a block moved, or a micro-batch moved between unlike replicas.
+
+    A block moves between neighbouring stages, or between stages of one rank.
+    """
+    last = len(layout.blocks) - 1
+    neighbours = (pair for a, b in pairwise(range(last + 1)) for pair in ((a, b), (b, a)))
+    # A move between stages of one rank does not change the rank's work, but it changes which ranks wait.
+    of_one_rank = (pair for stages in layout.stages_by_rank for pair in permutations(stages, 2))
+    for giver, taker in dict.fromkeys([*neighbours, *of_one_rank]):
+        may_be_empty = giver in (0, last)
+        if layout.blocks[giver] > (0 if may_be_empty else 1):
+            yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
+    if layout.memory_options.equal_micro_batches:
+        return
+    # Replicas with equal devices and equally many micro-batches are interchangeable.
+    for giver in layout.distinct_replicas:
+        for taker in layout.distinct_replicas:
+            if giver != taker and layout.micro_batches[giver] > 1:
+                yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))
+
+
+def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
+    return tuple(count - (index == giver) + (index == taker) for index, count in enumerate(counts))
+
+
+def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Prediction:
+    """Return the plan with its nearest cut moved to the seam if that fits and costs next to nothing, else the plan.
+
+    The seam is where the decoder of an encoder-decoder begins. The cost model gives the messages of all cuts the size
+    of the largest, so it does not see that messages at the seam are smaller.
+
+    Args:
+        max_slowdown: share of the step's time that the cut at the seam may cost.
+    """
+    seam, blocks = cost.work.spec.preferred_cut, best.layout.blocks
+    if seam is None or len(blocks) == 1:
+        return best
+    cuts = list(accumulate(blocks))[:-1]
+    nearest = min(range(len(cuts)), key=lambda index: abs(cuts[index] - seam))
+    moved = list(blocks)
+    moved[nearest] += seam - cuts[nearest]
+    moved[nearest + 1] -= seam - cuts[nearest]
+    if moved == list(blocks) or min(moved) < 0 or not all(moved[1:-1]):
+        return best
+    layout = replace(best.layout, blocks=tuple(moved))
+    if layout.memory_shortage(cost.memory):
+        return best
+    prediction = predict(cost, layout)
+    return prediction if prediction.total <= (1 + max_slowdown) * best.total else best
+
+
+def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> Prediction:
+    """Return the fastest of `best` and the packed layouts with the same degrees, schedule and micro-batch size.
+
+    Args:
+        layout: a layout of the space. Blocks and micro-batches stay at their pipeline rank and replica if the kind of
+            device there stays.
+    """
+    if 1 in (layout.pp, layout.dp):
+        return best
+    units = space.units(layout.tp)
+    for placement in same_kinds(units, layout.placement):
+        if space.can_shard(placement):
+            best = faster_of(space.cost, best, replace(layout, placement=placement))
+    placement = stages_within_nodes(units, layout.pp, layout.dp)
+    if space.can_shard(placement):
+        best = faster_of(space.cost, best, space.fit_layout(placement, layout.option))
+    return best
+
+
+def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> Iterator[Placement]:
+    """Yield the placement with its stages within nodes, then with its pipelines within nodes.
+
+    The kind of device at each pipeline rank of each replica stays.
+
+    Args:
+        units: the tensor-parallel groups to choose from, including those of the placement.
+    """
+    kinds = list(dict.fromkeys(unit.group_spec for unit in units))
+    classes = [[unit for unit in units if unit.group_spec == kind] for kind in kinds]
+    rows = _placed(classes, [[kinds.index(unit.group_spec) for unit in row] for row in placement])
+    by_rank = zip(*placement, strict=True)
+    columns = _placed(classes, [[kinds.index(unit.group_spec) for unit in column] for column in by_rank])
+    yield Placement(zip(*columns, strict=True))
+    yield Placement(rows)
+
+
+def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
+    """Return a placement of the fastest groups of any kind, with stages within nodes.
+
+    The fast groups of all stages are in the same replicas.
+    """
+    fastest = sorted(units, key=lambda unit: (-unit.flops, unit.index))[: pp * dp]
+    stages = groups_within_nodes([fastest], [[dp]] * pp)
+    return Placement(zip(*(sorted(stage, key=lambda unit: -unit.flops) for stage in stages), strict=True))
+
+
+def groups_within_nodes(
+    classes: Sequence[Sequence[TensorParallelGroup]], needs: Sequence[Sequence[int]]
+) -> list[list[TensorParallelGroup]]:
+    """Assign tensor-parallel groups to sets, each within the node that it fills best, or across few nodes.
+
+    Sets that fit into one node are assigned first. Each other set takes the nodes that have most of what it needs.
+
+    Args:
+        classes: tensor-parallel groups by class; there are enough of each.
+        needs: [set] -> number of groups of each class.
+
+    Returns:
+        [set] -> its groups, class by class.
+    """
+    unused: dict[str, list[list[TensorParallelGroup]]] = {}
+    for number, units in enumerate(classes):
+        for unit in units:
+            unused.setdefault(unit.node, [[] for _ in classes])[number].append(unit)
+    free = {node: sum(map(len, units)) for node, units in unused.items()}
+    groups: list[list[list[TensorParallelGroup]]] = [[[] for _ in classes] for _ in needs]
+
+    def has(node: str, need: Sequence[int]) -> int:
+        return sum(min(asked, len(units)) for asked, units in zip(need, unused[node], strict=True))
+
+    def take(node: str, group: int, need: list[int]) -> None:
+        for number, units in enumerate(unused[node]):
+            taken, unused[node][number] = units[: need[number]], units[need[number] :]
+            groups[group][number] += taken
+            need[number] -= len(taken)
+            free[node] -= len(taken)
+
+    split = []
+    for group, asked in enumerate(needs):
+        whole = [node for node in unused if has(node, asked) == sum(asked)]
+        if whole:
+            take(min(whole, key=free.__getitem__), group, list(asked))
+        else:
+            split.append(group)
+    for group in split:
+        need = list(needs[group])
+        while any(need):
+            take(max(unused, key=lambda node: (has(node, need), -free[node])), group, need)
+    return [[unit for units in group for unit in units] for group in groups]
+
+
+def _placed(
+    classes: Sequence[Sequence[TensorParallelGroup]], kinds: Sequence[Sequence[int]]
+) -> list[tuple[TensorParallelGroup, ...]]:
+    """Return sets of tensor-parallel groups packed within nodes, with a group of the given class at each position.
+
+    Args:
+        kinds: [set][position] -> class.
+    """
+    needs = [[group.count(number) for number in range(len(classes))] for group in kinds]
+    placed = []
+    for group, wanted in zip(groups_within_nodes(classes, needs), kinds, strict=True):
+        # `groups_within_nodes` lists the groups of a set class by class.
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        by_place = dict(zip(order, group, strict=True))
+        placed.append(tuple(by_place[place] for place in range(len(wanted))))
+    return placed

@@ -1,24 +1,33 @@
-"""Objectives that a plan is chosen by (step time, step time under disturbance, energy, cost) and constraints."""
+"""Objectives of a plan (step time, step time under disturbance, energy, cost), constraints, and the choice by them
+among the fastest plans of several searches.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.pool import DeviceSpec
+from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.search.evaluate import best_of
+from hpctrain.planner.search.neighbours import nearest_dims
+from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.goodput import FailureModel, daly_goodput
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
-from hpctrain.planner.simulate.predict import Prediction
+from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.plan import ParallelDims, Rejected
+from hpctrain.records.run.run import Recovery, Run
+from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.topology import Topology
 
 Goal = Literal["time", "robust", "energy", "cost"]
@@ -89,41 +98,6 @@ FASTEST_STEP = Objective()
 """The default objective: step time alone."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """A plan's value by the objective; smaller is better."""
-
-    value: float
-    text: str
-    """The value with its unit, as text."""
-
-
-Scorer = Callable[[CostModel, Prediction], Score]
-
-
-def scorer(objective: Objective, topology: Topology) -> Scorer:
-    """Return the function that gives a plan its value by the objective.
-
-    time: seconds of a step. robust: the 95th percentile of the step's seconds. energy: joules per token. cost: price of
-    a million tokens. Energy and cost count the plan's devices as if they were busy throughout the step.
-    """
-    jitter = LinkJitter(topology)
-
-    def score(cost: CostModel, prediction: Prediction) -> Score:
-        if objective.goal == "time":
-            return Score(prediction.total, format_seconds(prediction.total))
-        if objective.goal == "robust":
-            seconds = p95_step_s(cost, prediction.layout, jitter, len(topology.nodes))
-            return Score(seconds, f"{format_seconds(seconds)} at p95")
-        tokens = cost.work.sequences * cost.work.seq_len
-        per_token = objective.rate(prediction.layout) * prediction.total / tokens
-        if objective.goal == "energy":
-            return Score(per_token, f"{per_token:.3g} J a token")
-        return Score(per_token * 1e6, f"{per_token * 1e6:.3g} a million tokens")
-
-    return score
-
-
 def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) -> float:
     """Return the 95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
 
@@ -150,12 +124,8 @@ def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) 
     return float(values[order][np.searchsorted(reached, QUANTILE - 1e-9)])
 
 
-def goodput_shortfall(goodput_constraint: GoodputConstraint | None, prediction: Prediction) -> float | None:
-    """Return the plan's expected goodput if it is below the constraint; None if it is not, or if there is no
-    constraint.
-    """
-    if goodput_constraint is None:
-        return None
+def expected_goodput(goodput_constraint: GoodputConstraint, prediction: Prediction) -> float:
+    """Return the plan's expected goodput under the failures of the constraint."""
     cluster = FailureModel(
         nodes=len(used_nodes(prediction.layout)),
         node_mtbf_s=goodput_constraint.node_mtbf_s,
@@ -163,8 +133,7 @@ def goodput_shortfall(goodput_constraint: GoodputConstraint | None, prediction: 
         save_s=0.0,
         recover_s=goodput_constraint.recover_s,
     )
-    reached = daly_goodput(cluster, goodput_constraint.checkpoint_every * prediction.total)
-    return None if reached >= goodput_constraint.least else reached
+    return daly_goodput(cluster, goodput_constraint.checkpoint_every * prediction.total)
 
 
 def used_nodes(layout: Layout) -> set[str]:
@@ -182,15 +151,211 @@ def _with_slow(layout: Layout, node: str) -> Layout:
     def slower(unit: TensorParallelGroup) -> TensorParallelGroup:
         if all(device.node != node for device in unit.devices):
             return unit
-        return TensorParallelGroup(unit.index, tuple(_slowed(d) if d.node == node else d for d in unit.devices))
+        return TensorParallelGroup(
+            unit.index, tuple(d.slower(1 / SLOW_NODE_SPEED) if d.node == node else d for d in unit.devices)
+        )
 
     return replace(layout, placement=Placement(tuple(slower(unit) for unit in row) for row in layout.placement))
 
 
-def _slowed(device: DeviceSpec) -> DeviceSpec:
-    return replace(
-        device,
-        flops=device.flops * SLOW_NODE_SPEED,
-        bytes_per_s=device.bytes_per_s * SLOW_NODE_SPEED,
-        launch_s=device.launch_s / SLOW_NODE_SPEED,
+PlanSearch = Callable[[SearchSpace], ChosenPlan]
+
+
+class ScoredPlan(NamedTuple):
+    """A candidate with its value by the objective; smaller is better."""
+
+    prediction: Prediction
+    value: float
+    text: str
+    """The value with its unit, as text."""
+
+
+def other_spaces(objective: Objective, run: Run, topology: Topology, whole: SearchSpace) -> list[SearchSpace]:
+    """Further spaces whose fastest plans may be better by the objective than the fastest plan of all.
+
+    robust: the space in which every message is as late as its 95th percentile. energy, cost or a least goodput: spaces
+    with fewer nodes, the most efficient nodes first.
+    """
+    late = _with_late_messages(topology) if objective.goal == "robust" else None
+    spaces = [] if late is None else [_space(run, late, whole)]
+    if not objective.fewer_nodes:
+        return spaces
+    nodes = _by_yield(objective, whole)
+    least = run.recovery.min_nodes
+    counts = {2**power for power in range(len(nodes).bit_length())} | set(_edges(nodes, whole))
+    fewer = [nodes[:count] for count in sorted(counts) if least <= count < len(nodes)]
+    return spaces + [_space(run, topology.only(names), whole) for names in fewer]
+
+
+def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpace], fastest: PlanSearch) -> ChosenPlan:
+    """Choose the best of all candidates by the objective; list the others with the reason why they lost.
+
+    Args:
+        spaces: the space of all nodes comes first. Its errors are raised; errors of the others are ignored.
+
+    Raises:
+        RefusedError: no plan fits the memory, or no candidate has the least goodput.
+    """
+    cost, constraint, jitter = spaces[0].cost, objective.goodput_constraint, LinkJitter(topology)
+    predictions, first = _predictions(objective, spaces, fastest)
+    scored: list[ScoredPlan] = []
+    short_of_goodput: list[tuple[float, Prediction]] = []
+    for prediction in predictions:
+        if constraint and (goodput := expected_goodput(constraint, prediction)) < constraint.least:
+            short_of_goodput.append((goodput, prediction))
+            continue
+        same_memory = cost.with_work(memory_options=prediction.layout.memory_options)
+        scored.append(_scored(objective, same_memory, prediction, jitter, len(topology.nodes)))
+    if constraint and not scored:
+        raise _too_little_goodput(constraint, short_of_goodput)
+    scored.sort(key=lambda plan: (plan.value, plan.prediction.total))
+    best = scored[0]
+    rejected = [*first.rejected, *_losers(objective, best, scored[1:])]
+    for goodput, prediction in short_of_goodput:
+        reason = f"its expected goodput is {goodput:.1%}, below what is asked"
+        delta_s = prediction.total - best.prediction.total
+        rejected.append(Rejected(change=_describe(prediction), delta_s=delta_s, reason=reason))
+    notes = [*first.notes, _note(objective, best, len(predictions))]
+    return first._replace(best=best.prediction, rejected=rejected[: spaces[0].limits.max_rejected], notes=notes)
+
+
+def _scored(
+    objective: Objective, cost: CostModel, prediction: Prediction, jitter: LinkJitter, nodes: int
+) -> ScoredPlan:
+    """Return a plan with its value by the objective.
+
+    time: seconds of a step. robust: the 95th percentile of the step's seconds. energy: joules per token. cost: price of
+    a million tokens. Energy and cost count the plan's devices as if they were busy throughout the step.
+    """
+    if objective.goal == "time":
+        return ScoredPlan(prediction, prediction.total, format_seconds(prediction.total))
+    if objective.goal == "robust":
+        seconds = p95_step_s(cost, prediction.layout, jitter, nodes)
+        return ScoredPlan(prediction, seconds, f"{format_seconds(seconds)} at p95")
+    per_token = objective.rate(prediction.layout) * prediction.total / (cost.work.sequences * cost.work.seq_len)
+    if objective.goal == "energy":
+        return ScoredPlan(prediction, per_token, f"{per_token:.3g} J a token")
+    return ScoredPlan(prediction, per_token * 1e6, f"{per_token * 1e6:.3g} a million tokens")
+
+
+def _predictions(
+    objective: Objective, spaces: Sequence[SearchSpace], fastest: PlanSearch
+) -> tuple[list[Prediction], ChosenPlan]:
+    """Return the candidates of all spaces and the fastest plan of the first space.
+
+    Each layout comes once. It is predicted with the measured topology, without late messages.
+    """
+    predictions: dict[object, Prediction] = {}
+    chosen: list[ChosenPlan] = []
+    whole = spaces[0]
+    for space in spaces:
+        try:
+            chosen.append(fastest(space))
+        except HpctrainError:
+            if space is whole:
+                raise
+            continue
+        several = space is whole or objective.goal == "robust"
+        others = _others(chosen[-1], space.candidate_dims) if several else []
+        for layout in (prediction.layout for prediction in (chosen[-1].best, *others)):
+            device_ids = tuple(unit.device_ids for row in layout.placement for unit in row)
+            key = (device_ids, layout.dims, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks)
+            if key not in predictions:
+                cost = whole.cost.with_work(memory_options=layout.memory_options)
+                predictions[key] = predict(cost, layout, whole=True)
+    return list(predictions.values()), chosen[0]
+
+
+def _others(chosen: ChosenPlan, candidate_dims: Sequence[ParallelDims]) -> list[Prediction]:
+    """Return the best plans of other degrees, and of the winner's degrees with other micro-batch sizes."""
+    space, best, limits = chosen.space, chosen.best.layout, chosen.space.limits
+    others = [
+        best_of(space, space.options([dims]), limits.other_dims_patience)
+        for dims in nearest_dims(space, candidate_dims)[: limits.max_other_dims + 1]
+    ]
+    sizes = (size for size in space.work.micro_batch_sizes() if size != best.micro_batch)
+    others += [best_of(space, space.options([best.dims], [size])) for size in sizes]
+    return [other for other in others if other is not None]
+
+
+def _space(run: Run, topology: Topology, whole: SearchSpace) -> SearchSpace:
+    # Spares were already left out of the nodes that the whole space uses.
+    used = set(whole.pool.by_node())
+    nodes = topology.only([node.id for node in topology.nodes if node.id in used])
+    pool = make_device_pool(run.model_copy(update={"recovery": Recovery()}), nodes, whole.pool.profile)
+    return SearchSpace(pool, CostModel(whole.work, pool.links, pool.constants), whole.limits)
+
+
+def _with_late_messages(topology: Topology) -> Topology | None:
+    """Return the topology with each link's 95th percentile as its alpha; None if no percentiles were measured."""
+
+    def late(figures: LinkFigures) -> LinkFigures:
+        if figures.latency_s is None:
+            return figures
+        extra_s = figures.latency_s.p95 - figures.latency_s.p50
+        backend = {
+            name: cost.model_copy(update={"alpha_s": cost.alpha_s + extra_s}) for name, cost in figures.backend.items()
+        }
+        alpha_s = None if figures.alpha_s is None else figures.alpha_s + extra_s
+        return figures.model_copy(update={"alpha_s": alpha_s, "backend": backend})
+
+    links = [link.model_copy(update={"ab": late(link.ab), "ba": late(link.ba)}) for link in topology.fabric.links]
+    if links == topology.fabric.links:
+        return None
+    return topology.model_copy(update={"fabric": topology.fabric.model_copy(update={"links": links})})
+
+
+def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
+    """The space's nodes by FLOP/s per watt or per price, highest first; without these figures by FLOP/s."""
+    known = {"energy": objective.watts, "cost": objective.prices}.get(objective.goal, {})
+
+    def yield_of(node: str) -> float:
+        devices = whole.pool.by_node()[node]
+        price = sum(known.get(device.type, 0.0) for device in devices) or 1.0
+        return sum(device.flops for device in devices) / price
+
+    return sorted(whole.pool.by_node(), key=lambda node: -yield_of(node))
+
+
+def _edges(nodes: Sequence[str], whole: SearchSpace) -> list[int]:
+    """The numbers of leading nodes at which the kind of node changes."""
+    by_node = whole.pool.by_node()
+    kinds = [tuple(device.type for device in by_node[node]) for node in nodes]
+    return [count for count in range(1, len(nodes)) if kinds[count] != kinds[count - 1]]
+
+
+def _describe(prediction: Prediction) -> str:
+    layout = prediction.layout
+    nodes = len(used_nodes(layout))
+    return f"{layout.dims}, {layout.schedule}, micro-batch {layout.micro_batch}, {nodes} nodes"
+
+
+def _losers(objective: Objective, best: ScoredPlan, others: Sequence[ScoredPlan]) -> list[Rejected]:
+    losers: dict[str, Rejected] = {}
+    for other in others:
+        change = _describe(other.prediction)
+        if change == _describe(best.prediction):
+            change += ", other devices or shares"
+        delta = other.prediction.total - best.prediction.total
+        reason = f"{objective.goal} is {other.text} instead of {best.text}"
+        losers.setdefault(change, Rejected(change=change, delta_s=delta, reason=reason))
+    return list(losers.values())
+
+
+def _note(objective: Objective, best: ScoredPlan, count: int) -> str:
+    text = f"Chosen by {objective.goal} ({best.text}) among {count} fast plans; the bound is one for time."
+    if objective.goal in ("energy", "cost"):
+        text += " Devices count as if they worked throughout the step."
+    if objective.goodput_constraint is not None:
+        text += f" Plans below a goodput of {objective.goodput_constraint.least:.0%} were left out."
+    return text
+
+
+def _too_little_goodput(
+    constraint: GoodputConstraint, short_of_goodput: Sequence[tuple[float, Prediction]]
+) -> RefusedError:
+    goodput, prediction = max(short_of_goodput, key=lambda pair: pair[0])
+    return RefusedError(
+        f"--min-goodput: no plan keeps {constraint.least:.0%}; the best, {_describe(prediction)}, has {goodput:.1%} "
+        f"with checkpoints every {constraint.checkpoint_every} steps; lower checkpoint.every or the goodput"
     )

@@ -109,7 +109,7 @@ def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[Ten
     units = space.units(tp)
     by_node: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
-        by_node.setdefault(unit.devices[0].node, []).append(unit)
+        by_node.setdefault(unit.node, []).append(unit)
     groups = [row[start : start + dp] for row in by_node.values() for start in range(0, len(row) - dp + 1, dp)]
     if len(groups) < pp:
         groups = [units[start : start + dp] for start in range(0, len(units) - dp + 1, dp)]

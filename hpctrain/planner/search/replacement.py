@@ -265,7 +265,7 @@ def _by_node(layout: Layout) -> UnitsByNode:
     for row in layout.placement:
         for unit, stages in zip(row, layout.stages_by_rank, strict=True):
             wanted = frozenset(block for stage in stages for block in blocks[stage])
-            by_node.setdefault(unit.devices[0].node, []).append((unit, wanted))
+            by_node.setdefault(unit.node, []).append((unit, wanted))
     return {node: sorted(units, key=lambda item: item[0].index) for node, units in by_node.items()}
 
 

@@ -17,7 +17,7 @@ from hpctrain.planner.devices.tensor_parallel_group import interchangeable_class
 from hpctrain.planner.layout.layout import Layout, MemoryShortage, Option
 from hpctrain.planner.layout.placement import all_placements
 from hpctrain.planner.search.best_first import best_first_search
-from hpctrain.planner.search.local_search import faster_of, refine
+from hpctrain.planner.search.evaluate import faster_of, refine
 from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, shortage
 from hpctrain.planner.search.paper import solve_as_paper
 from hpctrain.planner.search.space import SearchSpace

@@ -7,12 +7,11 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from hpctrain.base.units import format_seconds
-from hpctrain.planner.cost.collectives import ShardCollectiveTimes, shard_collective_times
+from hpctrain.planner.cost.collectives import ShardCollectiveTimes, overlapped_share, shard_collective_times
 from hpctrain.planner.cost.model import CostModel, StageTime
 from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
-from hpctrain.planner.simulate.overlap import overlapped_s
 from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
 
@@ -262,6 +261,22 @@ def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCo
         sum(by_stage[stage] for stage in held) + tied * (rank in ends)
         for rank, held in enumerate(layout.stages_by_rank)
     ]
+
+
+def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:
+    """Seconds of an all-reduce that overlap the replica's last backward; 0 with several stages.
+
+    Args:
+        wire_s: seconds of the all-reduce's messages.
+    """
+    share = overlapped_share(cost.work, len(layout.blocks), layout.tp)
+    if share == 0.0:
+        return 0.0
+    backward = (
+        cost.stage(layout.unit(replica, 0), layout.micro_batch, layout.model_parts[0]).backward
+        for replica in layout.placement.representatives
+    )
+    return min(wire_s * share, *backward)
 
 
 def _update(cost: CostModel, layout: Layout) -> float:

@@ -2,12 +2,12 @@
 
 import pytest
 
+from hpctrain.planner.cost.collectives import overlapped_share
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.simulate.overlap import overlapped_s, overlapped_share
-from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.planner.simulate.predict import overlapped_s, predict, simulate_step
 from hpctrain.records.plan.plan import ParallelDims
 
 DIMS = {"layers": 4, "dim": 256, "heads": 4, "vocab": 512}

@@ -14,8 +14,7 @@ from hpctrain.planner.cost.workload import ScheduleSpec, workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.layout.partition import fit_layout
 from hpctrain.planner.layout.placement import rank_permutations
-from hpctrain.planner.search.evaluate import best_of
-from hpctrain.planner.search.local_search import refine
+from hpctrain.planner.search.evaluate import best_of, refine
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import lower_bound, predict
 from hpctrain.records.plan.plan import ParallelDims, Plan

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpctrain.planner.devices.pool import DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
-from hpctrain.planner.search.local_search import groups_within_nodes, same_kinds
+from hpctrain.planner.search.evaluate import groups_within_nodes, same_kinds
 from hpctrain.records.format.node_name import DeviceId
 
 KINDS = ("fast", "slow")
