@@ -75,7 +75,10 @@ def make_plan(
         RefusedError: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
         InputError: the run file asks for something impossible, or the topology or the objective lacks a figure.
     """
-    _check_previous(previous, spec)
+    if previous is not None and previous.layers != spec.layers:
+        raise InputError(
+            f"previous plan: found {previous.layers} blocks, the run's model has {spec.layers}; give a plan of this run"
+        )
     plain, notes = _search_space(run, spec, topology, request, profile)
     space = plain
     if previous is not None and request.solver == "auto":
@@ -87,7 +90,10 @@ def make_plan(
         # This comes before the message codecs are chosen, because they belong to the stages of one layout.
         reused = () if space.warm_start is None else space.warm_start.reused_layouts
         best = minimise_moves(cost, best, previous, reused, request.limits.max_move_slowdown)
-    cost, best, why_messages = _with_message_codecs(run, cost, best)
+    why_messages: list[str] = []
+    if run.compression.messages == "auto":
+        lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
+        cost, best, why_messages = choose_messages(cost, best.layout, lossy)
     best = cut_at_seam(cost, best, request.limits.max_seam_slowdown)
     holds = _bound_holds(run, plain, chosen, cost)
     bound_s = chosen.bound_s if holds else ideal_step_s(plain.pool, plain.work)
@@ -106,13 +112,6 @@ def make_plan(
     )
     check_runnable(plan, run)
     return plan if previous is None else _with_moves(plan, previous)
-
-
-def _check_previous(previous: Plan | None, spec: Spec) -> None:
-    if previous is not None and previous.layers != spec.layers:
-        raise InputError(
-            f"previous plan: found {previous.layers} blocks, the run's model has {spec.layers}; give a plan of this run"
-        )
 
 
 def _search_space(
@@ -177,18 +176,6 @@ def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
     if isinstance(run.compression, AutoCompression):
         return choose_codec(cost, best.layout, run.steps, run.compression.lossy)
     return CodecDecision(CodecSpec(codec=cost.work.codec), best, best.total)
-
-
-def _with_message_codecs(run: Run, cost: CostModel, best: Prediction) -> tuple[CostModel, Prediction, list[str]]:
-    """Return the cost model and the plan with the codecs of its stage messages, and a reason if the planner chose
-    them.
-    """
-    if run.compression.messages != "auto":
-        return cost, best, []
-    lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
-    choice = choose_messages(cost, best.layout, lossy)
-    reasons = [] if choice.reason is None else [choice.reason]
-    return cost.with_work(messages=choice.messages), choice.prediction, reasons
 
 
 def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostModel) -> bool:

@@ -13,8 +13,7 @@ from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
-from hpctrain.planner.devices.constants import CostConstants
-from hpctrain.planner.devices.framework import Framework
+from hpctrain.planner.devices.constants import CostConstants, Framework
 from hpctrain.planner.devices.links import Links
 from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup

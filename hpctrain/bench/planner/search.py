@@ -25,7 +25,7 @@ from hpctrain.planner.cost.workload import Workload, workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.replan.whatif import plan_without
+from hpctrain.planner.replan.replan import plan_without
 from hpctrain.planner.search.solve import compositions
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.compression import AutoCompression, NoCompression

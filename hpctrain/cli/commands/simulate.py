@@ -18,7 +18,7 @@ from hpctrain.cli.options.parameters import FILE, FiniteNumber, node_names, numb
 from hpctrain.cli.views.console import Console, table_console
 from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner.layout.plan_conversion import CostedLayout, layout_of_plan
-from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
+from hpctrain.planner.replan.replan import TopologyChanges, apply_changes, plan_without
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import (
     STEP_TIME_TERMS,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, memory_options_of_run
-from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
+from hpctrain.planner.devices.constants import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
 from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, Messages

@@ -8,8 +8,7 @@ from functools import cached_property
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.net.vertex_cover import vertex_cover
-from hpctrain.planner.devices.constants import COST_CONSTANTS, CostConstants
-from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
+from hpctrain.planner.devices.constants import COST_CONSTANTS, HPCTRAIN_FRAMEWORK, CostConstants, Framework
 from hpctrain.planner.devices.links import Links
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.profile import CalibrationProfile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -102,7 +101,9 @@ class Layout:
 
     @cached_property
     def model_parts(self) -> tuple[ModelPart, ...]:
-        return model_parts_of(self.blocks)
+        """The part of the model that each stage holds."""
+        last = len(self.blocks) - 1
+        return tuple(ModelPart(count, index == 0, index == last) for index, count in enumerate(self.blocks))
 
     def units(self) -> list[TensorParallelGroup]:
         """All tensor-parallel groups, replica by replica."""
@@ -173,9 +174,3 @@ class MemoryShortage:
             f"{self.device_id} would need {format_bytes(self.need_bytes)} and has {format_bytes(self.memory_bytes)}, "
             f"of which {self.usable * 100:g} % ({format_bytes(self.usable_bytes)}) may be used"
         )
-
-
-def model_parts_of(blocks: Sequence[int]) -> tuple[ModelPart, ...]:
-    """The part of the model that each stage holds, from its number of blocks."""
-    last = len(blocks) - 1
-    return tuple(ModelPart(count, index == 0, index == last) for index, count in enumerate(blocks))

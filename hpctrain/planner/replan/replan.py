@@ -1,14 +1,21 @@
-"""A new plan for the remaining nodes of a run."""
+"""New plans for a run after a loss or a change: for its remaining nodes, and what-if with slower nodes or links."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.planner.devices.constants import DEFAULT_CODEC_S
+from hpctrain.planner.devices.pool import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
 from hpctrain.planner.make import PlanRequest, make_plan
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import AutoParallel, Run
-from hpctrain.records.topology.topology import Topology
+from hpctrain.records.topology.link import Link, LinkFigures
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import CodecSeconds, Device, Fabric, Node, Topology
 
 
 def replan(
@@ -54,3 +61,124 @@ def with_fewer_spares(run: Run, lost: int) -> Run:
     """The run with one spare fewer for each lost node, because spares replace lost nodes."""
     recovery = run.recovery.model_copy(update={"spares": max(0, run.recovery.spares - lost)})
     return run.model_copy(update={"recovery": recovery})
+
+
+@dataclass(frozen=True)
+class TopologyChanges:
+    """Changes to a topology."""
+
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Node -> its speed as a factor of the present speed; with 0.5 everything takes twice as long."""
+    links: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Pair of nodes -> bandwidth of their link as a factor of the present bandwidth, in both directions."""
+    lost: tuple[str, ...] = ()
+    """Nodes that are lost."""
+
+
+def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
+    """Return the topology with slower nodes and links; lost nodes are still in it (see `plan_without`).
+
+    Raises:
+        InputError: a node is not in the topology, or a factor is not above 0.
+    """
+    _check(topology, changes)
+    topology = _with_intra(topology)
+    nodes = [
+        _slowed(topology, node, changes.slow[node.id]) if node.id in changes.slow else node for node in topology.nodes
+    ]
+    fabric = topology.fabric
+    for (a, b), factor in changes.links.items():
+        fabric = _with_link(topology, fabric, a, b, factor)
+    return topology.model_copy(update={"nodes": nodes, "fabric": fabric})
+
+
+def plan_without(
+    run: Run, spec: Spec, topology: Topology, lost: tuple[str, ...], previous: Plan | None = None
+) -> tuple[Plan, str]:
+    """Return the plan that the agents would make for the remaining nodes (`replan`), and a remark on it.
+
+    Args:
+        previous: the plan that runs before the loss.
+
+    Raises:
+        RefusedError: too few nodes are left, or the model does not fit on them.
+    """
+    remaining = [node.id for node in topology.nodes if node.id not in lost]
+    if len(remaining) < run.recovery.min_nodes:
+        raise RefusedError(
+            f"--lose: {len(remaining)} nodes would be left, recovery.min_nodes is {run.recovery.min_nodes}: the run "
+            "would stop and be requeued"
+        )
+    profile = previous.profile if previous is not None else None
+    return replan(run, spec, topology.only(remaining), len(lost), previous, profile)
+
+
+def _check(topology: Topology, changes: TopologyChanges) -> None:
+    known = {node.id for node in topology.nodes}
+    named = [*changes.slow, *(end for pair in changes.links for end in pair), *changes.lost]
+    unknown = sorted(set(named) - known)
+    if unknown:
+        some = sorted(known)[:6]
+        raise InputError(
+            f"found node {', '.join(unknown)}, not in the topology; it has {', '.join(some)}{' …' * (len(known) > 6)}"
+        )
+    factors = [*changes.slow.values(), *changes.links.values()]
+    if any(not 0 < factor < float("inf") for factor in factors):
+        raise InputError(f"found the factor {min(factors):g}; allowed: above 0 (0.5 is half as fast)")
+    if any(a == b for a, b in changes.links):
+        raise InputError("--link: found the same node twice; a link is between two nodes: a:b=0.25")
+
+
+def _with_intra(topology: Topology) -> Topology:
+    """Return the topology with every node's internal bandwidth filled in.
+
+    A missing measurement is derived from the slowest device of all nodes. It is filled in before a node is slowed,
+    because a slowed node must not change the others.
+    """
+    speeds = [device.memory_bytes_per_s for node in topology.nodes for device in node.devices]
+    measured = [speed for speed in speeds if speed]
+    if not measured:
+        return topology
+    nodes = [
+        node.model_copy(update={"intra_bytes_per_s": node.intra_bytes_per_s or min(measured)})
+        for node in topology.nodes
+    ]
+    return topology.model_copy(update={"nodes": nodes})
+
+
+def _slowed(topology: Topology, node: Node, factor: float) -> Node:
+    """Return the node with all its devices slower; figures that were not measured are taken from the defaults."""
+
+    def slower(device: Device) -> Device:
+        kind = topology.device_types[device.type].kind
+        usual = device.codec_s or DEFAULT_CODEC_S[kind]
+        launch_s = DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s
+        update = {
+            "flops": {name: value * factor for name, value in device.flops.items()},
+            "memory_bytes_per_s": (device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind]) * factor,
+            "launch_s": launch_s / factor,
+            "codec_s": CodecSeconds(**{name: seconds / factor for name, seconds in usual.model_dump().items()}),
+        }
+        return device.model_copy(update=update)
+
+    return node.model_copy(update={"devices": [slower(device) for device in node.devices]})
+
+
+def _with_link(topology: Topology, fabric: Fabric, a: str, b: str, factor: float) -> Fabric:
+    costs = LinkCost(topology)
+    try:
+        costs_by_direction = [costs.between(one, other) for one, other in ((a, b), (b, a))]
+    except KeyError:
+        raise InputError(f"--link {a}:{b}: the topology has no figures of it; run `hpctrain probe` again") from None
+    known = {(link.a, link.b): link.ab for link in fabric.links} | {(link.b, link.a): link.ba for link in fabric.links}
+    ab, ba = (
+        LinkFigures(
+            latency_s=known[ends].latency_s if ends in known else None,
+            alpha_s=alpha,
+            beta_s_per_byte=beta / factor,
+            inferred=True,
+        )
+        for ends, (alpha, beta) in zip(((a, b), (b, a)), costs_by_direction, strict=True)
+    )
+    others = [link for link in fabric.links if {link.a, link.b} != {a, b}]
+    return fabric.model_copy(update={"links": [*others, Link(a=a, b=b, ab=ab, ba=ba)]})

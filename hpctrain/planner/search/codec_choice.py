@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.collectives import AllReduceTime, low_rank_width
@@ -121,7 +120,7 @@ def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Co
         lossy: whether codecs that leave out most of each gradient are allowed.
     """
     if layout.dp == 1:
-        exact = _predicted(cost, layout, codec=NoCompression())
+        exact = predict(cost.with_work(codec=NoCompression()), layout, whole=True)
         spec = CodecSpec(reason="there is one replica, so no gradients are summed")
         return CodecDecision(spec, exact, exact.total)
     whys: dict[int, str] = {}
@@ -200,11 +199,7 @@ def _figures(codec: Codec, tried: _CodecTrial | None, verdict: str) -> CodecFigu
         return CodecFigures(codec=codec, verdict=verdict)
     reduction = {} if tried.sum is None else tried.sum._asdict()
     return CodecFigures(
-        codec=codec,
-        **reduction,
-        hidden_s=tried.overlapped_s,
-        step_s=tried.mean_step_s,
-        verdict=verdict,
+        codec=codec, **reduction, hidden_s=tried.overlapped_s, step_s=tried.mean_step_s, verdict=verdict
     )
 
 
@@ -215,18 +210,7 @@ def _reason(winner: _CodecTrial, exact: _CodecTrial) -> str:
     return f"a mean step of {format_seconds(winner.mean_step_s)}, warm-up included; with exact sums {before}"
 
 
-@dataclass(frozen=True, eq=False)
-class MessageCodecChoice:
-    """The codecs of a layout's stage messages, and the predicted step."""
-
-    messages: tuple[Messages, ...]
-    """[stage] -> codec of the messages to the next stage."""
-    prediction: Prediction
-    reason: str | None
-    """Why these codecs were chosen, as a sentence; None if no message leaves a node."""
-
-
-def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> MessageCodecChoice:
+def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> tuple[CostModel, Prediction, list[str]]:
     """Choose the codec of each stage boundary by the thresholds that also decide on gradient codecs.
 
     Codecs become available one after the other, the most exact first. Every boundary takes the available codec that
@@ -235,37 +219,37 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> MessageCode
     Args:
         cost: cost model with the layout's memory options and gradient codec; its message codecs do not matter.
         lossy: whether int8 is allowed.
+
+    Returns:
+        The cost model with the chosen codecs, the predicted step, and why they were chosen, as a sentence; no sentence
+        if no message leaves a node.
     """
     full: Messages = "none"
-    exact = (full,) * len(layout.blocks)
-    chosen = exact, _predicted(cost, layout, messages=exact)
-    before_s = chosen[1].total
+    stages = range(len(layout.blocks))
+
+    def predicted(messages: tuple[Messages, ...]) -> tuple[CostModel, Prediction]:
+        encoded = cost.with_work(messages=messages)
+        return encoded, predict(encoded, layout, whole=True)
+
+    exact = chosen = predicted((full,) * len(stages))
     if not any(crosses_nodes(a, b) for replica in layout.placement.representatives for a, b in _hops(layout, replica)):
-        return MessageCodecChoice(*chosen, None)
+        return *exact, []
     allowed = [full]
     for encoding, properties in MESSAGES.items():
         if encoding == full or (properties.lossy and not lossy):
             continue
         allowed.append(encoding)
-        messages = tuple(_soonest(cost, layout, stage, allowed) for stage in range(len(layout.blocks)))
-        prediction = _predicted(cost, layout, messages=messages)
-        if 1 - prediction.total / chosen[1].total >= min_gain(properties.lossy):
-            chosen = messages, prediction
-    if chosen[0] == exact:
-        return MessageCodecChoice(
-            *chosen, f"Messages between stages travel in fp32: in {' or '.join(allowed[1:])} too little is won."
-        )
-    names = " and ".join(dict.fromkeys(encoding for encoding in chosen[0] if encoding != full))
-    return MessageCodecChoice(
-        *chosen,
+        other = predicted(tuple(_soonest(cost, layout, stage, allowed) for stage in stages))
+        if 1 - other[1].total / chosen[1].total >= min_gain(properties.lossy):
+            chosen = other
+    if chosen is exact:
+        return *exact, [f"Messages between stages travel in fp32: in {' or '.join(allowed[1:])} too little is won."]
+    names = " and ".join(dict.fromkeys(encoding for encoding in chosen[0].work.messages if encoding != full))
+    reason = (
         f"Messages between stages on different nodes travel in {names}: a step of "
-        f"{format_seconds(chosen[1].total)}, in fp32 {format_seconds(before_s)}.",
+        f"{format_seconds(chosen[1].total)}, in fp32 {format_seconds(exact[1].total)}."
     )
-
-
-def _predicted(cost: CostModel, layout: Layout, **changes: Any) -> Prediction:
-    """Predict a layout with other settings of the workload."""
-    return predict(cost.with_work(**changes), layout, whole=True)
+    return *chosen, [reason]
 
 
 def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Messages]) -> Messages:

@@ -53,15 +53,6 @@ class LinkJitter:
         return max((self._mean.get((a.node, b.node), 0.0) for a, b in pairs), default=0.0)
 
 
-class ReplicaJitter(NamedTuple):
-    """The mean delays of messages in a replica's step."""
-
-    messages: Sequence[float]
-    """Mean extra seconds of the messages, in the order of `StageDurations.by_message`."""
-    turns: Sequence[tuple[int, float]]
-    """[stage] -> (messages of its tensor-parallel rings one after the other in a pass, mean extra seconds of each)."""
-
-
 def sample_step_times(
     cost: CostModel, layout: Layout, jitter: LinkJitter, draws: int, rng: np.random.Generator, variation: float = 0.0
 ) -> FloatArray:
@@ -78,8 +69,8 @@ def sample_step_times(
     ends: list[FloatArray] = [np.zeros(draws) for _ in range(layout.pp)]
     for replica, (durations, count) in enumerate(zip(step.durations_by_replica, layout.micro_batches, strict=True)):
         program = named_program(layout.schedule, layout.pp, len(layout.blocks), count)
-        late = ReplicaJitter(_late_messages(layout, replica, jitter), _late_turns(layout, replica, jitter))
-        for rank, values in enumerate(_rank_ends(program, durations, late, _Noise(draws, rng, variation))):
+        late, turns = _late_messages(layout, replica, jitter), _late_turns(layout, replica, jitter)
+        for rank, values in enumerate(_rank_ends(program, durations, late, turns, _Noise(draws, rng, variation))):
             ends[rank] = np.maximum(ends[rank], values)
     return _after_all_reduce(step, layout, ends, jitter, draws, rng)
 
@@ -110,7 +101,9 @@ def _after_all_reduce(
 
 
 def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[float]:
-    """Return `ReplicaJitter.messages` for a replica; 0 between stages on the same devices."""
+    """Return the mean extra seconds of a replica's messages, in the order of `StageDurations.by_message`; 0 between
+    stages on the same devices.
+    """
     hops = list(pairwise(layout.unit(replica, stage) for stage in range(len(layout.blocks))))
     return [
         0.0 if a is b else jitter.mean_s(a.device_ids, b.device_ids) for a, b in [*hops, *((b, a) for a, b in hops)]
@@ -118,7 +111,7 @@ def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[flo
 
 
 def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
-    """Return `ReplicaJitter.turns` for a replica.
+    """[stage] -> (messages of its tensor-parallel rings one after the other in a pass, mean extra seconds of each).
 
     There are two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) turns each.
     """
@@ -134,7 +127,11 @@ def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[
 
 
 def _rank_ends(
-    program: ActionProgram, durations: StageDurations, late: ReplicaJitter, noise: _Noise
+    program: ActionProgram,
+    durations: StageDurations,
+    late: Sequence[float],
+    late_turns: Sequence[tuple[int, float]],
+    noise: _Noise,
 ) -> list[FloatArray]:
     """When each pipeline rank ends its last action, in seconds for every draw; actions keep the table's order."""
     by_action, by_message = durations.by_action(), durations.by_message()
@@ -143,8 +140,8 @@ def _rank_ends(
     for action, (rank, duration, needs, message, _) in zip(program.actions, program.timed, strict=True):
         start = free[rank]
         if needs >= 0:
-            start = np.maximum(start, ends[needs] + by_message[message] + noise.exponential(late.messages[message]))
-        turns, mean = (0, 0.0) if action.kind == "W" else late.turns[action.stage]
+            start = np.maximum(start, ends[needs] + by_message[message] + noise.exponential(late[message]))
+        turns, mean = (0, 0.0) if action.kind == "W" else late_turns[action.stage]
         free[rank] = start + (noise.varied(by_action[duration]) + noise.gamma(turns, mean))
         ends.append(free[rank])
     return free

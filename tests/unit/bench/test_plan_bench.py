@@ -13,7 +13,7 @@ from hpctrain.bench.planner.placement import measure as measure_placement
 from hpctrain.bench.planner.search import CASES, SearchCase, brute_force_gap_pct, figures_of, scene_of_case
 from hpctrain.cli.main import cli
 from hpctrain.planner import make_plan
-from hpctrain.planner.replan.whatif import plan_without
+from hpctrain.planner.replan.replan import plan_without
 
 
 def test_the_planner_finds_what_trying_everything_finds() -> None:

@@ -12,8 +12,7 @@ from hpctrain.planner.cost.memory import PROCESS_BYTES, MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.roofline import PassTime
 from hpctrain.planner.cost.workload import ModelPart, workload_of
-from hpctrain.planner.devices.constants import CPU_CONSTANTS, CUDA_CONSTANTS
-from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK
+from hpctrain.planner.devices.constants import CPU_CONSTANTS, CUDA_CONSTANTS, HPCTRAIN_FRAMEWORK
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
 from hpctrain.planner.simulate.engine import StageDurations, simulate

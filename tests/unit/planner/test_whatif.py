@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
+from hpctrain.planner.replan.replan import TopologyChanges, apply_changes, plan_without
 from hpctrain.planner.simulate.engine import critical_path
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import predict, simulate_step
