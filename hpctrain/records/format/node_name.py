@@ -83,4 +83,11 @@ class DeviceId(str):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+        return core_schema.no_info_after_validator_function(cls._from_file, core_schema.str_schema())
+
+    @classmethod
+    def _from_file(cls, text: str) -> DeviceId:
+        """Return the device id that a file states. Half of a surrogate pair is refused: no message could show it."""
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError("node:device is expected, without halves of surrogate pairs")
+        return cls(text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 
-from pydantic import TypeAdapter
+import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.plan import ParallelDims
@@ -26,6 +27,11 @@ def test_a_file_holds_the_text() -> None:
     assert read.device == "cuda0"
     assert json.loads(form.dump_json([read])) == ["n3:cuda0"]
     assert form.json_schema()["items"] == {"type": "string"}
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(ValidationError, match="halves of surrogate pairs"):
+        TypeAdapter(DeviceId).validate_python("n3:\ud800")
 
 
 def test_degrees_as_text() -> None:
