@@ -19,8 +19,8 @@ from hpctrain.records.corpus import Recipe
 from hpctrain.records.format.document import Document
 from hpctrain.records.model.families import PRESETS
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.run.run import Run
 from hpctrain.records.run.cluster import Site
+from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 
 

@@ -27,11 +27,10 @@ from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm
 from hpctrain.topology.compare import differences
-from hpctrain.topology.formats.nccl import nccl_files
+from hpctrain.topology.formats.nccl import from_nccl, nccl_files
 from hpctrain.topology.formats.other_planners import metis_files, network_yml
 from hpctrain.topology.formats.pairs_csv import pairs_csv
-from hpctrain.topology.formats.slurm import block_yaml, tree_conf
-from hpctrain.topology.imports import from_nccl, from_slurm
+from hpctrain.topology.formats.slurm import block_yaml, from_slurm, tree_conf
 from hpctrain.topology.matrix_view import QUANTITIES
 from hpctrain.topology.view import render, render_differences, summary
 

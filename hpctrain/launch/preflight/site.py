@@ -14,8 +14,8 @@ import psutil
 
 from hpctrain.base.errors import CommandError, InputError
 from hpctrain.launch.local import local_environment
-from hpctrain.records.run.run import Run, missing_keys
 from hpctrain.records.run.cluster import Site, read_site, site_file
+from hpctrain.records.run.run import Run, missing_keys
 from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}

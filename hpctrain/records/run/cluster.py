@@ -1,18 +1,19 @@
-"""The `cluster` section of run.yaml: where the run takes place, and what its job requests from Slurm."""
+"""Where a run takes place, and what its job requests from Slurm: the `cluster` section of run.yaml. Then site.yaml,
+which has your defaults for that section, written once for each cluster.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
-from pydantic import Field, field_validator, model_validator
-from hpctrain.records.format.document import Part
-from hpctrain.records.format.node_name import NODES_MAX
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
-from pydantic import Field, field_validator
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
 from hpctrain.records.format.document import Document, OneOrSeveral, Part
+from hpctrain.records.format.node_name import NODES_MAX
 from hpctrain.records.format.yaml_file import read_yaml_model
 
 MailType = Literal["BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80", "ALL"]

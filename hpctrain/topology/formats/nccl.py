@@ -8,16 +8,19 @@ at one. Speeds in a dump are nominal, not measured.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from xml.parsers import expat
 
 from ClusterShell.NodeSet import NodeSet
 
+from hpctrain import __version__
+from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.records.topology.evidence import GIGATRANSFERS, Nic, NvlinkPeer, PcieLink
-from hpctrain.records.topology.topology import Device, DeviceType, Node, Topology
+from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology
 
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
@@ -134,6 +137,27 @@ class _Place:
 
     numa: int | None
     pci: tuple[_Element, ...]
+
+
+def from_nccl(text: str, source: str, nodes: Sequence[str], wall: float) -> Topology:
+    """Return a topology in which each of `nodes` has the GPUs, network cards and links of an NCCL dump of one node.
+
+    Args:
+        source: names the file in errors and in the notes.
+        wall: seconds since 1970, for the provenance.
+
+    Raises:
+        FileError: the dump cannot be used.
+    """
+    node, types = node_of_dump(text, source, nodes[0])
+    alike = [node.model_copy(update={"id": name, "addr": name}) for name in nodes]
+    notes = [
+        f"Nothing in this file was measured: taken over from NCCL's topology dump {Path(source).name}.",
+        "intra_bytes_per_s is the nominal rate of the slowest GPU's way to another: NVLinks by NVIDIA's data sheets, "
+        "else PCIe lanes at their rate. FLOP/s, memory and the network between nodes are absent: run `hpctrain probe`.",
+    ]
+    provenance = Provenance(version=__version__, created=utc_text(wall), transport="nccl", mode="prior", notes=notes)
+    return Topology(provenance=provenance, device_types=types, nodes=alike)
 
 
 def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, DeviceType]]:

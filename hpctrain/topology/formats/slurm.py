@@ -8,14 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ClusterShell.NodeSet import NodeSet
 
+from hpctrain import __version__
+from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.records.format.yaml_file import YamlFile, parse_yaml
-from hpctrain.records.topology.topology import NodeCluster, Topology
+from hpctrain.records.topology.topology import Fabric, Node, NodeCluster, Provenance, Topology
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -146,6 +149,24 @@ class _Switch:
     nodes: tuple[str, ...]
     switches: tuple[str, ...]
     line: int | None
+
+
+def from_slurm(text: str, source: str, wall: float) -> Topology:
+    """Return the nodes and switches of a topology.conf, or of a topology.yaml; the suffix of `source` decides.
+
+    Raises:
+        FileError: the file has errors; all are listed with their lines.
+    """
+    read = clusters_of_yaml if source.endswith((".yaml", ".yml")) else clusters_of_conf
+    clusters = read(text, source)
+    notes = [
+        f"Nothing in this file was measured: the switches are those of Slurm's {Path(source).name}, as it was given.",
+        "Devices and links are absent: run `hpctrain probe`.",
+    ]
+    names = dict.fromkeys(name for cluster in clusters if cluster.level == 1 for name in cluster.members)
+    nodes = [Node(id=name, addr=name, devices=[]) for name in names]
+    provenance = Provenance(version=__version__, created=utc_text(wall), transport="slurm", mode="prior", notes=notes)
+    return Topology(provenance=provenance, device_types={}, nodes=nodes, fabric=Fabric(clusters=clusters))
 
 
 def clusters_of_conf(text: str, source: str) -> list[NodeCluster]:

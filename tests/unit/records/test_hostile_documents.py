@@ -25,8 +25,8 @@ from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.history.run_log import read_events, read_metrics
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.run.run import read_run
 from hpctrain.records.run.cluster import read_site
+from hpctrain.records.run.run import read_run
 from hpctrain.records.topology.topology import Topology
 
 MANY = settings(

@@ -14,8 +14,8 @@ from run_folders import RUN
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.launch.preflight.site import site_defaults
 from hpctrain.records.format.yaml_file import missing_values, with_defaults
-from hpctrain.records.run.run import read_run
 from hpctrain.records.run.cluster import read_site, site_file
+from hpctrain.records.run.run import read_run
 from hpctrain.slurm.commands import Slurm
 
 SITE = """

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import FileError
 from hpctrain.cli.commands.topology import topology_command as command
 from hpctrain.records.topology.pair_matrix import FIGURES, PairMatrix, read_pairs
-from hpctrain.topology.imports import from_nccl, from_slurm
+from hpctrain.topology.formats.nccl import from_nccl
+from hpctrain.topology.formats.slurm import from_slurm
 
 MANY = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

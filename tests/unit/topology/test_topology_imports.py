@@ -5,8 +5,8 @@ import pytest
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.records.topology.evidence import Nic, NvlinkPeer, PcieLink
 from hpctrain.records.topology.topology import Topology
-from hpctrain.topology.formats.nccl import nccl_files
-from hpctrain.topology.imports import from_nccl, from_slurm
+from hpctrain.topology.formats.nccl import from_nccl, nccl_files
+from hpctrain.topology.formats.slurm import from_slurm
 
 DUMP = """\
 <system version="1">
