@@ -103,7 +103,9 @@ def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
     A job that requests no number of GPUs gets none, and would silently train on CPUs.
     """
     cluster = run.cluster
-    if cluster.device == "cpu" or cluster.devices_per_node is not None or requests_gpus(cluster.sbatch):
+    # Some sites accept only --gres, which stands among the options of sbatch.
+    requested = any(option.startswith(("--gres=gpu", "--gres gpu", "--gpus")) for option in cluster.sbatch)
+    if cluster.device == "cpu" or cluster.devices_per_node is not None or requested:
         return run, []
     partitions = candidate_partitions(cluster.partition, state.partitions)
     count = min(
@@ -116,11 +118,6 @@ def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
     asked = cluster.model_copy(update={"devices_per_node": count})
     which = f"of type {cluster.gpu_type}" if cluster.gpu_type else "all of them"
     return run.model_copy(update={"cluster": asked}), [f"{count} GPUs a node are asked for ({which})"]
-
-
-def requests_gpus(options: Sequence[str]) -> bool:
-    """Whether the sbatch options of a run file request GPUs, for sites that accept only --gres."""
-    return any(option.startswith(("--gres=gpu", "--gres gpu", "--gpus")) for option in options)
 
 
 def node_groups(run: Run) -> tuple[tuple[str | None, int], ...]:

@@ -61,12 +61,7 @@ class WrittenStarter:
 
 
 def write_starter(
-    run_file: Path,
-    starter: Starter,
-    *,
-    with_data: bool,
-    force: bool = False,
-    progress: Progress = no_progress,
+    run_file: Path, starter: Starter, *, with_data: bool, force: bool = False, progress: Progress = no_progress
 ) -> WrittenStarter:
     """Write a run file and, with `with_data`, the corpus beside it. An existing corpus is not replaced unless `force`.
 

@@ -23,7 +23,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.jobs.attempt_outcome import AttemptOutcome, srun_log
 from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.jobs.live_job import check_own_folder, is_cancelled
+from hpctrain.jobs.newest_job import check_own_folder, is_cancelled
 from hpctrain.jobs.policy import AttemptState, JobVerdict, classify, decide_after_attempt, decide_before_start
 from hpctrain.jobs.successors import (
     cancel_successors,

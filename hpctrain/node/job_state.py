@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hpctrain.base.errors import CommandError
 from hpctrain.jobs.attempt_outcome import is_preempted, read_outcome, with_srun_error
-from hpctrain.jobs.live_job import is_cancelled
+from hpctrain.jobs.newest_job import is_cancelled
 from hpctrain.jobs.policy import AttemptState, RunState
 from hpctrain.node.run import FINISHED_FILE
 from hpctrain.records.history.ledger import (

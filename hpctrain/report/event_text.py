@@ -70,10 +70,6 @@ def _node_lost(event: Event) -> str:
     return f"node {event.data.get('node', event.node)} was lost"
 
 
-def _node_returned(event: Event) -> str:
-    return f"node {event.data.get('node', event.node)} came back"
-
-
 def _generation_started(event: Event) -> str:
     data = event.data
     members = data.get("members") or []
@@ -125,7 +121,7 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "worker_died": _worker_died,
     "worker_hung": _prefixed("nothing moves"),
     "node_lost": _node_lost,
-    "node_returned": _node_returned,
+    "node_returned": lambda event: f"node {event.data.get('node', event.node)} came back",
     "generation_started": _generation_started,
     "recovered": _recovered,
     "checkpoint_saved": _checkpoint_saved,

@@ -124,10 +124,7 @@ def last_lines(
 
 
 def follow_lines(
-    readers: Iterable[LogReader],
-    find: Callable[[], list[LogFile]],
-    clock: Clock,
-    over: Callable[[], bool],
+    readers: Iterable[LogReader], find: Callable[[], list[LogFile]], clock: Clock, over: Callable[[], bool]
 ) -> Iterator[LogLine]:
     """Yield new lines as they are written, sorted by time within each poll.
 

@@ -272,7 +272,8 @@ def _decide_untouched(run: Run) -> tuple[State, str]:
 def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State, str]:
     starts = [event for event in events if event.kind == "generation_started"]
     row = metrics[-1] if metrics else None
-    if _fault_pending(events):
+    last = _newest(events, *FAULTS, "recovered")
+    if last is not None and last.kind != "recovered":  # no training since the last fault
         newest = _newest(events, *FAULTS, "generation_started", "replanned")
         return "recovering", describe_event(newest or events[-1])
     if starts and row is not None and row.generation >= starts[-1].generation:
@@ -280,12 +281,6 @@ def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State,
     if len(starts) > 1:
         return "recovering", describe_event(starts[-1])
     return "starting", describe_event(events[-1]) if events else "the run's process is there, nothing was written yet"
-
-
-def _fault_pending(events: list[Event]) -> bool:
-    """Whether there was a fault after which training has not continued yet."""
-    newest = _newest(events, *FAULTS, "recovered")
-    return newest is not None and newest.kind != "recovered"
 
 
 _TRIES = ("checkpoint_saved", "checkpoint_skipped", "waiting_for_room")

@@ -184,7 +184,7 @@ def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
             if is_trusted_run(folder):
                 result.trusted.append(folder)
         except UntrustedError as error:
-            if _is_run_folder(folder):
+            if _FOLDER_NAME.match(folder.name) or os.path.lexists(folder / "run.yaml"):
                 result.untrusted.append(error)
     return result
 
@@ -195,11 +195,6 @@ def runs_in(place: Path) -> ScannedFolders:
         return split_by_owner(sorted(path for path in place.iterdir() if path.is_dir()))
     except OSError:
         return ScannedFolders([], [])
-
-
-def _is_run_folder(folder: Path) -> bool:
-    """Whether an untrusted folder seems to be a run folder: by its name, or by a run file if that is visible."""
-    return _FOLDER_NAME.match(folder.name) is not None or os.path.lexists(folder / "run.yaml")
 
 
 def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:

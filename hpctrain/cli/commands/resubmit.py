@@ -25,7 +25,7 @@ from hpctrain.jobs.dependencies import (
     refresh_dependent_runs,
     with_dependencies,
 )
-from hpctrain.jobs.live_job import CANCELLED_FILE, check_no_live_job
+from hpctrain.jobs.newest_job import CANCELLED_FILE, check_no_live_job
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.prepare import fewest_nodes

@@ -10,7 +10,7 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
-from hpctrain.jobs.live_job import CANCELLED_FILE
+from hpctrain.jobs.newest_job import CANCELLED_FILE
 from hpctrain.launch.slurm_job.job_script import direct_command, render_job
 from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.records.run.run import Run

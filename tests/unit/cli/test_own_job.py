@@ -14,7 +14,7 @@ from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.cli.options import starting
-from hpctrain.jobs.live_job import CANCELLED_FILE
+from hpctrain.jobs.newest_job import CANCELLED_FILE
 from hpctrain.launch.preflight.prepare import PreparedRun
 from hpctrain.launch.slurm_job.existing_job import is_in_allocation
 from hpctrain.records.run.run import read_run

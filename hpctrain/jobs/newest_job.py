@@ -1,5 +1,5 @@
-"""The live jobs of a run: the checks that none uses a run folder, and the cancelling, which first lets the agents
-save."""
+"""The run's newest job and its successors: the check that none of them uses the run folder any more, and cancelling
+them, which first lets the agents save."""
 
 from __future__ import annotations
 
