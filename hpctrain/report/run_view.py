@@ -132,7 +132,9 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
     """Return the first plan and then its replacements, each with the generations that used it."""
     used = _generations_by_plan(events)
     uses = []
-    for path in _plan_files(folder):
+    # plan.json, then plan-<generation>.json in order.
+    numbered = [(int(match[1] or -1), path) for path in folder.iterdir() if (match := _PLAN.match(path.name))]
+    for _, path in sorted(numbered):
         plan = _or_damaged(partial(Plan.read, owned=True), path, damaged)
         if plan is not None:
             generations = used.get(path.name, [])
@@ -158,12 +160,6 @@ def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
             file = named if _PLAN.match(named) else copies.setdefault(named, newest)
             used.setdefault(file, []).append(event.generation)
     return used
-
-
-def _plan_files(folder: Path) -> list[Path]:
-    """Return plan.json, then plan-<generation>.json in order."""
-    numbered = [(int(match[1] or -1), path) for path in folder.iterdir() if (match := _PLAN.match(path.name))]
-    return [path for _, path in sorted(numbered)]
 
 
 def _or_damaged(read: Callable[[Path], Value], path: Path, damaged: list[str]) -> Value | None:

@@ -172,7 +172,10 @@ def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | Non
     bar.add_row(done, f"step {status.step}/{status.steps}", remaining)
     further = [f"  {words}" for words in status.further_words]
     numbers = "  ".join(["", *figures(status)])
-    lines = [*further, *queue_lines(status, now), numbers, _place(status, job), _nodes(events)]
+    job_text = f"  job {job}" if job is not None else ""
+    place = f"  attempt {status.attempt}  generation {status.generation}{job_text}"
+    nodes = ", ".join(f"{node} {state}" for node, state in node_states(events).items())
+    lines = [*further, *queue_lines(status, now), numbers, place, f"  {nodes}" if nodes else ""]
     recent = [f"  {_clock_time(event.time_s)}  {describe_event(event)}" for event in events[-EVENTS:]]
     return Group(head, bar, *(Text(line) for line in lines if line), *(Text(line, style="dim") for line in recent))
 
@@ -216,16 +219,6 @@ class PlainView:
             return []
         self._progress_s = item.time_s
         return [f"{moment}  {progress_line(item, steps)}"]
-
-
-def _place(status: RunStatus, job: str | None) -> str:
-    place = f"  attempt {status.attempt}  generation {status.generation}"
-    return f"{place}  job {job}" if job is not None else place
-
-
-def _nodes(events: Sequence[Event]) -> str:
-    states = node_states(events)
-    return "  " + ", ".join(f"{node} {state}" for node, state in states.items()) if states else ""
 
 
 def _clock_time(moment: float) -> str:
