@@ -15,8 +15,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.process import Runner, end_process
 from hpctrain.base.system.kernel import kernel_number
-from hpctrain.container.binds import ENVIRONMENT
-from hpctrain.container.entry import Host, Runtime
+from hpctrain.container.entry import ENVIRONMENT, Host, Runtime
 from hpctrain.container.recipe import ImageRecipe, definition, inputs_sha256
 
 PREFIX = "org.hpctrain."

@@ -24,7 +24,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import Runner, end_process
 from hpctrain.container import entry
-from hpctrain.container.binds import LIBRARY, Bind
+from hpctrain.container.entry import LIBRARY, Bind
 from hpctrain.records.run.run import Container
 
 Level = Literal["ok", "note", "problem"]

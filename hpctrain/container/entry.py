@@ -1,27 +1,27 @@
-"""Start programs inside an image: the runtime, its argv and environment, and a mount that survives Slurm's signals.
+"""Start programs inside an image: runtime, argv, environment, binds, and a mount that survives Slurm's signals.
 
 Without root, Apptainer mounts an image through a separate process, squashfuse_ll, which belongs to the job's step.
 Slurm sends USR2 before the time limit, and TERM at a preemption, to every process of a step. squashfuse_ll would end,
 and with it the processes in the image (SIGBUS), before they have saved a checkpoint. Apptainer finds squashfuse_ll by
 the PATH. So a script of that name is put first on the PATH; it ignores these signals and then executes the real
-program.
-"""
+program."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Literal
 
+import hpctrain
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.system.kernel import kernel_text
-from hpctrain.container.binds import LIBRARY, Bind
-from hpctrain.records.run.run import Container
+from hpctrain.records.run.run import Container, Run
 
 Name = Literal["apptainer", "singularity"]
 NAMES: tuple[Name, ...] = ("apptainer", "singularity")
@@ -33,6 +33,13 @@ PYTHON = "python3"
 IMAGE_VARIABLE = "HPCTRAIN_IMAGE"
 """Environment variable that holds the image's path inside the image."""
 PROGRAM = "squashfuse_ll"
+LIBRARY = "/opt/hpctrain/lib"
+"""Folder inside the image, on Python's module path, with the code of the hpctrain that submits. A new version of
+hpctrain needs no new image."""
+ENVIRONMENT = "/opt/hpctrain/environment"
+"""Folder inside the image with the packages of the submitting hpctrain. Only images with environment `bind` use it."""
+_ALWAYS_MOUNTED = (Path("/tmp"), Path("/var/tmp"))
+_TEMPORARY = ("SLURM_TMPDIR", "TMPDIR")
 
 
 @dataclass(frozen=True)
@@ -164,3 +171,98 @@ def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which,
     words = [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), real]
     write_text(folder / PROGRAM, f"#!/bin/sh\ntrap '' HUP INT TERM USR1 USR2\nexec {shlex.join(words)} \"$@\"\n", 0o755)
     return {**environ, "PATH": os.pathsep.join(filter(None, [str(folder), environ.get("PATH")]))}
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or folder of the machine, and its path inside the image."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def text(self) -> str:
+        """Return SOURCE:TARGET[:ro], as Apptainer, SingularityCE and pyxis read it."""
+        return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
+
+
+def parse_bind(text: str) -> Bind:
+    """Return the bind written as SOURCE[:TARGET[:ro|rw]].
+
+    Raises:
+        InputError: the text is not of this form.
+    """
+    parts = text.split(":")
+    source, target = parts[0], parts[1] if len(parts) > 1 else parts[0]
+    mode = parts[2] if len(parts) > 2 else "rw"
+    if len(parts) > 3 or mode not in ("ro", "rw") or "," in text:
+        raise InputError(f"container.binds: found {text!r}; write SOURCE[:TARGET[:ro]], without commas")
+    if not source.startswith("/") or not target.startswith("/"):
+        raise InputError(f"container.binds: found {text!r}; both paths start at /")
+    return Bind(source, target, mode == "ro")
+
+
+def check_binds(binds: Iterable[str]) -> None:
+    """Check that the sources of binds in the run file exist; without this check, the runtime would report it in the
+    job.
+
+    Raises:
+        InputError: a bind is badly written, or its source does not exist.
+    """
+    for text in binds:
+        bind = parse_bind(text)
+        if not os.path.lexists(bind.source):
+            raise InputError(
+                f"container.binds: {bind.source}: there is no such file or folder; make it, or leave it out"
+            )
+
+
+def program_binds() -> list[Bind]:
+    """Return the binds of hpctrain's own code and of the packages beside it."""
+    package = Path(hpctrain.__file__).resolve().parent
+    packages = Path(sysconfig.get_path("purelib"))
+    return [
+        Bind(str(package), f"{LIBRARY}/{package.name}", read_only=True),
+        Bind(str(packages), ENVIRONMENT, read_only=True),
+    ]
+
+
+def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
+    """Return all binds that the run needs, each with equal paths inside and outside; those of the run file come last.
+
+    Args:
+        folder: the run folder, absolute.
+        environ: environment of the node, which names its temporary folders.
+
+    Raises:
+        InputError: a path cannot be passed to a container runtime.
+    """
+    data = run.data
+    files = [*data.train_folders, *data.valid_folders, *filter(None, [data.tokenizer, run.model.hf, run.secrets_file])]
+    binds = program_binds() + [bind for path in files for bind in _same(Path(path), read_only=True)]
+    binds += _same(folder)
+    for path in _temporary(run, environ):
+        binds += _same(path)
+    binds += [parse_bind(text) for text in (run.container.binds if run.container else [])]
+    for bind in binds:
+        if "," in bind.text() or ":" in bind.source + bind.target:
+            raise InputError(f"container: {bind.source}: a path with a comma or colon cannot be bound; rename it")
+    return list({bind.target: bind for bind in binds}.values())
+
+
+def _same(path: Path, read_only: bool = False) -> list[Bind]:
+    """Return binds that keep the path: of the path, and if it contains a symbolic link, of the link's target."""
+    real = path.resolve()
+    return [Bind(str(item), str(item), read_only) for item in dict.fromkeys((real, path))]
+
+
+def _temporary(run: Run, environ: Mapping[str, str]) -> list[Path]:
+    """Return the node's existing temporary folders, without those that the runtime mounts by default."""
+    named = [environ.get(name) for name in _TEMPORARY]
+    named += [Template(run.data.stage_folder).safe_substitute(environ) if run.data.stage_folder else None]
+    paths = [Path(name) for name in named if name and name.startswith("/")]
+    return [
+        path
+        for path in dict.fromkeys(paths)
+        if path.is_dir() and not any(path == seen or seen in path.parents for seen in _ALWAYS_MOUNTED)
+    ]

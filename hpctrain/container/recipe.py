@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
@@ -156,7 +157,7 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
             versions[name] = distribution.version.partition("+")[0]
         for text in distribution.requires or []:
             requirement = Requirement(text)
-            key = _normal(requirement.name)
+            key = canonicalize_name(requirement.name)
             if key not in versions and key != HPCTRAIN_DISTRIBUTION and _applies(requirement, wanted):
                 waiting.append((key, tuple(requirement.extras)))
     return [f"{name}=={version}" for name, version in sorted(versions.items())]
@@ -211,7 +212,3 @@ def _name(item: str) -> str:
 def _applies(requirement: Requirement, extras: Sequence[str]) -> bool:
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -23,23 +22,11 @@ _COMMAND_TIMEOUT_S = 30.0
 _LOCK = "\0hpctrain-lab"
 
 
-class ProcessTable(Protocol):
-    """Access to the processes of this machine."""
-
-    def commands(self) -> Iterable[tuple[int, Sequence[str]]]:
-        """Return process id and argv of each living process."""
-
-    def newest_first(self, pids: Iterable[int]) -> list[int]:
-        """Return the processes that still exist, those first that started last: children before their parents."""
-
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal; do nothing when the process is gone."""
-
-
-class SystemProcessTable:
+class ProcessTable:
     """The processes of this machine, without zombies."""
 
     def commands(self) -> Iterator[tuple[int, Sequence[str]]]:
+        """Yield process id and argv of each living process."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 argv = process.cmdline()
@@ -47,6 +34,7 @@ class SystemProcessTable:
                     yield process.pid, argv
 
     def newest_first(self, pids: Iterable[int]) -> list[int]:
+        """Return the processes that still exist, those first that started last: children before their parents."""
         starts = []
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -54,6 +42,7 @@ class SystemProcessTable:
         return [pid for _, pid in sorted(starts, reverse=True)]
 
     def signal(self, pid: int, number: int) -> None:
+        """Send a signal; do nothing when the process is gone."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -131,7 +120,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """Return the machine that this process runs on."""
-    return Machine(SystemRunner(), SystemClock(), SystemProcessTable())
+    return Machine(SystemRunner(), SystemClock(), ProcessTable())
 
 
 @contextlib.contextmanager

@@ -93,13 +93,12 @@ class NodeStatus:
     link_up: bool
     out_bits_per_s: float | None
     in_bits_per_s: float | None
-    cut_from: tuple[str, ...]
+    cut_from: list[str]
     cpu_share: float | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, without those that are None."""
-        values = {**asdict(self), "cut_from": list(self.cut_from)}
-        return {key: value for key, value in values.items() if value is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,11 @@ class LabStatus:
     slurm_conf: str
     controller: bool
     nodes: tuple[NodeStatus, ...]
-    jobs: tuple[dict[str, Any], ...]
+    jobs: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {**asdict(self), "nodes": [node.to_json() for node in self.nodes], "jobs": list(self.jobs)}
+        return {**asdict(self), "nodes": [node.to_json() for node in self.nodes]}
 
 
 def read_lab_status(machine: Machine, layout: LabLayout) -> LabStatus:
@@ -137,12 +136,12 @@ def read_lab_status(machine: Machine, layout: LabLayout) -> LabStatus:
             link_up=links.get(layout.port(name), False),
             out_bits_per_s=_rate(machine, layout, name, "out"),
             in_bits_per_s=_rate(machine, layout, name, "in"),
-            cut_from=tuple(network.parse_cuts(layout, machine.run(network.list_cuts_command(layout, name)).stdout)),
+            cut_from=network.parse_cuts(layout, machine.run(network.list_cuts_command(layout, name)).stdout),
             cpu_share=layout.spec.cpu_share_of(layout.node(name)),
         )
         for name in layout.names
     )
-    return LabStatus(str(layout.folder), str(layout.slurm_conf), controller, nodes, tuple(parse_jobs(jobs)))
+    return LabStatus(str(layout.folder), str(layout.slurm_conf), controller, nodes, parse_jobs(jobs))
 
 
 def _rate(machine: Machine, layout: LabLayout, name: str, direction: Direction) -> float | None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import PACKAGE, program
-from hpctrain.container.binds import LIBRARY, check_binds, run_binds
-from hpctrain.container.entry import PYTHON, Which, find_runtime, pyxis_command, pyxis_options
+from hpctrain.container import entry
 from hpctrain.records.run.run import Container, Run
 
 
@@ -18,7 +17,7 @@ def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str
     one."""
     if run.container is None:
         return program(module, flags=flags)
-    return program(module, PYTHON, f"{LIBRARY}/{PACKAGE.name}", flags)
+    return program(module, entry.PYTHON, f"{entry.LIBRARY}/{PACKAGE.name}", flags)
 
 
 def container_command(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
@@ -34,7 +33,7 @@ def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:
     """Return the shell command of a step's task that runs `command` in the run's image, or on the machine if there is
     none."""
     if run.container is not None and run.container.runtime == "pyxis":
-        return pyxis_command(run.container, command)
+        return entry.pyxis_command(run.container, command)
     return shlex.join(container_command(run, folder, command))
 
 
@@ -42,11 +41,11 @@ def step_options(run: Run, folder: Path) -> str:
     """Return srun's options for a step in the image, with a trailing space; '' unless pyxis starts the image."""
     if run.container is None or run.container.runtime != "pyxis":
         return ""
-    binds = run_binds(run, folder, {})
-    return shlex.join(pyxis_options(run.container, binds)) + " "
+    binds = entry.run_binds(run, folder, {})
+    return shlex.join(entry.pyxis_options(run.container, binds)) + " "
 
 
-def check_container(container: Container | None, local: bool, which: Which) -> None:
+def check_container(container: Container | None, local: bool, which: entry.Which) -> None:
     """Check that the image and the sources of its binds exist.
 
     Args:
@@ -57,7 +56,7 @@ def check_container(container: Container | None, local: bool, which: Which) -> N
     """
     if container is None:
         return
-    check_binds(container.binds)
+    entry.check_binds(container.binds)
     if container.runtime == "pyxis":
         if local:
             raise InputError("container.runtime: found pyxis; it is Slurm's: a local run takes auto")
@@ -68,4 +67,4 @@ def check_container(container: Container | None, local: bool, which: Which) -> N
             f"container.image: {image}: there is no such file; build one with `hpctrain image build -o {image.name}`"
         )
     if local:  # a Slurm job may load the program by an environment module
-        find_runtime(container.runtime, which)
+        entry.find_runtime(container.runtime, which)

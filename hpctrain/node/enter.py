@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpctrain.base.process import SystemRunner
 from hpctrain.container import entry
-from hpctrain.container.binds import run_binds
+from hpctrain.container.entry import run_binds
 from hpctrain.records.run.run import run_of
 from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.folder import check_trusted

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpctrain.base.net.wire import Message
-from hpctrain.probe.protocol.backend import LIMIT_S, SIZES, TIMES_MIN, backend_rounds, times_of, warm_up_of
+from hpctrain.probe.protocol.messages import LIMIT_S, SIZES, TIMES_MIN, backend_rounds, times_of, warm_up_of
 from tools.probe_simulation.fabric import Floats, SimulatedFabric
 
 GLOO_S = 35e-6

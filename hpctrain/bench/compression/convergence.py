@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.bench.compression.bench_trainer import BenchTrainer
-from hpctrain.bench.compression.methods import METHODS, MethodContext
-from hpctrain.bench.compression.planned_codec import StepWorkload
+from hpctrain.bench.compression.methods import METHODS, MethodContext, StepWorkload
 from hpctrain.bench.compression.step_times import make_text
 from hpctrain.bench.record import RowStore
 from hpctrain.bench.small_run import run_ranks

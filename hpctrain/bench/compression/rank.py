@@ -21,8 +21,7 @@ import torch.distributed as dist
 
 from hpctrain.bench.compression.bench_trainer import PIPELINES, BenchTrainer, PipelineBenchTrainer, open_pipeline
 from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples
-from hpctrain.bench.compression.methods import METHODS, MethodContext
-from hpctrain.bench.compression.planned_codec import StepWorkload
+from hpctrain.bench.compression.methods import METHODS, MethodContext, StepWorkload
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
 

@@ -56,7 +56,7 @@ def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times:
 
 def _compare_with_iperf3(rates: tuple[str, ...], repeats: int, people: Console) -> dict[str, Any]:
     """Measure the probe and iperf3 on the lab that is up, print the table, return the record."""
-    from hpctrain.bench.probe.lab import RateSettings, measure
+    from hpctrain.bench.probe.lab_probe import RateSettings, measure
 
     check_rates(rates)
     record = _on_lab(measure, RateSettings(rates=rates, repeats=repeats))

@@ -14,9 +14,8 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_seconds
-from hpctrain.container.binds import check_binds, parse_bind, program_binds
 from hpctrain.container.check import ImageFinding, ImageStart, check_image, examine, host_environment
-from hpctrain.container.entry import find_runtime, this_host
+from hpctrain.container.entry import check_binds, find_runtime, parse_bind, program_binds, this_host
 from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
 from hpctrain.launch.preflight.checks import VERSION_FILE, local_driver_version
 from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from hpctrain.probe.faults.node_faults import ProbeFinding, Severity, make_finding
 from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection import outliers
 from hpctrain.probe.pair_selection.measurement_schedule import retest_candidates
-from hpctrain.probe.pair_selection.rounds import OVERSUBSCRIBED_FROM, RetestResult, retested_links, retested_nodes
+from hpctrain.probe.pair_selection.rounds import OVERSUBSCRIBED_FROM, NodePerformance, retested_links, retested_nodes
 from hpctrain.probe.pair_selection.switches import SwitchTree
 
 UNCONFIRMED_RATIO = 0.8
@@ -24,21 +23,6 @@ MIN_NODES_TO_COMPARE = 3
 """Fewest nodes to find a slow one: of two nodes, either may be the slow one."""
 
 
-@dataclass(frozen=True)
-class _SuspectFigures:
-    """The relative performance of one suspect in the first measurement, and in its retest if there was one."""
-
-    sent: float
-    received: float
-    latency: float
-    partners: int
-    again: RetestResult | None
-
-    @property
-    def bandwidth(self) -> float:
-        return min(self.sent, self.received)
-
-
 def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSettings) -> list[ProbeFinding]:
     """Return all faults of the network that the measurements show."""
     if len(outcome.alive) < MIN_NODES_TO_COMPARE:
@@ -50,7 +34,9 @@ def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSetti
     together = _of_one_machine(outcome)
     faults = []
     for node, name in zip(suspects, names, strict=True):
-        fault = _judge(name, _suspect_figures(now, node, again.get(name)), settings, name in together)
+        figures = (float(now.sent[node]), float(now.received[node]), float(now.latency[node]))
+        first = NodePerformance(*figures, int(now.partners[node]))
+        fault = _judge(name, first, again.get(name), settings, name in together)
         if fault is not None:
             faults.append(fault)
     for (a, b), (there, back) in retested_links(outcome.retests, names, pairs).items():
@@ -82,56 +68,54 @@ def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
     return [make_finding(None, "note", "OVERSUBSCRIBED", text, evidence, fix) for text in texts]
 
 
-def _suspect_figures(now: outliers.RelativePerformance, node: int, again: RetestResult | None) -> _SuspectFigures:
-    figures = (float(now.sent[node]), float(now.received[node]), float(now.latency[node]))
-    return _SuspectFigures(*figures, int(now.partners[node]), again)
-
-
-def _judge(name: str, seen: _SuspectFigures, settings: ProbeSettings, shared: bool) -> ProbeFinding | None:
+def _judge(
+    name: str, first: NodePerformance, again: NodePerformance | None, settings: ProbeSettings, shared: bool
+) -> ProbeFinding | None:
     """Return the fault of a suspected node; None when it is as fast as others.
 
     Args:
+        first: its figures in the first measurement.
+        again: those of its retest; None if there was none.
         shared: whether the node shares its machine with another node, which makes its latency useless.
     """
     slow_ratio = min(settings.slow_ratio, SHARED_RATIO) if shared else settings.slow_ratio
-    if seen.again is None:
-        slow = seen.bandwidth < min(slow_ratio, UNCONFIRMED_RATIO)
-        late = seen.latency > outliers.LATENCY_EXCLUDE and not settings.loopback and not shared
+    if again is None:
+        slow = first.bandwidth < min(slow_ratio, UNCONFIRMED_RATIO)
+        late = first.latency > outliers.LATENCY_EXCLUDE and not settings.loopback and not shared
         leave_out = False
     else:
-        slow = seen.again.bandwidth < slow_ratio
-        late = min(seen.again.latency, seen.latency) > outliers.LATENCY_WARN and not shared
-        leave_out = max(seen.again.bandwidth, seen.bandwidth) < settings.exclude_ratio or (
-            late and min(seen.again.latency, seen.latency) > outliers.LATENCY_EXCLUDE and settings.exclude_ratio > 0
+        slow = again.bandwidth < slow_ratio
+        late = min(again.latency, first.latency) > outliers.LATENCY_WARN and not shared
+        leave_out = max(again.bandwidth, first.bandwidth) < settings.exclude_ratio or (
+            late and min(again.latency, first.latency) > outliers.LATENCY_EXCLUDE and settings.exclude_ratio > 0
         )
     if not slow and not late:
         return None
     severity: Severity = "exclude" if leave_out else "warn"
     fix = f"leave it out with --exclude={name}" if leave_out else "let the plan give it less traffic, or probe again"
-    if slow and _is_one_sided(seen):
+    if slow and _is_one_sided(again or first):
         fix += "; its cable or port may be bad"
-        return make_finding(name, severity, "ASYMMETRIC", _sides(seen), _evidence(seen), fix)
-    text = f"its bandwidth is {_figure(seen.bandwidth)} of the median" if slow else ""
+        return make_finding(name, severity, "ASYMMETRIC", _sides(first), _evidence(first, again), fix)
+    text = f"its bandwidth is {_figure(first.bandwidth)} of the median" if slow else ""
     if late:
-        text += f"{' and ' if text else ''}its latency is {seen.latency:.1f} times the median"
-    return make_finding(name, severity, "SLOW_NODE", text, _evidence(seen), fix)
+        text += f"{' and ' if text else ''}its latency is {first.latency:.1f} times the median"
+    return make_finding(name, severity, "SLOW_NODE", text, _evidence(first, again), fix)
 
 
-def _is_one_sided(seen: _SuspectFigures) -> bool:
-    sent, received = (seen.sent, seen.received) if seen.again is None else (seen.again.sent, seen.again.received)
-    return min(sent, received) < ASYMMETRIC_RATIO * max(sent, received)
+def _is_one_sided(seen: NodePerformance) -> bool:
+    return seen.bandwidth < ASYMMETRIC_RATIO * max(seen.sent, seen.received)
 
 
-def _sides(seen: _SuspectFigures) -> str:
-    return f"it sends at {_figure(seen.sent)} and receives at {_figure(seen.received)} of the median"
+def _sides(first: NodePerformance) -> str:
+    return f"it sends at {_figure(first.sent)} and receives at {_figure(first.received)} of the median"
 
 
-def _evidence(seen: _SuspectFigures) -> str:
-    if seen.again is None:
-        return f"{seen.partners} partners; not measured again"
+def _evidence(first: NodePerformance, again: NodePerformance | None) -> str:
+    if again is None:
+        return f"{first.times} partners; not measured again"
     return (
-        f"{seen.partners} partners; {seen.again.times} times more with good ones: sends at {_figure(seen.again.sent)}, "
-        f"receives at {_figure(seen.again.received)} of good pairs, latency times {seen.again.latency:.1f}"
+        f"{first.times} partners; {again.times} times more with good ones: sends at {_figure(again.sent)}, "
+        f"receives at {_figure(again.received)} of good pairs, latency times {again.latency:.1f}"
     )
 
 

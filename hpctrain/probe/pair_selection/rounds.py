@@ -170,14 +170,15 @@ def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pa
 
 
 @dataclass(frozen=True)
-class RetestResult:
-    """Performance of a node with its better partner, relative to good pairs in the same rounds."""
+class NodePerformance:
+    """Performance of a node relative to all nodes; in a retest that with its better partner, relative to good pairs in
+    the same rounds."""
 
     sent: float
     received: float
     latency: float
     times: int
-    """Number of measurements."""
+    """Number of measurements; in the first one, that of partners."""
 
     @property
     def bandwidth(self) -> float:
@@ -222,11 +223,11 @@ def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
 
 def retested_nodes(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
-) -> dict[str, RetestResult]:
+) -> dict[str, NodePerformance]:
     """Return the retest results of the suspects; a suspect that was not measured again is absent."""
     doubted = set(suspects)
     usual = _usual(results, doubted, set(links))
-    retested: dict[str, RetestResult] = {}
+    retested: dict[str, NodePerformance] = {}
     for name in suspects:
         by_partner: dict[str, list[tuple[float, float, float]]] = {}
         for seen in (result.seen_from(name) for result in results if name in (result.a, result.b)):
@@ -236,7 +237,7 @@ def retested_nodes(
             continue
         rate, latency = usual
         medians = [[statistics.median(column) for column in zip(*rows, strict=True)] for rows in by_partner.values()]
-        retested[name] = RetestResult(
+        retested[name] = NodePerformance(
             sent=max(row[0] for row in medians) / rate,
             received=max(row[1] for row in medians) / rate,
             latency=min(row[2] for row in medians) / latency,

@@ -13,8 +13,8 @@ from hpctrain.probe.pair_selection.measurement_schedule import measurement_sched
 from hpctrain.probe.pair_selection.rounds import Round
 from hpctrain.probe.pair_selection.switches import PriorSwitches
 from hpctrain.probe.protocol import messages
-from hpctrain.probe.protocol.backend import BackendReport, backend_lines, choose_backend
 from hpctrain.probe.protocol.connections import ConnectionLost, Transport
+from hpctrain.probe.protocol.messages import BackendReport, backend_lines, choose_backend
 
 GRACE_S = 3.0
 """Seconds beyond a node's own deadline, in which it can report that its measurement failed, on a busy machine too."""

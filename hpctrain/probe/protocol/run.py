@@ -78,7 +78,7 @@ def probe_nodes(
         _publish(node, listener)
         coordinator = Coordinator(StarTransport(listener), nodes, node.clock, node.settings, progress, prior)
         if keep is not None:
-            coordinator.progress = _PartialWriter(coordinator, node.clock, job_id, keep)
+            coordinator.progress = _saves_partial(coordinator, node.clock, job_id, keep)
         outcome = _coordinate(node, coordinator)
     finally:
         listener.close()
@@ -109,26 +109,22 @@ def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
     return outcome
 
 
-class _PartialWriter:
-    """A progress callback that from time to time also passes the topology measured so far to `keep`."""
+def _saves_partial(coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> Progress:
+    """Return a progress callback that calls the coordinator's, and from time to time also passes the topology measured
+    so far to `keep`."""
+    progress, due_s = coordinator.progress, clock.now() + PARTIAL_EVERY_S
 
-    def __init__(self, coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> None:
-        self._coordinator = coordinator
-        self._progress = coordinator.progress
-        self._clock = clock
-        self._job_id = job_id
-        self._keep = keep
-        self._next = clock.now() + PARTIAL_EVERY_S
-
-    def __call__(self, phase: str, done: int, planned: int) -> None:
-        self._progress(phase, done, planned)
-        start = self._clock.now()
-        if phase == "join" or start < self._next:
+    def report(phase: str, done: int, planned: int) -> None:
+        nonlocal due_s
+        progress(phase, done, planned)
+        start = clock.now()
+        if phase == "join" or start < due_s:
             return
-        outcome, settings = self._coordinator.outcome, self._coordinator.settings
-        self._keep(assemble(outcome, settings, self._clock.wall(), self._job_id, partial=True))
-        now = self._clock.now()
-        self._next = now + max(PARTIAL_EVERY_S, 20 * (now - start))
+        keep(assemble(coordinator.outcome, coordinator.settings, clock.wall(), job_id, partial=True))
+        now = clock.now()
+        due_s = now + max(PARTIAL_EVERY_S, 20 * (now - start))
+
+    return report
 
 
 def _publish(node: ProbeNode, listener: ProbeListener) -> None:

@@ -18,9 +18,8 @@ import torch.distributed as dist
 
 from hpctrain.agent.worker_messages import StoreConnection
 from hpctrain.probe.measure.figures import one_way_s, percentile
-from hpctrain.probe.protocol import backend
-from hpctrain.probe.protocol.backend import BackendReport
-from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeAnswer, ExchangeOrder
+from hpctrain.probe.protocol import messages
+from hpctrain.probe.protocol.messages import ERROR_CHARS, BackendReport, ExchangeAnswer, ExchangeOrder
 from hpctrain.worker.store import open_store
 
 TIMEOUT = timedelta(seconds=20)
@@ -53,7 +52,7 @@ class BackendMeasurement:
                     times = self._rounds(order.rank, order.world, order.seed)
                 finally:
                     dist.destroy_process_group()
-                network = backend.network_used(log.read_text(errors="replace")) if log.exists() else None
+                network = messages.network_used(log.read_text(errors="replace")) if log.exists() else None
         except (RuntimeError, OSError, ValueError) as error:
             return ExchangeAnswer(error=(str(error).splitlines() or [type(error).__name__])[0][:ERROR_CHARS])
         return ExchangeAnswer(report=BackendReport(backend=order.backend, times=times, network=network))
@@ -72,7 +71,7 @@ class BackendMeasurement:
 
     def _rounds(self, rank: int, world: int, seed: int) -> dict[int, tuple[tuple[int, float], ...]]:
         times = {}
-        for pairs in backend.backend_rounds(world, seed):
+        for pairs in messages.backend_rounds(world, seed):
             dist.barrier()
             for a, b in pairs:
                 if rank == a:
@@ -88,19 +87,19 @@ class BackendMeasurement:
         """Return (bytes, one-way seconds) for messages of growing size to the peer, each answered by a small
         message.
         """
-        answer = self._buffer(backend.SIZES[0])
+        answer = self._buffer(messages.SIZES[0])
         sweep: list[tuple[int, float]] = []
         back_s = 0.0
         start = time.perf_counter()
-        for size in backend.SIZES:
+        for size in messages.SIZES:
             message = self._buffer(size)
             samples: list[float] = []
-            warm_up = backend.warm_up_of(size)
+            warm_up = messages.warm_up_of(size)
             word = _MORE
             while word == _MORE:
-                late = time.perf_counter() - start >= backend.LIMIT_S
-                if len(samples) + 1 >= (backend.TIMES_MIN if late else backend.times_of(size)) + warm_up:
-                    word = _LAST if late or size == backend.SIZES[-1] else _LARGER
+                late = time.perf_counter() - start >= messages.LIMIT_S
+                if len(samples) + 1 >= (messages.TIMES_MIN if late else messages.times_of(size)) + warm_up:
+                    word = _LAST if late or size == messages.SIZES[-1] else _LARGER
                 message[0] = word
                 self._finish()
                 began = time.perf_counter()
@@ -117,8 +116,8 @@ class BackendMeasurement:
         return tuple(sweep)
 
     def _echo_size_sweep(self, peer: int) -> None:
-        answer = self._buffer(backend.SIZES[0])
-        for size in backend.SIZES:
+        answer = self._buffer(messages.SIZES[0])
+        for size in messages.SIZES:
             message = self._buffer(size)
             word = _MORE
             while word == _MORE:

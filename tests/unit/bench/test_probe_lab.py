@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpctrain.bench.probe.lab import compare_rates, received_bytes_per_s
+from hpctrain.bench.probe.lab_probe import compare_rates, received_bytes_per_s
 from hpctrain.records.topology.link import LinkFigures
 
 

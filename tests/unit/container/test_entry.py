@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.container.binds import ENVIRONMENT, LIBRARY, Bind, check_binds, parse_bind, run_binds
 from hpctrain.container.entry import (
+    ENVIRONMENT,
+    LIBRARY,
     PROGRAM,
+    Bind,
     Host,
     Runtime,
+    check_binds,
     entry_command,
     entry_environment,
     find_runtime,
+    parse_bind,
     pyxis_command,
     pyxis_options,
+    run_binds,
     this_host,
     with_surviving_mount,
 )

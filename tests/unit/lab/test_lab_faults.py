@@ -12,7 +12,7 @@ from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import CommandResult
 from hpctrain.lab.faults import cut, heal, kill_nodes, shape
 from hpctrain.lab.layout import LabLayout
-from hpctrain.lab.machine import SystemProcessTable
+from hpctrain.lab.machine import ProcessTable
 from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.status import parse_jobs, parse_nodes, read_lab_status
 
@@ -75,7 +75,7 @@ def test_children_come_before_their_parents():
         gone = subprocess.Popen(["true"])
         gone.wait()
         family = [os.getppid(), os.getpid(), child.pid, gone.pid]
-        assert SystemProcessTable().newest_first(family) == [child.pid, os.getpid(), os.getppid()]
+        assert ProcessTable().newest_first(family) == [child.pid, os.getpid(), os.getppid()]
         child.kill()
 
 

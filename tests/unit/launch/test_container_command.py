@@ -9,8 +9,7 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import program
-from hpctrain.container.binds import LIBRARY
-from hpctrain.container.entry import Host
+from hpctrain.container.entry import LIBRARY, Host
 from hpctrain.launch.container_command import check_container, container_command
 from hpctrain.launch.slurm_job.job_script import direct_command
 from hpctrain.launch.submission import preview

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.probe.protocol.backend import (
+from hpctrain.probe.protocol.messages import (
     MAX_ROUNDS,
     BackendReport,
     backend_lines,

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.backend import SIZES, times_of, warm_up_of
+from hpctrain.probe.protocol.messages import SIZES, times_of, warm_up_of
 from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
 from tools.probe_simulation.tables import runtime_row, simulated_probe
 
