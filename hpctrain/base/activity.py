@@ -62,7 +62,9 @@ class Activity:
         """Replace the record by `doing`."""
         self.now = doing
         if self._page is not None:
-            self._page[:] = _packed(doing)
+            operation = doing.operation.replace("\n", " ").encode()[:OPERATION_BYTES]
+            head = b"%d\n%f\n%d\n%b\n" % (doing.step, doing.since_s, doing.waits, operation)
+            self._page[:] = head.ljust(RECORD_BYTES, b"\0")
 
 
 class _Operation:
@@ -111,16 +113,6 @@ def read_record(descriptor: int) -> ActivityRecord | None:
         if again == content:
             break
         content = again
-    return _unpacked(content)
-
-
-def _packed(doing: ActivityRecord) -> bytes:
-    operation = doing.operation.replace("\n", " ").encode()[:OPERATION_BYTES]
-    head = b"%d\n%f\n%d\n%b\n" % (doing.step, doing.since_s, doing.waits, operation)
-    return head.ljust(RECORD_BYTES, b"\0")
-
-
-def _unpacked(content: bytes) -> ActivityRecord | None:
     try:
         step, since, waits, operation, _ = content.split(b"\n", 4)
         return ActivityRecord(int(step), operation.decode(errors="replace"), bool(int(waits)), float(since))

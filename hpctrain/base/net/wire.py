@@ -109,7 +109,8 @@ class LineChannel:
             self._fill()
         while (message := self._take_one()) is None and not self.closed:
             # The deadline counts also while data arrives all the time.
-            if _passed(deadline) or not self._ready(select.POLLIN, deadline):
+            passed = deadline is not None and time.monotonic() >= deadline
+            if passed or not self._ready(select.POLLIN, deadline):
                 return None
             self._fill()
         return message
@@ -203,10 +204,6 @@ class LineMac:
 
 def _deadline(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else time.monotonic() + timeout_s
-
-
-def _passed(deadline: float | None) -> bool:
-    return deadline is not None and time.monotonic() >= deadline
 
 
 class Watchable(Protocol):

@@ -39,13 +39,9 @@ class SkippedInput:
     """Number of the line, row or document; the first is 1."""
 
     def __str__(self) -> str:
-        return f"{self.place()}: {self.reason}"
-
-    def place(self) -> str:
-        """Return the place as text: 'file:line', 'file: row 3', or the file."""
-        if self.unit == "line":
-            return f"{self.file}:{self.number}"
-        return f"{self.file}: {self.unit} {self.number}" if self.unit else self.file
+        """Return 'file:line: reason', 'file: row 3: reason', or 'file: reason'."""
+        place = f":{self.number}" if self.unit == "line" else f": {self.unit} {self.number}" if self.unit else ""
+        return f"{self.file}{place}: {self.reason}"
 
     def line(self) -> str:
         """Return the entry's line in skipped.jsonl."""

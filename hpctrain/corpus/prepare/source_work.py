@@ -141,7 +141,13 @@ def scan_all(
         ]
         _scan_until_full(work, tasks, pool, report)
         if not work.text_bytes:
-            raise InputError(_nothing_found(work))
+            skipped = work.skipped
+            first = f", the first: {skipped.listed[0]}" if skipped.listed else ""
+            raise InputError(
+                f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped.total} files and records "
+                f"skipped{first}); taken from folders are {' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or "
+                ".zst, as UTF-8; name other files one by one"
+            )
     progress("reading", total, total)  # a limit leaves bytes that were never reported
 
 
@@ -188,25 +194,22 @@ def encode_all(
 
 
 def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, report: Callable[[int], None]) -> None:
-    """Scan units in order; the unit that exceeds the limit is scanned again, up to the limit."""
+    """Scan units in order; the unit that exceeds the limit is scanned again, up to the limit. Of a source without text
+    so far, at least one passage is taken."""
     limit = work.source.options.limit_bytes
     results = pool.run(tasks, report)
     for task, scan in zip(tasks, results, strict=True):
         if limit is not None and work.text_bytes + scan.text_bytes > limit:
-            _scan_up_to(work, task, limit - work.text_bytes)
+            room = limit - work.text_bytes
+            for limit_bytes in [room] if work.scans else [room, 0]:
+                last = dataclasses.replace(task, limit_bytes=limit_bytes)
+                scan = last.run(lambda count: None)
+                if scan.passages:
+                    work.take(scan, last)
+                    break
             break
         work.take(scan, task)
     results.close()
-
-
-def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
-    """Scan a unit up to a limit; for a source without text so far, take at least one passage."""
-    for limit in [limit_bytes] if work.scans else [limit_bytes, 0]:
-        last = dataclasses.replace(task, limit_bytes=limit)
-        scan = last.run(lambda count: None)
-        if scan.passages:
-            work.take(scan, last)
-            return
 
 
 def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
@@ -228,13 +231,3 @@ def _counter(progress: Progress, phase: str, total: int) -> Callable[[int], None
         progress(phase, min(done, total), total)
 
     return report
-
-
-def _nothing_found(work: SourceWork) -> str:
-    skipped = work.skipped
-    first = f", the first: {skipped.listed[0]}" if skipped.listed else ""
-    return (
-        f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped.total} files and records "
-        f"skipped{first}); taken from folders are {' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or .zst, as "
-        "UTF-8; name other files one by one"
-    )

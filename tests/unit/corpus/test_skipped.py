@@ -25,7 +25,7 @@ def test_entries_come_back_with_their_places(tmp_path: Path) -> None:
     skipped.write(tmp_path)
     assert read_skipped(tmp_path, 9) == (8, 3, entries)
     assert read_skipped(tmp_path, 1) == (8, 3, entries[:1])
-    assert [entry.place() for entry in entries] == ["a.txt", "b.jsonl:7", "c.parquet: row 9"]
+    assert [str(entry) for entry in entries] == ["a.txt: binary", "b.jsonl:7: no JSON", "c.parquet: row 9: no text"]
 
 
 def test_the_list_is_bounded_and_the_count_is_not(tmp_path: Path) -> None:
