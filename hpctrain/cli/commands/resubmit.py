@@ -1,10 +1,14 @@
-"""`hpctrain resubmit RUN`: submit a new job for a run that ended early."""
+"""`hpctrain resubmit RUN`: submit a new job for a run that ended early.
+
+With `--own-job`, `submit` or `resubmit` is the last command of a batch script, which becomes the run's job.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import signal
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,9 +18,8 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.answers import say, submission
+from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.options.parameters import RUN
-from hpctrain.cli.options.starting import become_job, begin_own_job, own_job_option
 from hpctrain.cli.run_history import add_to_history, check_cluster
 from hpctrain.cli.views.run_status import run_status
 from hpctrain.jobs.dependencies import (
@@ -30,15 +33,19 @@ from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.prepare import fewest_nodes
 from hpctrain.launch.preflight.site import check_not_queued_here
-from hpctrain.launch.slurm_job.existing_job import check_is_slurm
+from hpctrain.launch.slurm_job.existing_job import adopt_job, check_is_slurm, current_batch_job_id, is_requeued_job
 from hpctrain.launch.slurm_job.queue import check_queue, estimate_start
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder, check_trusted
-from hpctrain.runs.locate import job_id
+from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folders_text
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
 from hpctrain.runs.secrets import check_secrets
 from hpctrain.slurm.commands import Slurm
+
+own_job_option = click.option(
+    "--own-job", is_flag=True, help="In a batch script: this job is the run's own, and goes back to the queue with it."
+)
 
 
 @click.command()
@@ -131,3 +138,42 @@ def _check_ended(folder: Path, steps: int | None = None) -> None:
             )
     elif status.state not in ("failed", "cancelled", "unknown"):
         raise InputError(f"{folder.name}: it is {status.state} ({status.reason}); only a run that ended is resubmitted")
+
+
+def begin_own_job() -> str:
+    """Return the id of this batch job, and ignore SIGTERM from now on: the job script handles the notice of a
+    preemption.
+
+    If this process ended by that notice, within the grace time, Slurm would count the job as over.
+
+    Raises:
+        InputError: this process is in no batch job.
+    """
+    job = current_batch_job_id(os.environ)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return job
+
+
+def earlier_run(job: str) -> Path | None:
+    """Return the folder of the run that this job had before it was requeued; None at the job's first start."""
+    if not is_requeued_job(os.environ):
+        return None
+    folder = run_of_job(job, os.environ, Path.cwd())
+    others = scan_runs(os.environ, Path.cwd()).untrusted if folder is None else []
+    if others:
+        warn([f"job {job} came back and no run folder had it; {untrusted_folders_text(others)}"])
+    return folder
+
+
+def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
+    """Replace this process by the run's job script, which from then on owns the run folder."""
+    folder = folder.resolve()
+    check_trusted(folder)
+    is_new = job_id(folder) != job
+    argv = adopt_job(folder, run or run_of(folder), job)
+    if is_new:
+        slurm = Slurm(SystemRunner())
+        add_to_history("submit", folder, job, slurm)
+        warn(refresh_dependent_runs(folder, slurm, os.environ))
+    warn([f"job {job}, run folder {folder}"])
+    SystemRunner().replace_process(argv, os.environ)

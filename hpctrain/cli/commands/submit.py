@@ -16,19 +16,10 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
+from hpctrain.cli.commands.resubmit import become_job, begin_own_job, earlier_run, own_job_option
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, set_option
-from hpctrain.cli.options.starting import (
-    become_job,
-    begin_own_job,
-    earlier_run,
-    own_job_option,
-    parse_seeds,
-    profile_option,
-    seeds_option,
-    with_profile,
-    with_seed,
-)
+from hpctrain.cli.options.starting import parse_seeds, profile_option, seeds_option, with_profile, with_seed
 from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.queue_checks import check_before_queueing, check_provisional
 from hpctrain.hf.folder import dropout_warning

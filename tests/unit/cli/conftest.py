@@ -13,7 +13,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.cli.main import cli
 
 USES_SLURM = (
-    "commands.manage", "commands.resubmit", "commands.submit", "options.starting", "views.run_status",
+    "commands.manage", "commands.resubmit", "commands.submit", "views.run_status",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.cli.options import starting
+from hpctrain.cli.commands import resubmit
 from hpctrain.jobs.newest_job import CANCELLED_FILE
 from hpctrain.launch.preflight.prepare import PreparedRun
 from hpctrain.launch.slurm_job.existing_job import is_in_allocation
@@ -153,7 +153,7 @@ def test_a_local_run_is_refused(fake, runs, job, hpctrain, run_file):
 PREEMPTED_EARLY = """
 import os, signal
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.options.starting import begin_own_job
+from hpctrain.cli.commands.resubmit import begin_own_job
 begin_own_job()
 os.kill(os.getpid(), signal.SIGTERM)
 SystemRunner().replace_process(["bash", "-c", "trap 'echo heard' TERM; kill $$; sleep 0.1"], os.environ)
@@ -162,6 +162,6 @@ SystemRunner().replace_process(["bash", "-c", "trap 'echo heard' TERM; kill $$; 
 
 def test_a_preemption_before_the_script_runs_does_not_end_the_job():
     """The script itself hears of it again: bash cannot trap what was ignored when it started."""
-    env = {**os.environ, "SLURM_JOB_ID": "7", "PYTHONPATH": str(Path(starting.__file__).parents[2])}
+    env = {**os.environ, "SLURM_JOB_ID": "7", "PYTHONPATH": str(Path(resubmit.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", PREEMPTED_EARLY], capture_output=True, text=True, env=env, check=False)
     assert (done.stdout, done.returncode) == ("heard\n", 0)
