@@ -1,6 +1,6 @@
 """The ranks of a simulated probe that measure the training backend: their replies, and when they send them.
 
-All ranks go through the rounds of `worker.measure.backend_messages` together, so a round takes as long as its slowest
+All ranks go through the rounds of `worker.measure.measure` together, so a round takes as long as its slowest
 pair. The time to form a process group is not simulated: it was measured for few ranks only.
 """
 
@@ -73,7 +73,7 @@ class SimulatedRanks:
 
 
 def size_sweep_times(one_way_s: Floats, rate: Floats) -> tuple[Floats, list[Floats]]:
-    """Return the seconds that `worker.measure.backend_messages` takes for its size sweep, and the one-way time of each
+    """Return the seconds that `worker.measure.measure` takes for its size sweep, and the one-way time of each
     size, for pairs with these latencies and rates. A slow link sends fewer of the large sizes here, while a real one
     may skip them."""
     spent = np.zeros(len(rate))

@@ -94,7 +94,7 @@ def describe(question: DescribeRequest) -> ImportedSpec:
         split_activation_bytes=split_bytes,
         tensor_parallel_degrees=degrees,
         tied=bool(shared),
-        weights_sha256=_weights_sha256(model),
+        weights_sha256=hashlib.sha256(json.dumps(shapes_of(model), sort_keys=True).encode()).hexdigest(),
     )
 
 
@@ -205,7 +205,3 @@ def _split_parameters(block: nn.Module, plan: dict[str, Split]) -> tuple[int, li
             count += linear.bias.numel()
         widths.append(linear.out_features if split == "columns" else linear.in_features)
     return count, widths
-
-
-def _weights_sha256(model: nn.Module) -> str:
-    return hashlib.sha256(json.dumps(shapes_of(model), sort_keys=True).encode()).hexdigest()
