@@ -1,1 +1,1 @@
-"""`hpctrain bench`: one file for each kind of measurement; hpctrain/bench does the measuring."""
+"""`hpctrain bench`: the commands and their tables; hpctrain/bench does the measuring."""

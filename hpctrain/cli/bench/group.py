@@ -1,19 +1,235 @@
-"""`hpctrain bench`: side-by-side measurements on this machine."""
+"""`hpctrain bench`: side-by-side measurements on this machine.
+
+The commands `probe` and `plan` are here, each with its tables; `compression` has a file of its own.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 from rich.table import Table
 
-from hpctrain.base.errors import EXIT_FAILED
-from hpctrain.base.units import format_seconds
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import EXIT_FAILED, InputError
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.units import format_bytes, format_seconds, format_si
 from hpctrain.cli.bench.compression import compression
-from hpctrain.cli.bench.output import bench_console, echo_json, machine_text, say
-from hpctrain.cli.bench.plan import plan
-from hpctrain.cli.bench.probe import probe
+from hpctrain.cli.bench.output import bench_console, check_kind, check_rates, echo_json, machine_text, say
+from hpctrain.cli.views.console import Console
+
+
+@click.command("plan")
+@click.option(
+    "--search-limit",
+    "search_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds after which a case of the searches is given up.",
+)
+@click.option("--own", is_flag=True, help="Rather train small plans of two workers here, and fit a profile to some.")
+@click.option("--placement", is_flag=True, help="Rather predict plans beside the same ones placed without knowledge.")
+@click.option("--steps", type=click.IntRange(15), default=40, help="With --own: steps that each plan trains.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
+    """Measure the planner's searches: their time, the gap of the plans to the bound, and the replan after the loss of a
+    node.
+
+    With --own: compare its predictions with runs on this machine's processors, before and after a profile is fitted to
+    some of the runs. With --placement: predict the gain from knowing devices and links on clusters of 32 GPUs, by the
+    cost model alone.
+    """
+    if own and placement:
+        raise InputError("--placement: not with --own")
+    kind = "own" if own else "placement" if placement else None
+    check_kind(kind, {"search_limit_s": ("--search-limit", None), "steps": ("--steps", "own")})
+    people = bench_console(as_json, 120 if own else 140)
+    if own:
+        from hpctrain.bench.planner import own_runs
+
+        record = own_runs.measure(SystemRunner(), SystemClock(), own_runs.OwnRunSettings(steps=steps), say)
+        show_own_runs(record, people)
+    elif placement:
+        from hpctrain.bench.planner import placement as gain
+
+        record = gain.measure(say)
+        show_placement(record, people)
+    else:
+        from hpctrain.bench.planner import search
+
+        record = search.measure(SystemRunner(), search_limit_s, say)
+        show(record, people)
+    echo_json(record, as_json)
+
+
+def show(record: dict[str, Any], console: Console) -> None:
+    """Print the searches, and the gap of the planner's plan to the best plan of a small problem."""
+    if record["searches"]:
+        console.print(_searches(record))
+    sentences = [f"search {name}: {reason}" for name, reason in record["search_unfinished"].items()]
+    sentences.append(f"against every plan of a small problem: {record['gap_pct']:.2f} % slower than the best")
+    sentences.append(machine_text(record, python="Python"))
+    for sentence in sentences:
+        console.print(sentence, soft_wrap=True)
+
+
+def show_placement(record: dict[str, Any], console: Console) -> None:
+    """Print predicted steps with and without placement."""
+    orders = record["settings"]["orders"]
+    table = Table(
+        "machines and model", "plan", "step", "nodes as listed", f"{orders} random orders: median", "least", "most",
+        title="predicted step of the plan, and with its degrees placed without knowledge of devices and links",
+    )  # fmt: skip
+    for row in record["rows"]:
+        planned = row["planned_s"]
+        others = [row.get("listed_s"), *row.get("shuffled_s", (None, None, None))]
+        slower = ["does not fit" if step_s is None else f"{100 * (step_s / planned - 1):+.1f} %" for step_s in others]
+        table.add_row(row["case"], row["plan"], format_seconds(planned), *slower)
+    console.print(table)
+
+
+def _searches(record: dict[str, Any]) -> Table:
+    table = Table(
+        "machines and model", "step, s", "gap at most, %", "search, s", "a node lost: again, s", "blocks sent",
+        "with compression auto, s", "blocks sent", title="searches, in processor time",
+    )  # fmt: skip
+    for name, search in record["searches"].items():
+        lost = [text for key in ("lost", "lost_auto") for text in _loss(search.get(key))]
+        table.add_row(name, f"{search['step_s']:.3g}", f"{search['gap_pct']:.1f}", f"{search['search_s']:.2f}", *lost)
+    return table
+
+
+def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
+    """Return processor time and moved state of a replan, as text; both are empty where a case has one node."""
+    if replan is None:
+        return "", ""
+    return f"{replan['replan_s']:.2f}", f"{replan['sent_blocks']} of {replan['held_blocks']}"
+
+
+def show_own_runs(record: dict[str, Any], console: Console) -> None:
+    """Print every run with its errors before and after the fit, then the mean errors."""
+    table = Table(
+        "plan", "model", "step", "error %", "with profile", "peak", "error %", "with profile", "load", "",
+        title=f"our own runs of {record['settings']['steps']} steps",
+    )  # fmt: skip
+    for row in record["rows"]:
+        table.add_row(
+            row["case"], row["model"], format_seconds(row["step_time_s"]),
+            *(f"{row[key]:+.1f}" for key in ("error_pct", "profiled_error_pct")), format_bytes(row["peak_bytes"]),
+            *(f"{row[key]:+.1f}" for key in ("memory_error_pct", "profiled_memory_error_pct")),
+            str(row["load_1min"]), "fitted to" if row["fitted"] else "",
+        )  # fmt: skip
+    console.print(table)
+    for words, key in (("step time", "error_pct"), ("peak memory", "memory_error_pct")):
+        before, after = record[key]["before"], record[key]["after"]
+        console.print(
+            f"{words}, {before['runs']} runs not fitted to: mean error {before['mean']:.1f} %, with the profile "
+            f"{after['mean']:.1f} % (largest {after['largest']:.1f} %); predicted below in {before['below']:.0f} % and "
+            f"{after['below']:.0f} % of them",
+            soft_wrap=True,
+        )
+    console.print(machine_text(record, torch="torch"), soft_wrap=True)
+
+
+@click.command("probe")
+@click.option(
+    "--rate", "rates", multiple=True, default=("50mbit", "200mbit", "1gbit"),
+    help="Rate of the lab's links; may be given again.",
+)  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=3, help="Measurements of each rate.")
+@click.option("--faults", is_flag=True, help="Rather inject faults into the lab and see what the probe says.")
+@click.option("--clean", type=click.IntRange(0), default=20, help="With --faults: probes without a fault.")
+@click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
+    """Measure the probe itself: its bandwidth beside iperf3's, the faults that it reports, how long it takes.
+
+    The lab that is up is used. Its links are shaped to known rates, and the probe and iperf3 both measure them. This
+    needs root.
+
+    Exit code 1: with --faults when a fault was not named rightly, or one was named where there was none; with --times
+    when a pair of nodes was not measured.
+    """
+    if faults and times:
+        raise InputError("--faults: not with --times")
+    kind = "faults" if faults else "times" if times else None
+    check_kind(kind, {"rates": ("--rate", None), "repeats": ("--repeats", None), "clean": ("--clean", "faults")})
+    people = bench_console(as_json)
+    if faults:
+        record = _inject_faults(clean, people)
+        passed = all(row["right"] for row in record["rows"]) and not record["clean"]["wrong"]
+    elif times:
+        record = _time_probes(people)
+        passed = all(row["complete"] == row["pairs"] for row in record["rows"])
+    else:
+        record = _compare_with_iperf3(rates, repeats, people)
+        passed = True
+    echo_json(record, as_json)
+    if not passed:
+        sys.exit(EXIT_FAILED)
+
+
+def _compare_with_iperf3(rates: tuple[str, ...], repeats: int, people: Console) -> dict[str, Any]:
+    """Measure the probe and iperf3 on the lab that is up, print the table, return the record."""
+    from hpctrain.bench.probe.lab_probe import RateSettings, measure
+
+    check_rates(rates)
+    record = _on_lab(measure, RateSettings(rates=rates, repeats=repeats))
+    table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
+    for row in record["rows"]:
+        table.add_row(
+            row["case"], format_si(row["ours_bytes_per_s"], "B/s"), format_si(row["iperf3_bytes_per_s"], "B/s"),
+            f"{row['error_pct']:+.1f} %", f"{row['ours_spread_pct']:.1f} %, {row['iperf3_spread_pct']:.1f} %",
+            f"{row['cpu_contended']} of {repeats}",
+        )  # fmt: skip
+    people.print(table)
+    return record
+
+
+def _inject_faults(clean: int, people: Console) -> dict[str, Any]:
+    """Inject faults into the lab that is up, print what the probe reported, return the record."""
+    from hpctrain.bench.probe.faults import measure_faults
+
+    record = _on_lab(measure_faults, clean)
+    table = Table("fault", "expected", "found", "right", "time")
+    for row in record["rows"]:
+        codes, right = ", ".join(row["reported"]) or "nothing", "yes" if row["right"] else "no"
+        table.add_row(row["case"], row["expected"], codes, right, f"{row['seconds']:.1f} s")
+    people.print(table)
+    runs, wrong = record["clean"]["runs"], record["clean"]["wrong"]
+    people.print(f"{len(wrong)} of {runs} clean probes named a fault{': ' if wrong else ''}{wrong or ''}", markup=False)
+    return record
+
+
+def _time_probes(people: Console) -> dict[str, Any]:
+    """Time whole probes of the lab that is up, print the table, return the record."""
+    from hpctrain.bench.probe.lab_probe import measure_times
+
+    record = _on_lab(measure_times)
+    table = Table("probe", "time", "pairs measured", "said")
+    for row in record["rows"]:
+        codes = ", ".join(row["codes"]) or "nothing"
+        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", codes)
+    people.print(table)
+    return record
+
+
+def _on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
+    """Return what `measure` returns for the lab that is up; requires root, because links are changed."""
+    from hpctrain.lab.layout import load_layout, state_folder
+    from hpctrain.lab.machine import lab_lock, this_machine
+    from hpctrain.lab.requirements import require_root
+
+    machine = this_machine()
+    require_root(machine, "shape")
+    layout = load_layout(state_folder(os.environ))
+    with lab_lock():
+        return measure(machine, layout, *arguments, say)
+
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
 

@@ -6,21 +6,38 @@ does not depend on the number of processes, nor on how often the command was kil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.prepare.encode import check_cleaning
+from hpctrain.corpus.input.documents import ReadOptions, row_groups
+from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, InputFiles, WorkUnit, find_inputs, plan_work_units, unit_bytes
+from hpctrain.corpus.input.passages import batches, passage_bytes
+from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
+from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask, check_cleaning
 from hpctrain.corpus.prepare.options import DEFAULTS, CorpusSource, PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.partial_folder import files_fingerprint, new_corpus, publish, work_folder
 from hpctrain.corpus.prepare.pool import WorkerPool, usable_cpus
-from hpctrain.corpus.prepare.shards import check_target, file_sha256, write_corpus
-from hpctrain.corpus.prepare.source_work import SourceWork, clean_sample, encode_all, scan_all
-from hpctrain.corpus.prepare.tokenizer import load_tokenizer, train_tokenizer, trained_size
-from hpctrain.records.corpus import RECIPE_NAME, CorpusIndex, Recipe
+from hpctrain.corpus.prepare.scan import (
+    ScanTask,
+    TextSample,
+    UnitScan,
+    no_bytes,
+    read_scan,
+    smallest,
+    validation_buckets,
+)
+from hpctrain.corpus.prepare.shards import Part, check_target, dtype_of, file_sha256, write_corpus
+from hpctrain.corpus.prepare.tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
+from hpctrain.records.corpus import RECIPE_NAME, CorpusIndex, Recipe, Sources
 
 
 def prepare(
@@ -109,3 +126,205 @@ def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recip
         "clean": [work.source.options.clean.to_json() for work in works],
         "recipe": recipe.to_json() if recipe else None,
     }
+
+
+UNIT_SAMPLE_BYTES = 64 * 1024
+"""Least bytes of text that a work unit offers for the tokenizer's sample. A large unit offers twice its share of the
+input."""
+
+_COUNTS = ("documents", "text_bytes", "skipped_not_text", "skipped_unreadable", "skipped_bad", "damaged_files")
+"""Counts of a scan that are added up for the index, which has the same names."""
+
+_CLEAN_BYTES = 256 * 1024
+"""Bytes of the sample that one task cleans."""
+
+
+@dataclass
+class SourceWork:
+    """One source: its files, its work units, and the results of its scans."""
+
+    name: str
+    """Name of the source's folder within the work folder."""
+    source: CorpusSource
+    input_files: InputFiles
+    units: list[WorkUnit]
+    total_bytes: int
+    """Size of the source's files on disk."""
+    scans: list[UnitScan] = field(default_factory=list)
+    """Scans of the first units; of all units, unless a limit was reached."""
+    scan_tasks: list[ScanTask] = field(default_factory=list)
+    skipped: SkippedList = field(default_factory=SkippedList)
+    """Skipped files and records."""
+
+    @classmethod
+    def find(cls, name: str, source: CorpusSource) -> SourceWork:
+        """Find the source's files.
+
+        Raises:
+            InputError: an input does not exist, or needs a library that is not installed.
+        """
+        input_files = find_inputs(source.inputs, source.options.format)
+        sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in input_files.files]
+        size = source.options.unit_bytes or unit_bytes(sum(sizes))
+        units = plan_work_units(list(zip(input_files.files, sizes, strict=True)), size, row_groups)
+        work = cls(name, source, input_files, units, sum(sizes))
+        work.skipped.add(SkippedInput(str(path), "text file beside records") for path in input_files.beside_records)
+        work.skipped.add(SkippedInput(str(path), "validation or test by its name") for path in input_files.other_splits)
+        return work
+
+    @property
+    def reading(self) -> ReadOptions:
+        """Options for reading the source's files."""
+        options = self.source.options
+        size = passage_bytes(self.total_bytes, options.valid_fraction)
+        return ReadOptions(size, options.text_field, options.skip_bad)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the source's text that are used."""
+        return sum(scan.text_bytes for scan in self.scans)
+
+    def counts(self) -> Sources:
+        """Return the counts of the source's files, documents and skipped input, for the index."""
+        pieces = [unit[number] for unit, scan in zip(self.units, self.scans, strict=False) for number in scan.pieces]
+        counts = {name: sum(getattr(scan, name) for scan in self.scans) for name in _COUNTS}
+        return Sources(
+            **counts,
+            files=sum(not piece.start for piece in pieces),
+            beside_records=len(self.input_files.beside_records),
+            other_splits=len(self.input_files.other_splits),
+            clean=self.source.options.clean,
+        )
+
+    def take(self, scan: UnitScan, task: ScanTask) -> None:
+        """Add the scan of the next work unit to the source."""
+        count = scan.skipped_not_text + scan.skipped_unreadable + scan.skipped_bad
+        self.skipped.add(scan.skipped, count - len(scan.skipped))
+        self.scans.append(dataclasses.replace(scan, skipped=[]))
+        self.scan_tasks.append(task)
+
+    def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
+        """Yield (bytes in each bucket, sample) for each scanned unit."""
+        for task in self.scan_tasks:
+            scan = read_scan(task.scan_file, task.limit_bytes)
+            if scan is None:
+                raise InputError(f"{task.scan_file}: was removed while the command ran; run it again")
+            yield scan[1], scan[2]
+
+    def valid_buckets(self) -> range:
+        """Return the buckets of the validation passages."""
+        buckets = no_bytes()
+        for unit_buckets, _ in self.read_scans():
+            buckets += unit_buckets
+        return validation_buckets(buckets, self.source.options.valid_fraction)
+
+
+def scan_all(
+    works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int, progress: Progress
+) -> None:
+    """Scan the units of each source, up to its limit.
+
+    Raises:
+        InputError: a source holds no text, or a record cannot be used and may not be skipped.
+    """
+    total = sum(work.total_bytes for work in works)
+    report = _counter(progress, "reading", total)
+    for work in works:
+        folder = partial / work.name
+        folder.mkdir(exist_ok=True)
+        tasks = [
+            ScanTask(unit, work.reading, folder / f"scan-{number:05d}.npz", _offer(work, unit, sample_bytes))
+            for number, unit in enumerate(work.units)
+        ]
+        _scan_until_full(work, tasks, pool, report)
+        if not work.text_bytes:
+            skipped = work.skipped
+            first = f", the first: {skipped.listed[0]}" if skipped.listed else ""
+            raise InputError(
+                f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped.total} files and records "
+                f"skipped{first}); taken from folders are {' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or "
+                ".zst, as UTF-8; name other files one by one"
+            )
+    progress("reading", total, total)  # a limit leaves bytes that were never reported
+
+
+def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int) -> Iterator[str]:
+    """Yield texts to train a tokenizer on, from each source by its share of the input, cleaned as for encoding."""
+    whole = sum(work.text_bytes for work in works)
+    for work in works:
+        share = max(1, sample_bytes * work.text_bytes // whole)
+        sample = smallest((unit_sample for _, unit_sample in work.read_scans()), share)
+        grouped = batches([text for _, text in sample], len, _CLEAN_BYTES)
+        tasks = (CleanTask(tuple(texts), work.source.options.clean) for texts in grouped)
+        for texts in pool.run(tasks, lambda count: None):
+            yield from texts
+
+
+def encode_all(
+    works: Sequence[SourceWork], partial: Path, target: Path, pool: WorkerPool, tokenizer: Tokenizer, progress: Progress
+) -> list[list[Part]]:
+    """Encode every unit of each source to shards, which stay in the work folder."""
+    report = _counter(progress, "encoding", sum(work.text_bytes for work in works))
+    info = tokenizer.save(partial)
+    encoded: list[list[Part]] = []
+    for work in works:
+        valid_buckets = work.valid_buckets()
+        tasks = [
+            EncodeTask(
+                unit=task.unit,
+                reading=task.reading,
+                scan=scan,
+                valid_buckets=valid_buckets,
+                clean=work.source.options.clean,
+                tokenizer=str(partial / info.file) if info.file else "bytes",
+                tokenizer_sha256=info.sha256,
+                dtype=dtype_of(tokenizer.vocab_size),
+                shard_tokens=work.source.options.shard_tokens,
+                folder=partial / work.name / f"unit-{number:05d}",
+                target=target,
+            )
+            for number, (scan, task) in enumerate(zip(work.scans, work.scan_tasks, strict=True))
+            if scan.passages
+        ]
+        encoded.append([(task.folder, shards) for task, shards in zip(tasks, pool.run(tasks, report), strict=True)])
+    return encoded
+
+
+def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, report: Callable[[int], None]) -> None:
+    """Scan units in order; the unit that exceeds the limit is scanned again, up to the limit. Of a source without text
+    so far, at least one passage is taken."""
+    limit = work.source.options.limit_bytes
+    results = pool.run(tasks, report)
+    for task, scan in zip(tasks, results, strict=True):
+        if limit is not None and work.text_bytes + scan.text_bytes > limit:
+            room = limit - work.text_bytes
+            for limit_bytes in [room] if work.scans else [room, 0]:
+                last = dataclasses.replace(task, limit_bytes=limit_bytes)
+                scan = last.run(lambda count: None)
+                if scan.passages:
+                    work.take(scan, last)
+                    break
+            break
+        work.take(scan, task)
+    results.close()
+
+
+def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
+    """Return the bytes of text that a unit offers for the tokenizer's sample."""
+    if not sample_bytes:
+        return 0
+    limit = work.source.options.limit_bytes
+    whole = max(1, min(work.total_bytes, limit or work.total_bytes))
+    share = 2 * sample_bytes * sum(piece.size_bytes for piece in unit) // whole
+    return min(sample_bytes, max(UNIT_SAMPLE_BYTES, share))
+
+
+def _counter(progress: Progress, phase: str, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(phase, min(done, total), total)
+
+    return report

@@ -18,8 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import INFEASIBLE, ROUNDING, FloatArray
-from hpctrain.planner.bounds.cuts import any_cut_finishes
-from hpctrain.planner.bounds.interleaved import cap_by_passes
+from hpctrain.planner.bounds.cuts import any_cut_finishes, cap_by_passes
 from hpctrain.planner.bounds.memory_feasibility import micro_batches_held
 from hpctrain.planner.bounds.rank_times import RankSeconds, RankTimes, warmup_forwards
 

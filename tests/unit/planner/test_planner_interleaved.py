@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.planner.bounds.interleaved import bound_weights, round_counts
+from hpctrain.planner.bounds.cuts import bound_weights, round_counts
 from hpctrain.schedule.generate import make_schedule
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.planner.search.paper import equation_7, greedy_colocation
+from hpctrain.planner.search.solve import equation_7, greedy_colocation
 
 
 def test_equation_7_as_printed():
