@@ -1,7 +1,7 @@
-"""A process's current activity, in a record that another process can read even while this one hangs.
+"""What a process is doing at the moment, in a record that another process can read even while the first one hangs.
 
-A worker keeps the record in memory that it shares with its agent. Reading it needs no answer from the worker, so it
-works also when the worker is stopped, or stuck inside a library that holds the GIL.
+A worker keeps its record in memory that it shares with its agent. The agent reads it without an answer from the worker,
+so it also works while the worker is stopped, or stuck inside a library that holds the GIL.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ class ActivityRecord(NamedTuple):
     """The current activity of a process."""
 
     step: int = 0
-    """The optimizer step under way, 1 is the first; 0 before that."""
+    """Number of the optimizer step under way, from 1; 0 before the first."""
     operation: str = "start"
-    """Name of the operation, as in a profile: 'recv output of stage 0 mb 3 from rank 0'."""
+    """Name of the operation, as torch's profile shows it: 'recv output of stage 0 mb 3 from rank 0' (mb is
+    micro-batch)."""
     waits: bool = False
     """Whether the operation ends only when another process does its part."""
     since_s: float = 0.0
     """When the operation began: seconds on this machine's monotonic clock."""
 
     def words(self) -> str:
-        """Return the operation for a person, without the abbreviations of a profile."""
+        """Return the operation for a person: with 'micro-batch' where a profile has 'mb'."""
         return self.operation.replace(" mb ", " micro-batch ")
 
 
 class Activity:
-    """The record of this process, written by the thread that trains; a change costs about a microsecond."""
+    """The current ActivityRecord of this process. Only the thread that trains changes it, in about a microsecond."""
 
     def __init__(self) -> None:
         self.now = ActivityRecord()
@@ -45,21 +46,27 @@ class Activity:
         self._page: mmap.mmap | None = None
 
     def share(self, descriptor: int) -> None:
-        """Write the record to shared memory from now on; `descriptor` comes from `shared_record`."""
+        """Write the current and all later records also to the shared memory `descriptor`, which `shared_record`
+        made."""
         self._page = mmap.mmap(descriptor, RECORD_BYTES)
         self.write(self.now)
 
     def begin_step(self, step: int) -> None:
-        """Record that the process has begun this optimizer step."""
+        """Record that optimizer step number `step` has begun."""
         self.write(ActivityRecord(step, f"step {step}", False, time.monotonic()))
 
     def doing(self, operation: str, waits: bool = False) -> _Operation:
-        """Return a context manager that records an operation; while a profiler runs, it also opens a span. When the
-        operation fails, the record stays unchanged and shows what failed."""
+        """Return a context manager that records `operation` during its block, and then restores the previous record.
+        While a profiler runs, the block is also a span of the profile. If the block raises an error, the record stays
+        and shows what failed.
+
+        Args:
+            waits: whether the operation ends only when another process does its part.
+        """
         return _Operation(self, operation, waits)
 
     def write(self, doing: ActivityRecord) -> None:
-        """Replace the record by `doing`."""
+        """Replace the current record by `doing`, also in the shared memory."""
         self.now = doing
         if self._page is not None:
             operation = doing.operation.replace("\n", " ").encode()[:OPERATION_BYTES]
@@ -68,7 +75,8 @@ class Activity:
 
 
 class _Operation:
-    """The context manager of one operation. As a generator it would cost more time than writing the record."""
+    """The context manager that `Activity.doing` returns. It is a class, because a generator
+    (`contextlib.contextmanager`) would cost more time than writing the record."""
 
     __slots__ = ("_activity", "_before", "_operation", "_span", "_waits")
 
@@ -94,18 +102,20 @@ class _Operation:
 
 ACTIVITY = Activity()
 """The activity of this process. A worker trains in one thread, and every function that it calls records its operations
-here."""
+in this object."""
 
 
 def shared_record() -> int:
-    """Make shared memory for a record and return its descriptor, for the writing process to inherit."""
+    """Make shared memory for an ActivityRecord, and return its file descriptor. The process that writes the record
+    inherits the descriptor."""
     descriptor = os.memfd_create("hpctrain-activity")
     os.ftruncate(descriptor, RECORD_BYTES)
     return descriptor
 
 
 def read_record(descriptor: int) -> ActivityRecord | None:
-    """Return the other process's activity; None when it has not written any yet."""
+    """Return the activity that a process wrote to the shared memory `descriptor`; None if it has not written any
+    yet."""
     content = os.pread(descriptor, RECORD_BYTES, 0)
     for _ in range(_READS):
         # The record may change while it is read: read until two reads agree.

@@ -20,7 +20,11 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a whole file at once; after return it is on disk. On any error the old file is unchanged.
+    """Create or replace a whole file at once. After return, the text is on disk. If it cannot be written, the old file
+    is unchanged.
+
+    Args:
+        mode: permission bits of the new file, from which the umask is taken off.
 
     Raises:
         StorageError: disk full, missing permission or missing folder.
@@ -29,8 +33,8 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def rewrite_text(path: Path, text: str) -> None:
-    """Replace the text of a system file as `write_text` does. Owner, group and mode stay, whatever the umask is, and a
-    link stays a link.
+    """Replace the text of an existing file as `write_text` does. Owner, group and mode stay, whatever the umask is. If
+    `path` is a symbolic link, the link stays and the file that it leads to is replaced.
 
     Raises:
         StorageError: the file does not exist, the disk is full, or a permission is missing.
@@ -45,7 +49,8 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
     """Write a whole file as `write_text` does, from bytes.
 
     Args:
-        like: status of a file whose owner and mode the new file gets, whatever the umask is.
+        mode: permission bits of the new file, from which the umask is taken off.
+        like: status of a file whose owner, group and mode the new file gets instead, whatever the umask is.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     with storage_errors(path):
@@ -70,10 +75,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, text: str) -> None:
-    """Append one line with a single write, so that a reader never sees half of it from a live writer.
+    """Append `text` and a line end with a single write, so that a reader never sees half a line of a writer that is
+    alive.
 
     Raises:
-        StorageError: disk full or missing permission; the next call ends a line that was cut short.
+        StorageError: disk full or missing permission. A part of the line may be in the file; the next call begins a new
+            line after it.
     """
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
@@ -91,7 +98,7 @@ def append_line(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, durable."""
+    """Force a file's content, or the names in a folder, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -101,7 +108,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError on `path` into a StorageError with one line for the person at the terminal."""
+    """Turn an OSError in the `with` block into a StorageError of one line, which names `path` and says what to do."""
     try:
         yield
     except OSError as error:
@@ -119,10 +126,10 @@ def _remedy(error: OSError) -> str:
 
 
 def swap(temporary: Path, folder: Path) -> None:
-    """Replace `folder` by `temporary`.
+    """Rename the folder `temporary` to `folder`, and remove the previous folder of that name, if there is one.
 
-    It takes two renames, because one rename cannot replace a folder that is not empty; on an error the old folder is
-    restored.
+    A replacement takes two renames, because one rename cannot replace a folder that is not empty. If the second rename
+    fails, the previous folder is restored.
     """
     if not folder.exists():
         temporary.rename(folder)

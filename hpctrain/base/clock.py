@@ -1,4 +1,5 @@
-"""Time as an argument: pure functions take `now`, processes take a Clock, and tests advance a FakeClock."""
+"""The source of time, passed as an argument: pure functions take `now`, processes take a Clock, and tests pass a
+FakeClock that they advance."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ class Clock(Protocol):
     """The source of time of a process."""
 
     def now(self) -> float:
-        """Return monotonic seconds; only differences have a meaning."""
+        """Return monotonic seconds from an arbitrary start; only differences have a meaning."""
 
     def wall(self) -> float:
         """Return seconds since 1970-01-01 UTC, as written to files."""
 
     def sleep(self, seconds: float) -> None:
-        """Return after that many seconds."""
+        """Wait for `seconds` seconds."""
 
 
 class SystemClock:

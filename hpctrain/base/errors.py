@@ -34,9 +34,9 @@ EXIT_NO_PROGRESS = 77
 """Exit code when several generations or attempts in a row ended without a new checkpoint."""
 
 LINES_MAX = 50
-"""Most mistakes of one file that an error lists."""
+"""Number of mistakes of one file that an error lists; it counts the others."""
 TEXT_MAX = 1000
-"""Longest text about one mistake, in characters."""
+"""Number of characters of the text about one mistake that an error shows."""
 
 
 class HpctrainError(Exception):
@@ -53,7 +53,8 @@ class InputError(HpctrainError):
 
 @dataclass(frozen=True)
 class FieldError:
-    """One mistake in a file: its place, the value found and what is allowed."""
+    """One mistake in a file: the key (`field`; empty for the whole file), the value found and what is allowed (`text`),
+    and the line number where it is known."""
 
     field: str
     text: str
@@ -61,7 +62,7 @@ class FieldError:
 
 
 class FileError(InputError):
-    """A file is missing, unreadable or has mistakes; the text lists all of them, a line each."""
+    """A file is missing, unreadable or has mistakes; the text lists up to LINES_MAX mistakes, a line each."""
 
     def __init__(self, path: Path | str, mistakes: Sequence[FieldError]) -> None:
         self.path = str(path)
@@ -79,8 +80,8 @@ class FileError(InputError):
 
 
 def _shown(text: str, longest: int = 200) -> str:
-    """Return a file's text as part of one line: shortened, and without characters that end the line or steer a
-    terminal."""
+    """Return text from a file as part of one line: cut to `longest` characters, with characters escaped that end the
+    line or steer a terminal."""
     text = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -96,7 +97,8 @@ class UntrustedError(InputError):
         super().__init__(f"{path}: {reason}; {remedy}")
 
     def __reduce__(self) -> tuple[type[UntrustedError], tuple[str, str, str]]:
-        """Return the constructor's arguments: pickle copies an exception by its arguments, not by its text."""
+        """Return the class and the constructor's arguments, from which pickle makes a copy. By default, pickle would
+        pass the error's text as the only argument."""
         return UntrustedError, (self.path, self.reason, self.remedy)
 
 
@@ -111,11 +113,11 @@ class CommandError(HpctrainError):
 
 
 class CommandTimeoutError(CommandError):
-    """A command gave no answer in time and was ended; it may still have done its work."""
+    """A command did not end in time and was killed; it may still have done its work."""
 
 
 class StorageError(HpctrainError):
-    """A file could not be written; what was there before is unchanged."""
+    """Data could not be written, for example because the disk is full; existing files stay usable."""
 
 
 class Superseded(HpctrainError):
@@ -123,4 +125,4 @@ class Superseded(HpctrainError):
 
 
 class CheckpointError(HpctrainError):
-    """A checkpoint is incomplete or was changed after it was written; the previous one may be good."""
+    """A checkpoint is incomplete or was changed after it was written; the previous checkpoint may be good."""

@@ -1,9 +1,8 @@
-"""A number cut into equal whole parts."""
+"""Divides a whole number into parts that differ by at most 1."""
 
 from __future__ import annotations
 
 
 def even_parts(total: int, count: int) -> tuple[int, ...]:
-    """Return `count` whole numbers that add up to `total`; where it does not divide evenly, the first ones are larger
-    by 1."""
+    """Return `count` whole numbers that add up to `total` and differ by at most 1, the larger ones first."""
     return tuple(total // count + (index < total % count) for index in range(count))

@@ -1,6 +1,7 @@
-"""A Runner that forks workers from a process that has already loaded their libraries: the fork server.
+"""A Runner that starts workers through a fork server: a process that has already loaded their libraries, and forks
+them.
 
-Loading torch takes seconds on a quiet disk and far more on a shared file system. With a fork server, a node loads it
+Loading torch takes seconds on a quiet disk and far more on a shared file system. With a fork server, a node loads torch
 once, and a worker of a later generation starts in milliseconds. The code of the fork server is in
 `hpctrain.worker.forking`.
 """
@@ -27,15 +28,16 @@ from hpctrain.base.system.kernel import set_child_subreaper
 MESSAGE_BYTES = 1 << 17
 MAX_FDS = 16
 REPLY_TIMEOUT_S = 3.0
-"""Seconds to wait for a reply. A loaded fork server forks within milliseconds; one that takes this long hangs and is
-replaced."""
+"""Seconds to wait for a reply. A loaded fork server forks within milliseconds; a server without a reply in this time
+counts as hanging and is replaced."""
 MAX_SERVER_EXITS = 8
-"""Fork servers that may be lost in one attempt; after that, workers start without a fork server."""
+"""Number of fork servers that may be lost in one attempt. When this many are lost, workers start without a fork
+server."""
 
 
 @dataclass(frozen=True)
 class ForkServerExit:
-    """The unexpected end of a fork server."""
+    """The unexpected end of a fork server, or the end of one that hung."""
 
     code: int
     """Exit code of the fork server; -n if signal n killed it."""
@@ -53,14 +55,16 @@ class ForkServerExit:
 
 
 class ForkedProcess:
-    """A process that the fork server forked and this process adopted, as a child that leads its own process group."""
+    """A worker that the fork server forks on request. Its parent is this process, which adopts it (child subreaper),
+    and it leads its own process group."""
 
     def __init__(self, runner: ForkingRunner, token: int) -> None:
         """Represent a request to fork, until the fork server answers it.
 
         Args:
-            token: read end of a pipe that holds one byte. Whichever side takes the byte decides: the server forks, or
-                this side withdraws the request.
+            runner: the runner that sent the request.
+            token: read end of a pipe that holds one byte; the fork server has the same end. The side that reads the
+                byte decides: the server forks, or this side withdraws the request.
         """
         self.pid = 0
         """Process id; 0 until the fork server reports it."""
@@ -75,7 +79,8 @@ class ForkedProcess:
             self._begin(0)
 
     def end_request(self, pid: int) -> None:
-        """Close the token and set the process's id; 0 if the process will never be forked."""
+        """Close this side's descriptor of the token pipe, and set the process id to `pid`; 0 if the process will never
+        be forked."""
         os.close(self._token)
         if self.waits:
             self._begin(pid)
@@ -90,7 +95,7 @@ class ForkedProcess:
 
     @property
     def waits(self) -> bool:
-        """Whether the fork server has yet to answer the request for this process."""
+        """Whether the fork server has not yet answered the request for this process."""
         return not self.pid and self._code is None
 
     def poll(self) -> int | None:
@@ -121,10 +126,10 @@ class ForkedProcess:
 
 
 class ForkingRunner(SystemRunner):
-    """A Runner that forks commands which begin with `program`, and starts all others as a SystemRunner does.
+    """A Runner that forks commands which begin with the argv `program`, and starts all others as a SystemRunner does.
 
-    A lost fork server is replaced. While there is none, every command starts as a SystemRunner starts it. Only one
-    thread may use this object.
+    A fork server that is killed or hangs is replaced, up to MAX_SERVER_EXITS times. While there is no fork server,
+    every command starts as a SystemRunner starts it. Only one thread may use a ForkingRunner.
     """
 
     def __init__(
@@ -134,14 +139,14 @@ class ForkingRunner(SystemRunner):
         env: Mapping[str, str],
         lost: Callable[[ForkServerExit], None] = lambda loss: None,
     ) -> None:
-        """Start the fork server. Commands may be started at once; they wait until the server has loaded.
+        """Start the fork server. The caller may start commands at once; they wait until the server has loaded.
 
         Args:
             program: the argv that all forked commands begin with.
             verb: the words after `program` that start the fork server.
             env: environment of the fork server. Variables that libraries read while they load (OMP_NUM_THREADS) hold
                 for all of its forks; the others may differ between forks.
-            lost: called when a fork server has ended by itself.
+            lost: called with the exit of each fork server that ended by itself, or that was killed because it hung.
         """
         self._program = tuple(program)
         self._verb = tuple(verb)
@@ -174,7 +179,8 @@ class ForkingRunner(SystemRunner):
         return self._started[-1]
 
     def receive_replies(self, timeout_s: float | None) -> None:
-        """Process the fork server's replies, waiting for the first at most that long (None: without end)."""
+        """Process the fork server's replies. Wait at most `timeout_s` seconds for the first one (None: without
+        limit)."""
         while self._asked and self._has_reply(timeout_s):
             if not self._receive_reply():
                 assert self._server is not None, "orders wait for it alone"
@@ -184,7 +190,7 @@ class ForkingRunner(SystemRunner):
             timeout_s = 0.0
 
     def withdraw(self, process: ForkedProcess) -> None:
-        """Withdraw the request for a process, unless the fork server has already begun to fork for it."""
+        """Withdraw the request to fork `process`, unless the fork server has already begun to fork it."""
         process.withdraw_request()
         deadline = time.monotonic() + REPLY_TIMEOUT_S
         # A loading server answers once it has loaded; one that has begun with the request must report what it forked.
@@ -206,7 +212,8 @@ class ForkingRunner(SystemRunner):
                     os.waitpid(child.pid, os.WNOHANG)
 
     def _is_orphan(self, pid: int) -> bool:
-        """Whether no code of this process will ask for the exit code of this child."""
+        """Whether the child with id `pid` is an adopted orphan, whose exit code no code of this process will ask
+        for."""
         session = os.getsid(pid)
         if session == os.getsid(0):
             return False  # a command of `run`, in some thread
@@ -222,7 +229,7 @@ class ForkingRunner(SystemRunner):
         return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
     def close(self) -> None:
-        """End the fork server and its open requests; the processes that it has forked live on."""
+        """End the fork server and all unanswered requests; processes that it has forked go on."""
         if self._server is not None:
             self._end_server()
 
@@ -234,7 +241,7 @@ class ForkingRunner(SystemRunner):
             self._server = super().start(words, env=self._env, keep_fds=(theirs.fileno(),))
 
     def _end_server(self) -> int:
-        """End the fork server and return its exit code, after reading its last replies."""
+        """Kill the fork server, read its last replies, and return its exit code (-n: killed by signal n)."""
         assert self._server is not None, "there is one to end"
         self._server.kill()
         code = self._server.wait(REPLY_TIMEOUT_S)
@@ -247,7 +254,8 @@ class ForkingRunner(SystemRunner):
         return -signal.SIGKILL if code is None else code
 
     def _replace_server(self) -> None:
-        """End a fork server that is gone or hangs, and start another, unless it failed by an error of its own."""
+        """End a fork server that is gone or hangs, and report its exit to `lost`. Start another one, unless the server
+        exited by itself with a code, which means an error of its own, or MAX_SERVER_EXITS servers are lost."""
         code, loading = self._end_server(), not self._loaded
         self._losses += 1
         replaced = code < 0 and self._losses < MAX_SERVER_EXITS
@@ -276,8 +284,8 @@ class ForkingRunner(SystemRunner):
         return self._asked[-1]
 
     def _receive_reply(self) -> bool:
-        """Read one reply: that the server has loaded, or what it forked for the oldest request. Return False when the
-        fork server has ended."""
+        """Read one reply of the fork server: that it has loaded, or the id of the process that it forked for the oldest
+        request. Return False when the fork server has ended."""
         try:
             word = self._channel.recv(MESSAGE_BYTES)
         except OSError:
@@ -292,7 +300,7 @@ class ForkingRunner(SystemRunner):
 
 
 def _has_ended_child() -> bool:
-    """Whether any child process has ended; no exit code is collected."""
+    """Whether any child process has ended. Its exit code stays available to the code that waits for this child."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -7,13 +7,16 @@ import re
 from typing import Any
 
 LEVELS_MAX = 64
-"""Nested levels. No file or message of hpctrain nests half as deep; code that walks a value may recurse this far."""
+"""Most nested levels of a JSON text, so that code may walk a value by recursion. No file or message of hpctrain nests
+half as deep."""
 DIGITS_MAX = 40
-"""Digits of a whole number. 64 bits need 20, and Python's limit of 4300 gives an error about Python."""
+"""Most digits of a whole number; 64 bits need 20. Python's own limit is 4300, and its error does not speak of the
+text."""
 
 
 class JsonError(ValueError):
-    """The text is no usable JSON. The message is for the user; `line` is None where it is unknown."""
+    """The text is no usable JSON. The message is for the user; `line` is the line number, or None where it is
+    unknown."""
 
     def __init__(self, text: str, line: int | None = None) -> None:
         super().__init__(text)
@@ -21,10 +24,10 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Every number in it is finite.
+    """Return the value of a JSON text, as `json.loads` does. Every number in it is finite.
 
     Raises:
-        JsonError: the text is not JSON, nests too deep, or has a number that is not finite or too long.
+        JsonError: the text is not JSON, nests deeper than LEVELS_MAX, or has a number that is not finite or too long.
     """
     try:
         whole = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
@@ -41,10 +44,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_integer(text: str, base: int = 10) -> int:
-    """Return the whole number that a text stands for.
+    """Return the whole number that a text stands for in base `base`.
 
     Raises:
-        ValueError: the text has too many digits.
+        ValueError: the text is no whole number, or has more than DIGITS_MAX characters.
     """
     if len(text) > DIGITS_MAX:
         raise ValueError(f"found a number of {len(text):,} digits; allowed: up to {DIGITS_MAX}")
@@ -72,8 +75,8 @@ def _constant(text: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_constant)
 _BOUNDED_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_constant)
 _LONG_NUMBER = re.compile(r"\d{41}|[eE]\+?\d{3}")
-"""Matches in every text with a number that is too long or not finite. Other texts need no check of each number, which
-would double the time of reading a long run's steps."""
+"""Matches every text that has a number with too many digits or too large an exponent. A text without a match needs no
+check of each number, which would double the time of reading the metrics of a long run."""
 
 
 def _nesting_error() -> str:

@@ -10,8 +10,9 @@ from types import ModuleType
 def load(module: str) -> ModuleType:
     """Import a module by its name and return it.
 
-    Libraries keep nearly all objects that they make while they load. Garbage collection among these takes a fifth of
-    the processor time of loading torch, and nearly as large a share of a command's start.
+    Libraries keep nearly all objects that they make while they load, so garbage collection finds little to free. It
+    would take a fifth of the processor time of loading torch, and nearly as large a share of the start of an hpctrain
+    command.
     """
     collecting = gc.isenabled()
     gc.disable()

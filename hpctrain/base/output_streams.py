@@ -1,8 +1,8 @@
-"""Output streams: text made safe to print on a terminal, and lines with the time at which each began.
+"""Output streams that escape what is unsafe on a terminal, or write the time before each line.
 
 A terminal obeys control characters: a log line or a folder's name could rewrite earlier lines, set the window's title,
-or fill the clipboard. So every stream that people read is filtered here, whatever wrote to it. With
-the time before each line, the logs of many processes can be merged.
+or fill the clipboard. So every stream that people read is filtered, whatever wrote to it. With the time before each
+line, the logs of many processes can be merged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _TIMESTAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 
 def printable(text: str) -> str:
     """Return the text without colours, and with every other control character escaped as in a Python string: \\x1b.
-
-    Tabs and line feeds stay.
-    """
+    Tabs and line feeds stay."""
     if _CONTROL.search(text) is None:
         return text
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], _COLOUR.sub("", text.replace("\r\n", "\n")))
@@ -43,7 +41,7 @@ def first_control_character(text: str) -> str | None:
 
 
 class EscapedStream:
-    """A text stream that escapes every control sequence; `control` writes past it."""
+    """A text stream that escapes control characters as `printable` does. The function `control` bypasses it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
@@ -63,13 +61,13 @@ class EscapedStream:
 
 
 def control(out: TextIO, sequence: str) -> None:
-    """Write a control sequence to the terminal, past the filter of an EscapedStream."""
+    """Write a control sequence to the terminal, past the filter if `out` is an EscapedStream."""
     getattr(out, "rich_proxied_file", out).write(sequence)
 
 
 @contextlib.contextmanager
 def escaped_output() -> Iterator[None]:
-    """Escape what this process prints to stdout and stderr in the `with` block."""
+    """Escape control characters in what this process prints to stdout and stderr in the `with` block."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = EscapedStream(streams[0]), EscapedStream(streams[1])
     try:
@@ -108,7 +106,8 @@ class TimestampedStream(io.TextIOWrapper):
 
 
 def timestamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable[[], float] = time.time) -> None:
-    """Write the UTC time before each line that this process prints to the named streams from now on."""
+    """Write the UTC time before each line that this process prints from now on to the streams `names` of `sys`; `wall`
+    returns seconds since 1970."""
     for name in names:
         stream = getattr(sys, name)
         stream.flush()
@@ -122,7 +121,8 @@ def format_timestamp(wall: float) -> str:
 
 
 def parse_timestamp(line: bytes) -> tuple[float, bytes] | None:
-    """Return a line's time, in seconds since 1970, and the line without it; None for a line that has none."""
+    """Return the time at the beginning of a line, in seconds since 1970, and the rest of the line; None if it has no
+    time."""
     stamp = _TIMESTAMP.match(line)
     if stamp is None:
         return None
@@ -134,6 +134,7 @@ def parse_timestamp(line: bytes) -> tuple[float, bytes] | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text. Only line feeds end them: a progress bar's carriage returns begin no line."""
+    """Return the lines of a text, with their line ends. Only line feeds end lines, because a progress bar's carriage
+    returns begin no new line."""
     *whole, unfinished = text.split("\n")
     return [f"{line}\n" for line in whole] + ([unfinished] if unfinished else [])

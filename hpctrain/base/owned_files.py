@@ -1,8 +1,9 @@
 """Opens files that hpctrain trusts or executes because this user wrote them: run folders, checkpoints, tokens. All
-access to such files goes through this module. A file is trusted if nobody else owns it or can write to it.
+access to such files goes through this module. A file is trusted if it belongs to this user and nobody else can write to
+it, except for groups that `is_trusted_group` accepts.
 
-Everything is opened first and then checked on its descriptor, so nothing can replace it between the check and the read.
-The folders above may therefore belong to root, or be writable by the group of a project.
+Every file and folder is opened first and then checked on its descriptor, so nothing can replace it between the check
+and the read. So the folders above the file's own folder may belong to root, or be writable by the group of a project.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from hpctrain.base.errors import FileError, InputError, UntrustedError
 from hpctrain.base.regular_file import kind_of, open_regular, read_and_close
 
 TRUSTED_GROUPS_VARIABLE = "HPCTRAIN_TRUSTED_GROUPS"
-"""Environment variable with names or ids of groups, separated by commas, whose members may write what this user
-runs."""
+"""Environment variable with names or ids of groups, separated by commas, whose members may write to the files that this
+user runs."""
 OWN_BYTES_MAX = 1 << 30
-"""Largest file of this user that is read into memory at once: metrics of a few million steps."""
+"""Largest file of this user that is read into memory at once, in bytes; metrics of a few million steps are as large."""
 
 _OTHER_OWNER_REMEDY = "hpctrain uses only what is yours, as it would run as you"
 _SYMLINK_REMEDY = "put what it leads to in its place, or remove it"
@@ -36,18 +37,18 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 class OwnedFolder:
     """An open folder of this user that nobody else can write to. Its files are opened relative to its descriptor.
 
-    The path may contain symbolic links, and may be one itself if this user or root made it.
+    The folder's path may contain symbolic links, and may be one itself if this user or root made the link.
     """
 
     def __init__(self, path: Path, *, private: bool = False) -> None:
         """Open the folder.
 
         Args:
-            private: whether others must not be able to read it either.
+            private: whether others must not be able to read the folder either.
 
         Raises:
-            UntrustedError: it belongs to another user, or others can write to it.
-            OSError: it does not exist, or is no folder.
+            UntrustedError: the folder belongs to another user, or others can write to it.
+            OSError: the folder does not exist, or the path is no folder.
         """
         self.path = path
         self.descriptor = _opened_folder(path)
@@ -77,31 +78,38 @@ class OwnedFolder:
             return sorted(entry.name for entry in entries)
 
     def open(self, name: str, *, private: bool = False) -> int:
-        """Return a descriptor for reading a regular file of this user in the folder itself.
+        """Return a descriptor for reading the regular file `name` of this user, which lies in the folder itself.
+
+        Args:
+            private: whether others must not be able to read the file either.
 
         Raises:
-            UntrustedError: it belongs to another user, others can write to it, or it is no regular file.
-            OSError: it does not exist, or cannot be read.
+            UntrustedError: the file belongs to another user, others can write to it, or it is no regular file.
+            OSError: the file does not exist, or cannot be read.
         """
         path = self.path / _plain(name, self.path)
         return _checked_file(path, name, self.descriptor, private=private, guarded=self._guarded)
 
     def read(self, name: str, limit_bytes: int = OWN_BYTES_MAX, *, private: bool = False) -> bytes:
-        """Return all bytes of a regular file of this user in the folder itself.
+        """Return all bytes of the regular file `name` of this user, which lies in the folder itself.
+
+        Args:
+            private: whether others must not be able to read the file either.
 
         Raises:
-            UntrustedError: as for `open`.
-            FileError: it is larger than the limit.
-            OSError: it does not exist, or cannot be read.
+            UntrustedError: the file belongs to another user, others can write to it, or it is no regular file.
+            FileError: the file is larger than `limit_bytes`.
+            OSError: the file does not exist, or cannot be read.
         """
         return read_and_close(self.open(name, private=private), self.path / name, limit_bytes)
 
     def open_to_write(self, name: str) -> int:
-        """Return a descriptor for reading and writing a regular file of this user in the folder; create it if missing.
+        """Return a descriptor for reading and writing the regular file `name` of this user in the folder; create a
+        missing file.
 
         Raises:
-            UntrustedError: as for `open`.
-            OSError: it cannot be made or written.
+            UntrustedError: the file belongs to another user, others can write to it, or it is no regular file.
+            OSError: the file cannot be made or written.
         """
         path = self.path / _plain(name, self.path)
         try:
@@ -113,11 +121,12 @@ class OwnedFolder:
         return _checked(descriptor, path, private=False, guarded=self._guarded)
 
     def check_entries(self) -> None:
-        """Check who owns and can write each entry of the folder, without its subfolders; a link may lead only to a
-        folder.
+        """Check who owns and can write each entry of the folder, but not what is in its subfolders. An entry may be a
+        symbolic link only to a folder.
 
         Raises:
-            UntrustedError: an entry belongs to another user, others can write to it, or it is no file and no folder.
+            UntrustedError: an entry belongs to another user, others can write to it, or it is neither a file nor a
+                folder.
             OSError: an entry cannot be checked.
         """
         for name in self.names():
@@ -139,14 +148,14 @@ class OwnedFolder:
     def check_tree(self, name: str, no_links: tuple[str, ...] = ()) -> None:
         """Check who owns and can write the subfolder `name` and everything below it, without opening a file.
 
-        Symbolic links below are not followed; only users who can write to their folder can have made them.
+        Symbolic links below it are not followed. They must belong to this user.
 
         Args:
             no_links: suffixes of files that must not be symbolic links.
 
         Raises:
-            UntrustedError: an entry belongs to another user, or others can write to it.
-            OSError: the folder does not exist, or cannot be checked.
+            UntrustedError: an entry belongs to another user, others can write to it, or a link is not allowed.
+            OSError: the subfolder does not exist, or cannot be checked.
         """
         top = os.stat(_plain(name, self.path), dir_fd=self.descriptor, follow_symlinks=False)
         if not stat.S_ISDIR(top.st_mode):
@@ -167,9 +176,13 @@ class OwnedFolder:
 def open_owned(path: Path, *, private: bool = False) -> int:
     """Return a descriptor for reading a regular file of this user in a folder of this user.
 
+    Args:
+        private: whether others must not be able to read the file either.
+
     Raises:
-        UntrustedError: one of the two belongs to another user, others can write to it, or the file is no regular one.
-        OSError: it does not exist, or cannot be read.
+        UntrustedError: the file or its folder belongs to another user, others can write to it, or the file is not
+            regular.
+        OSError: the file or its folder does not exist, or cannot be read.
     """
     with OwnedFolder(path.parent) as folder:
         return folder.open(path.name, private=private)
@@ -178,10 +191,14 @@ def open_owned(path: Path, *, private: bool = False) -> int:
 def read_owned(path: Path, limit_bytes: int = OWN_BYTES_MAX, *, private: bool = False) -> bytes:
     """Return all bytes of a regular file of this user in a folder of this user.
 
+    Args:
+        private: whether others must not be able to read the file either.
+
     Raises:
-        UntrustedError: as for `open_owned`.
-        FileError: it is larger than the limit.
-        OSError: it does not exist, or cannot be read.
+        UntrustedError: the file or its folder belongs to another user, others can write to it, or the file is not
+            regular.
+        FileError: the file is larger than `limit_bytes`.
+        OSError: the file or its folder does not exist, or cannot be read.
     """
     with OwnedFolder(path.parent) as folder:
         return folder.read(path.name, limit_bytes, private=private)
@@ -191,9 +208,9 @@ def read_private(path: Path, limit_bytes: int) -> bytes:
     """Return all bytes of a file, in any folder, that only this user can read or write.
 
     Raises:
-        UntrustedError: others can read it or write to it, it belongs to another user, or is no regular file.
-        FileError: it is larger than the limit.
-        OSError: it does not exist, or cannot be read.
+        UntrustedError: others can read the file or write to it, it belongs to another user, or it is no regular file.
+        FileError: the file is larger than `limit_bytes`.
+        OSError: the file does not exist, or cannot be read.
     """
     return read_and_close(_checked_file(path, str(path), None, private=True, guarded=False), path, limit_bytes)
 
@@ -202,10 +219,11 @@ def read_private_text(path: Path, limit_bytes: int, key: str) -> str:
     """Return the text of a file that only this user can read or write.
 
     Args:
-        key: the key of the run file that names it, for the error.
+        key: the key of the run file that names the file, for the error.
 
     Raises:
-        InputError: others can read it or write to it, or it cannot be read.
+        InputError: others can read the file or write to it, or it cannot be read.
+        FileError: the file is larger than `limit_bytes`.
     """
     try:
         return read_private(path, limit_bytes).decode()
@@ -241,7 +259,8 @@ def _checked_file(path: Path, name: str, dir_fd: int | None, *, private: bool, g
 
 
 def _checked(descriptor: int, path: Path, *, private: bool, guarded: bool) -> int:
-    """Return the descriptor if its file is regular and trusted; else close it and raise UntrustedError."""
+    """Return the descriptor if its file is regular and passes `_check` with the same arguments; else close it and raise
+    UntrustedError."""
     try:
         status = os.fstat(descriptor)
         kind = kind_of(status.st_mode)
@@ -255,12 +274,12 @@ def _checked(descriptor: int, path: Path, *, private: bool, guarded: bool) -> in
 
 
 def _check(path: Path, status: os.stat_result, *, private: bool = False, guarded: bool = False) -> None:
-    """Raise UntrustedError if a file is not trusted.
+    """Raise UntrustedError if a file or folder is not trusted.
 
     Args:
-        status: status of the open file, so that nothing can replace it after the check.
-        private: whether others must not be able to read it either.
-        guarded: whether it lies in a folder that nobody else can enter, so its group bits give no access.
+        status: status of the open file, so that nothing can replace the file after the check.
+        private: whether others must not be able to read the file either.
+        guarded: whether the file lies in a folder that nobody else can enter, so that its group bits give no access.
     """
     mode, remedy = stat.S_IMODE(status.st_mode), "it would run as you: look at what is in it, then chmod -R go-rwx"
     if status.st_uid != os.getuid():
@@ -279,7 +298,7 @@ def _check(path: Path, status: os.stat_result, *, private: bool = False, guarded
 
 
 def _plain(name: str, folder: Path) -> str:
-    """Return the name if it names an entry of the folder itself; else raise UntrustedError."""
+    """Return `name` if it names an entry of the folder itself; else raise UntrustedError."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise UntrustedError(folder, f"names {name!r}, which is no plain file name", "it was not written by hpctrain")
     return name
@@ -291,7 +310,8 @@ def _raise(error: OSError) -> None:
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """Set the umask in the `with` block: only the owner can access new files of this process and its children."""
+    """Set the umask in the `with` block, so that only the owner can access new files of this process and its
+    children."""
     before = os.umask(0o077)
     try:
         yield
@@ -300,7 +320,8 @@ def owner_only() -> Iterator[None]:
 
 
 def is_trusted_group(gid: int) -> bool:
-    """Whether the members of a group may write what this user runs: the group is private, or the user named it."""
+    """Whether the members of a group may write what this user runs: the group is private, or TRUSTED_GROUPS_VARIABLE
+    names it."""
     trusted = {name.strip() for name in os.environ.get(TRUSTED_GROUPS_VARIABLE, "").split(",")}
     return str(gid) in trusted or group_name(gid) in trusted or is_private_group(gid)
 
@@ -321,7 +342,7 @@ def is_private_group(gid: int) -> bool:
 
 
 def group_name(gid: int) -> str:
-    """Return the name of a group; its number where it has no name here."""
+    """Return the name of a group; the number `gid` as text if this machine knows no name for it."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:

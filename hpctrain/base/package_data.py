@@ -1,5 +1,5 @@
-"""Finds packaged data and renders text templates. The data are in the installed package (a wheel), else at the
-repository's root."""
+"""Finds hpctrain's data files and renders text templates. The data files are in the installed package (a wheel), else
+at the root of the repository."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def package_data_path(folder: str, name: str = "") -> Path:
-    """Return the path of a packaged data folder (containers, slurm, topology) or of a file in it.
+    """Return the path of one of hpctrain's data folders (containers, slurm, topology), or of the file `name` in it.
 
     Raises:
-        InputError: it does not exist; the installation is incomplete.
+        InputError: the path does not exist, because the installation is incomplete.
     """
     for root in (_PACKAGE / "_data", _PACKAGE.parent):
         path = root / folder / name
@@ -28,8 +28,12 @@ def package_data_path(folder: str, name: str = "") -> Path:
 def render_template(
     path: Path, filters: Mapping[str, Callable[..., str]] = MappingProxyType({}), **values: object
 ) -> str:
-    """Return a Jinja template's text with `values` filled in. A name without a value is an error. Templates that it
-    imports are in its folder."""
+    """Return the text of the Jinja template at `path` with `values` filled in. A name without a value is an error.
+    Templates that the template imports lie in its folder.
+
+    Args:
+        filters: functions that the template may apply to a value, by name.
+    """
     import jinja2  # most users of packaged data render nothing
 
     environment = jinja2.Environment(

@@ -1,4 +1,5 @@
-"""Runs commands and starts processes. All code takes a Runner as an argument, so that tests can pass a fake one."""
+"""Runs commands and starts processes. Code that runs commands takes a Runner as an argument, so that tests can pass a
+fake one."""
 
 from __future__ import annotations
 
@@ -16,18 +17,19 @@ from hpctrain.base.errors import CommandError, CommandTimeoutError
 from hpctrain.base.module_argv import program
 
 WORKER = tuple(program("hpctrain.worker"))
-"""argv of the program that loads torch; one of its verbs has to follow."""
+"""argv of the program that loads torch; one of its verbs (train, measure, …) has to follow."""
 
 WORKER_NAME = "rank {}"
-"""Process name of a worker that trains."""
+"""Process name of a worker that trains; its rank is filled in."""
 
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM)
-"""Signals that this process may ignore; they get their default action before another program takes over."""
+"""Signals that this process may ignore; `replace_process` gives them back their default action, because a command would
+inherit ignored signals."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A command that ended: its argv, exit code and output."""
+    """A command that ended: its argv, its exit code (-n if signal n killed it) and its output."""
 
     argv: tuple[str, ...]
     code: int
@@ -44,33 +46,37 @@ class Process(Protocol):
         """Return the exit code, -n if signal n killed the process; None while it runs."""
 
     def kill(self) -> None:
-        """Send SIGKILL to the process's whole process group; do not wait for its end."""
+        """Send SIGKILL to the process group that the process leads; do not wait for its end."""
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process itself."""
+        """Send SIGTERM to the process alone, not to its group."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for the end and return the exit code; None if the process still runs after `timeout_s` seconds."""
+        """Wait for the end and return the exit code, -n if signal n killed the process; None if it still runs after
+        `timeout_s` seconds."""
 
 
 def end_process(process: Process) -> None:
-    """Kill the process if it still runs, and wait for its end."""
+    """Kill the process group if the process still runs, and wait for the end of the process."""
     if process.poll() is None:
         process.kill()
         process.wait()
 
 
 class Runner(Protocol):
-    """Runs commands and starts processes."""
+    """Runs commands to their end, and starts processes."""
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
     ) -> CommandResult:
-        """Run a command to its end, in this process's environment or in `env`; return its exit code and output.
+        """Run a command to its end, without input, and return its exit code and output.
+
+        Args:
+            env: environment of the command; None: that of this process.
 
         Raises:
-            CommandTimeoutError: it did not end in time.
-            CommandError: it could not start.
+            CommandTimeoutError: the command did not end within `timeout_s` seconds and was killed.
+            CommandError: the command could not start.
         """
 
     def start(
@@ -80,10 +86,20 @@ class Runner(Protocol):
         log: Path | None = None,
         keep_fds: Sequence[int] = (),
     ) -> Process:
-        """Start a command in its own process group, with its output appended to `log`."""
+        """Start a command in its own process group, without input.
+
+        Args:
+            env: environment of the command; None: that of this process.
+            log: file to which the output is appended; None: the output goes where that of this process goes.
+            keep_fds: descriptors of this process that the command inherits.
+
+        Raises:
+            CommandError: the command could not start.
+        """
 
     def reap(self) -> None:
-        """Reap adopted processes that have ended: orphans of processes that were started here."""
+        """Collect the exit codes of ended processes that this process adopted when their parents, started by this
+        Runner, had ended."""
 
     def replace_process(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         """Replace this process by the command (exec), which inherits the terminal and the process id.
@@ -123,7 +139,7 @@ class SystemProcess:
 
 
 class SystemRunner:
-    """Runs commands on this machine."""
+    """A Runner that runs commands on this machine."""
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None

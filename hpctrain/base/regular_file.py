@@ -1,4 +1,5 @@
-"""Regular files that other people may have made: opened without following a link or blocking, read up to a limit."""
+"""Reads regular files that other people may have made: opens them without following a link or blocking, and reads them
+up to a limit."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ _CHUNK_BYTES = 1 << 20
 def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
     """Return a descriptor for reading a regular file; any other file is closed before a byte of it is read.
 
-    The check is made on the open descriptor, so nothing can replace the file in between. A FIFO or a device without
-    another end does not block. Links in the folders above the file are followed; the file itself must not be one.
+    The check is made on the open descriptor, so nothing can replace the file in between. Opening a FIFO or a device
+    does not block. Links in the folders above the file are followed; the file itself must not be a link.
 
     Args:
         path: the file; relative to `dir_fd` where one is given.
         dir_fd: descriptor of the folder that a relative path starts from.
 
     Raises:
-        FileError: it is a symbolic link, a folder, a FIFO, a socket or a device.
-        OSError: it does not exist, or may not be read.
+        FileError: the file is a symbolic link, a folder, a FIFO, a socket or a device.
+        OSError: the file does not exist, or may not be read.
     """
     try:
         descriptor = os.open(
@@ -49,9 +50,12 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
 def read_regular(path: Path | str, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
     """Return all bytes of a regular file of at most `limit_bytes`; the limit bounds memory and work.
 
+    Args:
+        dir_fd: descriptor of the folder that a relative path starts from.
+
     Raises:
-        FileError: it is larger, or no regular file.
-        OSError: it does not exist, or cannot be read.
+        FileError: the file is larger, or not regular.
+        OSError: the file does not exist, or cannot be read.
     """
     return read_and_close(open_regular(path, dir_fd=dir_fd), path, limit_bytes)
 
@@ -59,8 +63,11 @@ def read_regular(path: Path | str, limit_bytes: int, *, dir_fd: int | None = Non
 def read_and_close(descriptor: int, path: Path | str, limit_bytes: int) -> bytes:
     """Return all bytes of an open file from its current position, at most `limit_bytes`, and close it.
 
+    Args:
+        path: the file's path, for the error.
+
     Raises:
-        FileError: it has more; `path` names the file in the message.
+        FileError: the file has more bytes.
     """
     data = bytearray()
     try:
@@ -80,7 +87,8 @@ def read_and_close(descriptor: int, path: Path | str, limit_bytes: int) -> bytes
 
 
 def sha256_of(descriptor: int, report: Callable[[int], None] = lambda count: None) -> str:
-    """Return the SHA-256, as hex, of an open file from its current position; `report` receives the bytes read."""
+    """Return the SHA-256, as hex, of an open file from its current position. `report` is called with the number of
+    bytes of each piece that was read."""
     digest = hashlib.sha256()
     # One buffer serves the whole file: fresh memory for each chunk would cost more than hashing it.
     buffer = memoryview(bytearray(_CHUNK_BYTES))
@@ -91,7 +99,7 @@ def sha256_of(descriptor: int, report: Callable[[int], None] = lambda count: Non
 
 
 def kind_of(mode: int) -> str | None:
-    """Return the kind of a file by its mode, in words; None for a regular file."""
+    """Return the kind of a file by its `st_mode`, in words such as 'a folder'; None for a regular file."""
     kinds = {
         stat.S_IFREG: None, stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",

@@ -1,8 +1,9 @@
 """`python …/start.py MODULE …`: does what `python -m MODULE …` does, without the current folder on the module path.
 
 `-m` and `-c` search the current folder first, before the standard library: another user's `random.py` in a shared
-folder would run as you. `-P` turns that off, from Python 3.11 on only. For a script, Python searches the script's
-folder instead of the current one; this file removes that entry before it imports anything but built-in modules.
+folder would run as you. Python's option `-P` turns that off, but exists only from Python 3.11 on. For a script, Python
+searches the script's folder instead of the current one; `start.py` removes that entry before it imports anything but
+built-in modules.
 """
 
 import sys

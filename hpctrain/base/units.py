@@ -1,4 +1,5 @@
-"""Formats bytes, seconds, counts and rates for a person. Files hold plain SI values; only text is rounded."""
+"""Formats bytes, seconds, counts and rates for a person. Files hold plain SI values; only text for people is
+rounded."""
 
 from __future__ import annotations
 

@@ -1,15 +1,18 @@
-"""A mutual proof of two processes that they know a run's key, and a listening socket that admits only such callers.
+"""A mutual proof of two processes that they know a run's key, and a listening socket that admits only callers with this
+proof.
 
 The key itself never crosses the network. The handshake has three lines: the server sends a challenge, the client
 answers it and sends its own challenge, and the server answers that one. A proof is HMAC-SHA256 (RFC 2104) under the
-key, over the role, both nonces and the claims of each side. The role prevents reflection of a proof, the nonces prevent
-replay. A caller without the key sees only a nonce. After the handshake, every line carries a MAC under keys made of
-both nonces (`LineChannel.seal`). The classes of the handshake take and return messages, and open no socket.
+key, over the role (client or server), both nonces and the claims of each side. The role prevents reflection of a proof,
+the nonces prevent replay. A caller without the key sees only a nonce. After the handshake, every line carries a MAC
+under keys made of both nonces (`LineChannel.seal`). The classes of the handshake take and return messages, and open no
+socket.
 
-Agents and the probe listen with it. The number of callers that have not authenticated is limited, and so is their
-time. When the limit is reached, a new caller replaces the oldest one of the address with the most pending callers, so
-a flood from one node does not shut out the others. When the process has no descriptor left, callers are accepted with
-a spare one and closed: in the backlog they would end every wait at once.
+Agents and the probe listen with an AuthListener. It limits the number of callers that have not authenticated, and their
+time. When the number is reached, a new caller replaces the oldest one of the address with the most pending callers, so
+a flood from one node does not shut out the others. When the process has no descriptor left, the listener accepts
+callers with a spare descriptor and closes them: as long as they waited in the kernel's queue, every wait for the socket
+would return at once.
 """
 
 from __future__ import annotations
@@ -41,34 +44,36 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 @dataclass(frozen=True)
 class Session:
-    """The result of a handshake in which both sides have authenticated."""
+    """The result of a handshake in which both sides have authenticated: the other side's claims, and the keys for
+    `LineChannel.seal`."""
 
     claims: Message
-    """The other side's statements about itself; its proof covers them."""
+    """The other side's statements about itself; the handshake has proved that they are unchanged."""
     send_key: bytes
     receive_key: bytes
 
 
 class HandshakeServer:
-    """The part of the handshake on the side that accepted the connection."""
+    """One handshake, on the side that accepted the connection."""
 
     def __init__(self, key: bytes, claims: Message) -> None:
         """Prepare one handshake.
 
         Args:
             key: the secret that both sides know.
-            claims: what the caller receives once it has authenticated.
+            claims: statements of this side about itself, which the caller receives once it has authenticated.
         """
         self._key = key
         self._claims = claims
         self._nonce = secrets.token_hex(NONCE_BYTES)
 
     def challenge(self) -> Message:
-        """Return the first line, which every caller gets."""
+        """Return the first line of the handshake, which every caller gets."""
         return {"type": "challenge", "nonce": self._nonce}
 
     def answer_hello(self, message: Message) -> tuple[Message, Session] | None:
-        """Return the line that welcomes the caller, and the session; None when the caller does not know the key."""
+        """Return the line that welcomes the caller, and the session; None if `message`, the caller's answer to the
+        challenge, does not prove that the caller knows the key."""
         nonce, claims = message.get("nonce"), message.get("claims")
         if message.get("type") != "hello" or not _is_nonce(nonce) or not isinstance(claims, dict):
             return None
@@ -80,7 +85,7 @@ class HandshakeServer:
 
 
 class HandshakeClient:
-    """The part of the handshake on the side that connected."""
+    """One handshake, on the side that connected."""
 
     def __init__(self, key: bytes, claims: Message) -> None:
         self._key = key
@@ -89,7 +94,8 @@ class HandshakeClient:
         self._theirs: str | None = None
 
     def answer_challenge(self, message: Message) -> Message | None:
-        """Return the answer to the first line; None when that line is no challenge, or not the first."""
+        """Return the answer to the server's challenge `message`; None if `message` is no challenge, or is the second
+        one."""
         nonce = message.get("nonce")
         if self._theirs is not None or message.get("type") != "challenge" or not _is_nonce(nonce):
             return None
@@ -98,7 +104,8 @@ class HandshakeClient:
         return {"type": "hello", "nonce": self._nonce, "claims": self._claims, "proof": proof}
 
     def verify_welcome(self, message: Message) -> Session | None:
-        """Return the session; None when the other side does not know the key."""
+        """Return the session; None if `message`, the server's last line, does not prove that the server knows the
+        key."""
         claims = message.get("claims")
         if self._theirs is None or message.get("type") != "welcome" or not isinstance(claims, dict):
             return None
@@ -110,7 +117,8 @@ class HandshakeClient:
 
 
 def derive_key(key: bytes, *purpose: object) -> bytes:
-    """Return a 32-byte secret for one purpose. It reveals neither the key nor the secret of another purpose."""
+    """Return a 32-byte secret for the purpose that the values `purpose` name. It reveals neither the key nor the secret
+    of another purpose."""
     return _mac(key, "derived", *purpose)
 
 
@@ -120,7 +128,12 @@ def _mac(key: bytes, *parts: object) -> bytes:
 
 
 def _session_keys(key: bytes, answerer: str, caller: object) -> tuple[bytes, bytes]:
-    """Return two keys: for lines from server to client, and for lines from client to server."""
+    """Return two keys: for lines from server to client, and for lines from client to server.
+
+    Args:
+        answerer: the server's nonce.
+        caller: the client's nonce.
+    """
     return _mac(key, "down", answerer, caller), _mac(key, "up", answerer, caller)
 
 
@@ -134,7 +147,7 @@ def _is_nonce(value: object) -> bool:
 
 @dataclass(frozen=True)
 class _PendingPeer:
-    """A caller that has not authenticated yet."""
+    """A caller that has not authenticated yet, from the address `addr`, accepted at the monotonic second `since`."""
 
     since: float
     addr: str
@@ -143,7 +156,7 @@ class _PendingPeer:
 
 
 class AuthListener:
-    """A listening socket with its pending callers. No method blocks."""
+    """A listening socket and its pending callers, which have not authenticated yet. No method blocks."""
 
     def __init__(
         self,
@@ -154,13 +167,14 @@ class AuthListener:
         peers: int,
         hello_s: float,
     ) -> None:
-        """Listen on address `addr` only, on a port that the system chooses.
+        """Listen on the IP address `addr` only, on a port that the system chooses.
 
         Args:
-            watch: wakes its owner when a caller connects or a pending one sends something.
+            watch: its `wait` returns when a caller connects or a pending caller sends something.
             proof: makes this side's part of one handshake.
-            channel: makes the channel of an accepted connection; its line limit is that of the handshake.
-            peers: how many expected nodes may call at a time.
+            channel: makes the channel of an accepted connection; the channel's line limit should be MAX_LINE_BYTES.
+            peers: number of nodes that are expected to call. Up to this many plus SPARE_CONNECTIONS callers may be
+                pending.
             hello_s: seconds after which a caller that has not authenticated is closed.
 
         Raises:
@@ -181,12 +195,12 @@ class AuthListener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address and port of the listening socket."""
+        """The IP address and port of the listening socket."""
         addr, port = self._listener.getsockname()[:2]
         return addr, port
 
     def accept(self, now: float) -> None:
-        """Accept the waiting callers, and send a challenge to each."""
+        """Accept the waiting callers, and send a challenge to each. `now` is in monotonic seconds."""
         self._open_spare_descriptor()
         for _ in range(self._max_pending):
             try:
@@ -199,10 +213,11 @@ class AuthListener:
                 self._add_pending(now, sock, str(caller[0]))
 
     def admit(self, now: float, wanted: Callable[[Message], bool]) -> tuple[LineChannel, Session] | None:
-        """Return the next authenticated caller whose claims `wanted` accepts; None while there is none.
+        """Return the channel and the session of the next authenticated caller whose claims `wanted` accepts; None while
+        there is none.
 
-        The caller's channel is sealed, takes lines of up to LINE_LIMIT bytes, and stays watched. Callers that fail or
-        are late are closed.
+        The channel is sealed, takes lines of up to LINE_LIMIT bytes, and stays watched. Callers that fail, or take
+        longer than `hello_s`, are closed. `now` is in monotonic seconds.
         """
         for peer in list(self._pending):
             hello = peer.channel.wait_message(0)
@@ -249,7 +264,8 @@ class AuthListener:
         self._drop(longest.channel)
 
     def _reject_one(self) -> bool:
-        """Accept one caller with the spare descriptor and close it; return False without a spare one or a caller."""
+        """Accept one waiting caller with the spare descriptor and close it. Return False if there is no spare
+        descriptor or no caller."""
         if self._spare is None:
             return False
         os.close(self._spare)

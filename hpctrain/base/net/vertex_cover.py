@@ -1,4 +1,4 @@
-"""Which nodes to leave out where some pairs of nodes do not reach each other: a minimum vertex cover. Pure."""
+"""Finds the nodes to leave out when some pairs of nodes do not reach each other: a minimum vertex cover. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ NodePair = tuple[str, str]
 """Two nodes that do not reach each other, in either order."""
 
 EXACT_MAX_NODES = 20
-"""Number of nodes in unreachable pairs up to which the search is exact; each further node makes it 1.5 times as long.
-Above this number, a greedy search repeatedly leaves out the node that is in the most pairs."""
+"""Number of nodes in unreachable pairs up to which the search is exact; with each further node, the exact search would
+take 1.5 times as long. Above this number, a greedy search repeatedly leaves out the node that is in the most pairs."""
 
 
 def vertex_cover(nodes: Sequence[str], pairs: Iterable[NodePair], first: Collection[str] = ()) -> list[str]:
-    """Return the nodes to leave out, in node order, so that all others reach each other: as few as possible.
+    """Return the nodes to leave out, in the order of `nodes`, so that all others reach each other.
 
-    Of two nodes that do not reach each other, the one in more such pairs is left out; with equally many, the one in
-    `first`; else the later one.
+    The result is as small as possible, for up to EXACT_MAX_NODES nodes in pairs. Among equally small results, the
+    search prefers to leave out nodes in `first`, then nodes in more pairs, then later nodes.
 
     Args:
         nodes: all nodes, in order.
-        pairs: those that do not reach each other; pairs with a node that is not in `nodes` are ignored.
-        first: nodes to prefer among equally small results, such as nodes that are already left out.
+        pairs: the pairs that do not reach each other; pairs with a node that is not in `nodes` are ignored.
+        first: nodes that are preferably left out, such as nodes that are left out already.
     """
     partners: dict[str, set[str]] = {}
     known = set(nodes)
@@ -36,7 +36,8 @@ def vertex_cover(nodes: Sequence[str], pairs: Iterable[NodePair], first: Collect
 
 
 _Rank = dict[str, tuple[bool, int]]
-"""Node -> whether it is in `first`, and its index; the highest is left out first."""
+"""Node -> whether it is in `first` of `vertex_cover`, and its index in `nodes`; of equal nodes, the one with the
+highest value is left out."""
 
 
 def _greedy_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
@@ -49,7 +50,13 @@ def _greedy_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
 
 
 def _minimum_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
-    """Return the cheaper of two covers: one with the node of highest degree, one with all of its partners."""
+    """Return the smallest set of nodes that holds a node of each pair; among equally small ones, that with the most
+    nodes in `first`. The node with the most partners is in the set, or all of its partners are: both cases are tried by
+    recursion.
+
+    Args:
+        partners: node -> the nodes that it does not reach.
+    """
     if not partners:
         return set()
     node = _highest_degree(partners, rank)

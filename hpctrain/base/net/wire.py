@@ -1,5 +1,5 @@
-"""JSON lines over a socket: the form of all messages between hpctrain's processes, readable with `nc`. Also waits for
-several sockets."""
+"""JSON lines over a socket, the form of all messages between hpctrain's processes, which `nc` can show; and a wait for
+several sockets at once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from hpctrain.base.json_text import JsonError, parse_json
 Message = dict[str, Any]
 
 LINE_LIMIT = 1 << 20
-"""Bytes of the longest line that is accepted; no part of the program sends a longer one."""
+"""Bytes of the longest line that is accepted; no process of hpctrain sends a longer one."""
 SEND_TIMEOUT_S = 10.0
 MAC_CHARS = 64
-"""Characters of the MAC of a sealed line: HMAC-SHA256 as hex, then a space, then the message."""
+"""Characters of the MAC (HMAC-SHA256 as hex) at the beginning of a sealed line; a space and the message follow."""
 READ_BYTES = 1 << 16
 READS_AT_ONCE = 16
 
 
 class MalformedMessage(Exception):  # noqa: N818 - the state of a connection, handled where messages are read
-    """A message is not one that hpctrain sends; the text says why, for the log of the side that closes."""
+    """A message is not one that hpctrain sends. The text gives the reason, for the log of the side that closes the
+    connection."""
 
 
 class LineChannel:
-    """A socket that carries one JSON object a line. Neither a slow reader nor a flood blocks its owner.
+    """A socket that carries one JSON object a line. The limits on time and bytes keep a slow reader and a flood of
+    lines from blocking this process.
 
-    `receive` returns what has arrived; `closed` becomes true when the other side is gone or sent a line that breaks the
-    format.
+    `receive` returns the messages that have arrived. `closed` becomes true when this side closes the channel, when the
+    other side is gone, or when the other side sends a line that breaks the format.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class LineChannel:
         """Take over a connected socket.
 
         Args:
-            send_timeout_s: how long `send` waits for a reader that does not read; 0: not at all, None: for ever.
-            line_limit: bytes of the longest line; a longer one closes the channel.
-            strict: whether a line that is no message closes the channel; else it is skipped.
+            send_timeout_s: seconds that `send` waits for a reader that does not read; 0: not at all, None: without
+                limit.
+            line_limit: bytes of the longest line that is accepted; a longer one closes the channel.
+            strict: whether a line that is not a JSON object closes the channel; else the line is skipped.
         """
         self.sock = sock
         self.send_timeout_s = send_timeout_s
@@ -65,7 +68,7 @@ class LineChannel:
         self._receive_seal: LineMac | None = None
 
     def seal(self, send_key: bytes, receive_key: bytes) -> None:
-        """Add a MAC to every line from here on; a received line without the right MAC closes the channel.
+        """Add a MAC to every line from now on; a received line without the right MAC closes the channel.
 
         The MAC covers the line's number, so a line can be neither replayed nor left out.
         """
@@ -75,7 +78,8 @@ class LineChannel:
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send one message; return False when the other side is gone or took too long (the channel is closed then)."""
+        """Send one message. Return False when the other side is gone or did not read in time; the channel is closed
+        then."""
         line = json.dumps(message, allow_nan=False).encode()
         if self._send_seal is not None:
             line = self._send_seal.mac(line) + b" " + line
@@ -93,7 +97,7 @@ class LineChannel:
         return True
 
     def receive(self) -> list[Message]:
-        """Return the whole messages that have arrived (1 MiB at a time); an empty list when there is none yet."""
+        """Return the whole messages that have arrived, without waiting; a call reads at most 1 MiB."""
         for _ in range(READS_AT_ONCE):
             if not self._fill():
                 break
@@ -103,7 +107,8 @@ class LineChannel:
         return messages
 
     def wait_message(self, timeout_s: float | None) -> Message | None:
-        """Wait for the next message and return it; None when none came in time or the other side is gone."""
+        """Wait for the next message and return it; None when none came within `timeout_s` seconds (None: no limit), or
+        when the other side is gone."""
         deadline = _deadline(timeout_s)
         if not self._lines:
             self._fill()
@@ -134,7 +139,8 @@ class LineChannel:
             return 0
 
     def _fill(self) -> bool:
-        """Read the bytes that have arrived, without waiting; return False when there are none."""
+        """Read bytes that have arrived, at most READ_BYTES, without waiting. Return False when there were none or the
+        channel is closed."""
         if self.closed:
             return False
         try:
@@ -160,7 +166,8 @@ class LineChannel:
             self.sock.setblocking(True)
 
     def _ready(self, event: int, deadline: float | None) -> bool:
-        """Wait until the socket is ready for `event` or the other side is gone; return False at the deadline."""
+        """Wait until the socket is ready for `event` (select.POLLIN or POLLOUT) or the other side is gone. Return False
+        at the deadline (seconds of time.monotonic; None: no limit)."""
         poll = select.poll()
         try:
             poll.register(self.sock, event)
@@ -190,7 +197,7 @@ class LineChannel:
 
 
 class LineMac:
-    """The MACs of one direction of a channel, each over a line and its number."""
+    """Makes the MACs of one direction of a channel; each covers a line and its number."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -210,17 +217,18 @@ class Watchable(Protocol):
     """Anything with a file descriptor, such as a socket or a LineChannel."""
 
     def fileno(self) -> int:
-        """Return the descriptor; -1 once it is closed."""
+        """Return the file descriptor; -1 once it is closed."""
 
 
 class Watch:
-    """A set of files to wait on. Adding a closed file does nothing, and a file may be closed while it is watched."""
+    """A set of sockets and channels to wait for. Adding a closed one does nothing, and one may be closed while it is
+    watched."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
     def add(self, file: Watchable, events: int = selectors.EVENT_READ) -> None:
-        """Wake `wait` when something happens on this file."""
+        """Let `wait` return when one of `events` (selectors.EVENT_READ, EVENT_WRITE) happens on `file`."""
         if file.fileno() < 0:
             return  # closed already: nothing will happen on it
         stale = self._selector.get_map().get(file.fileno())
@@ -230,14 +238,14 @@ class Watch:
         self._selector.register(file, events)
 
     def remove(self, file: Watchable) -> None:
-        """Stop watching a file; nothing happens if it is not watched."""
+        """Stop watching `file`; do nothing if it is not watched."""
         for key in list(self._selector.get_map().values()):
             # By identity: a closed file has no descriptor to find it by.
             if key.fileobj is file:
                 self._selector.unregister(file)
 
     def wait(self, seconds: float) -> None:
-        """Return when something happens on a watched file, at the latest after `seconds`."""
+        """Return when something happens on a watched file, at the latest after `seconds` seconds."""
         self._selector.select(seconds)
 
     def close(self) -> None:

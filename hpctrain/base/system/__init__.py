@@ -1,1 +1,1 @@
-"""What the kernel and the file system of this machine say, and settings of this process in the kernel."""
+"""What the kernel and the file system of this machine say, and settings that this process makes in the kernel."""

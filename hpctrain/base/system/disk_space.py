@@ -1,9 +1,10 @@
 """Checks whether data of a known size fits on a file system, before any of it is written.
 
-A checkpoint that fills the disk takes the space of all other writers, the run's metrics included, and is then deleted.
-statvfs does not show quotas, and the commands that do (quota, lfs quota, mmlsquota) differ from site to site. So the
-space is reserved for an instant with fallocate(2), which respects every kind of quota. A refusal by a quota (EDQUOT)
-is handled like a full disk (ENOSPC); that case is not tested, for want of a file system with quotas.
+A checkpoint that does not fit would take the space of all other writers, even of the run's metrics, and would then be
+deleted. statvfs does not show quotas, and the commands that do (quota, lfs quota, mmlsquota) differ from site to site.
+So the space is reserved for an instant with fallocate(2), which respects every kind of quota. A refusal by a quota
+(EDQUOT) is handled like a full disk (ENOSPC); no test covers a quota, because the test machines have no file system
+with one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _MOST_FILES = 16
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that this user may still write to the file system of `path`, or of its nearest existing parent.
+    """Return the free bytes of the file system of `path`, or of its nearest existing parent, for this user. Quotas are
+    not considered.
 
     Raises:
         OSError: the file system does not answer.
@@ -43,8 +45,8 @@ def check_disk_space(folder: Path, size_bytes: int, what: str, files: int = 1) -
 
     Args:
         folder: an existing folder that this user may write to.
-        what: 'a checkpoint of step 8', for the error.
-        files: number of files that share the size; on a striped file system each may lie on another disk.
+        what: name of the data for the error, such as 'a checkpoint of step 8'.
+        files: number of files that share the size; on a striped file system each file may lie on another disk.
 
     Raises:
         StorageError: the space does not suffice, or the folder cannot be written.
@@ -79,7 +81,7 @@ def _try_allocate(folder: Path, size_bytes: int, files: int) -> None:
 
 
 def _fallocate(descriptor: int, size_bytes: int) -> int:
-    """Return the error number of fallocate(2), 0 when it allocated the space.
+    """Return the error number of fallocate(2); 0 if it has allocated the space.
 
     os.posix_fallocate is no substitute: on a file system without support, glibc writes a byte into every block.
     """

@@ -13,14 +13,15 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 NAME_BYTES = 15
-"""Longest name of a process that ps and pgrep show, in bytes."""
+"""Most bytes of a process's name; the kernel would cut a longer one."""
 MAX_OPEN_FILES = 1 << 20
 """Highest limit of open files that `raise_open_file_limit` sets. Some programs close every descriptor up to the limit
-at their start; with a higher limit that takes seconds."""
+when they start; with a higher limit that takes seconds."""
 
 
 def kernel_text(file: Path) -> str | None:
-    """Return the content of a kernel's file without white space at both ends; None if it cannot be read or is empty."""
+    """Return the content of a file of the kernel without white space at both ends; None if the file cannot be read or
+    is empty."""
     try:
         return file.read_text().strip() or None
     except (OSError, UnicodeDecodeError):
@@ -28,7 +29,8 @@ def kernel_text(file: Path) -> str | None:
 
 
 def kernel_number(file: Path) -> int | None:
-    """Return the whole number in the file; None if it cannot be read, is empty, or holds a word such as "max"."""
+    """Return the whole number in a file of the kernel; None if the file cannot be read, is empty, or holds a word such
+    as "max"."""
     try:
         return int(kernel_text(file) or "")
     except ValueError:
@@ -36,11 +38,12 @@ def kernel_number(file: Path) -> int | None:
 
 
 def cgroup_folders(controller: str, process: Path, mount: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the folders that limit this process, its cgroup before the parents, each with the version of cgroups.
+    """Yield (folder, version of cgroups: 1 or 2) for the folders whose limits hold for a process: first that of its
+    cgroup, then the parents.
 
     Args:
-        controller: what is limited, as cgroup v1 names it: cpu, memory.
-        process: the process's /proc/self/cgroup.
+        controller: the limited resource, as cgroup v1 names it: cpu, memory.
+        process: the file with the process's cgroups: /proc/self/cgroup.
         mount: where cgroups are mounted: /sys/fs/cgroup.
     """
     for line in (kernel_text(process) or "").splitlines():
@@ -56,13 +59,14 @@ def cgroup_folders(controller: str, process: Path, mount: Path) -> Iterator[tupl
 
 
 def set_process_name(name: str) -> bool:
-    """Name this process, with at most NAME_BYTES bytes; its command line does not change. Return whether the kernel
-    accepted the name."""
+    """Set the name of this process, cut to NAME_BYTES bytes; its command line does not change. Return whether the
+    kernel accepted the name."""
     return _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:NAME_BYTES]))
 
 
 def die_with_parent(parent: int) -> bool:
-    """Have the kernel kill this process when its parent ends; kill it at once if `parent` is no longer its parent."""
+    """Have the kernel kill this process when its parent ends; kill it at once if process `parent` is no longer its
+    parent. Return whether the kernel accepted the request."""
     done = _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -70,8 +74,8 @@ def die_with_parent(parent: int) -> bool:
 
 
 def set_child_subreaper(wanted: bool = True) -> bool:
-    """Make orphaned descendants children of this process, which can then wait for them. Return whether the kernel
-    accepted that."""
+    """Make orphaned descendants children of this process, which can then wait for them; no longer, if `wanted` is
+    false. Return whether the kernel accepted the setting."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
 
 
