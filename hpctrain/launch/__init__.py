@@ -1,1 +1,2 @@
-"""Start a run: from a run file over checks, job script and submission to its node processes."""
+"""Starts runs: checks the run file, writes and submits the job script, or starts local processes. Also starts probes,
+and evaluates and exports checkpoints."""

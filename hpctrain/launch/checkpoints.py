@@ -1,5 +1,5 @@
-"""Evaluate a checkpoint on other data, and export one as a Hugging Face folder. This module checks the request and
-writes the files without tensors; a worker process computes, and writes the tensors."""
+"""Evaluates a run's checkpoint on given data, or exports it as a Hugging Face folder. This module checks the request
+and writes the files without tensors. A worker process computes the loss, or writes the tensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CheckpointEvaluation:
     """The loss of a checkpoint on one corpus."""
 
     path: str
-    """The data as named on the command line."""
+    """The corpus folder or text, as named on the command line."""
     loss: float
     """Mean cross-entropy, nats per target."""
     perplexity: float | None
@@ -48,7 +48,7 @@ class CheckpointEvaluation:
     samples: int
     """Number of sequences that were evaluated."""
     tokens: int
-    """Number of tokens in these sequences."""
+    """Number of tokens in the evaluated sequences."""
     targets: int
     """Number of targets that `loss` is the mean over."""
 
@@ -56,17 +56,18 @@ class CheckpointEvaluation:
 def evaluate(
     folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner
 ) -> tuple[int, list[CheckpointEvaluation]]:
-    """Return the step of the checkpoint, and its result on each of `data`.
-
-    An item of `data` is a corpus folder, or text, from which the run's tokenizer makes a temporary corpus.
+    """Return the step of the evaluated checkpoint, and one result for each item of `data`, in order.
 
     Args:
+        folder: the run folder.
+        data: paths of corpus folders or of text, from which the run's tokenizer makes temporary corpora.
         step: step of the checkpoint; None: the newest complete one.
-        split: which part of corpus folders; text has no parts.
-        samples: most sequences of each item; None: all.
+        split: the part of a corpus folder to evaluate; a text is evaluated as a whole.
+        samples: most sequences to evaluate of each item of `data`; None: all.
 
     Raises:
-        InputError: there is no such checkpoint, or the run's model cannot read the data.
+        InputError: there is no such checkpoint, others can write to the run folder, or the data is missing or has
+            another tokenizer than the run.
         CheckpointError: the checkpoint's files differ from what was written.
         HpctrainError: the worker failed.
     """
@@ -89,10 +90,17 @@ def evaluate(
 def _ask_worker(
     verb: str, folder: Path, checkpoint: Path, runner: Runner, does: str, **question: object
 ) -> dict[str, Any]:
-    """Return a worker's answer to a question about a run's checkpoint.
+    """Return the answer of a new worker process to a request about a run's checkpoint.
+
+    Args:
+        verb: command of `hpctrain.worker`: eval or export.
+        folder: the run folder.
+        does: what the process does, as a verb for error messages ("exports").
+        question: values of the request, besides the two folders.
 
     Raises:
-        InputError, HpctrainError: the worker reported an error, or ended without an answer.
+        InputError: the worker reported wrong input.
+        HpctrainError: the worker reported another error, or ended without an answer.
     """
     places = {"folder": str(folder.resolve()), "checkpoint": str(checkpoint.resolve())}
     code, answer = worker_reply(verb, places | question, runner, does)
@@ -102,7 +110,11 @@ def _ask_worker(
 
 
 def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
-    """Return the folder of a run's checkpoint, verified. A step of None means the newest checkpoint.
+    """Return the folder of one checkpoint of the run in `folder`, after verifying the checkpoint's files.
+
+    Args:
+        step: step of the checkpoint; None: the newest checkpoint that verifies and is of the run's model.
+        model_sha256: hash of the run's model.
 
     Raises:
         InputError: the run has no such checkpoint.
@@ -129,7 +141,8 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
 
 @contextlib.contextmanager
 def _corpora(run: Run, data: Sequence[str]) -> Iterator[list[Path]]:
-    """Yield a corpus folder for each of `data`. Folders made from text are removed when the context ends."""
+    """Yield a corpus folder for each item of `data`, in order. Folders made from text are removed when the context
+    ends."""
     home = run.data.train_folders[0]
     index = read_index(home, "data.train[0]")
     with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:
@@ -159,32 +172,38 @@ _SURPLUS_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A summary of an exported folder."""
+    """Summary of an exported Hugging Face folder."""
 
     step: int
     """Step of the checkpoint."""
     architecture: str
+    """Name of transformers' class for the model."""
     files: list[str]
+    """Names of the files in the folder, sorted."""
     size_bytes: int
+    """Bytes of all files together."""
     parameters: int
+    """Number of the model's parameters."""
 
 
 def export(
     folder: Path, output: Path, step: int | None, dtype: str, shard_bytes: int, force: bool, runner: Runner
 ) -> ExportResult:
-    """Export a checkpoint. The files are written into a temporary folder, which is then renamed to `output`: that
-    folder is complete or absent.
+    """Export a checkpoint as a Hugging Face folder, and return a summary of the folder.
+
+    The files are written into a temporary folder, which is then renamed to `output`. So `output` never holds a part of
+    the model.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
         step: step of the checkpoint; None: the newest complete one.
-        dtype: float32, bfloat16 or float16.
-        shard_bytes: size of the largest file.
-        force: replace an existing model folder.
+        dtype: number format of the exported weights: float32, bfloat16 or float16.
+        shard_bytes: most bytes of a file with tensors; a larger tensor gets a larger file of its own.
+        force: whether to replace an existing model folder.
 
     Raises:
-        InputError: there is no such checkpoint, the run's model is imported from a person's code, or the output is in
-            use.
+        InputError: there is no such checkpoint, the run's model is imported from a person's code, or `output` holds
+            files that may not be replaced.
         CheckpointError: the checkpoint's files differ from what was written.
         StorageError: there is no space, or the folder cannot be written.
         HpctrainError: the worker failed.
@@ -213,8 +232,12 @@ def export(
 
 
 def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
-    """Write config.json, the tokenizer's files, generation_config.json and the model card; return the content of
-    config.json."""
+    """Write config.json, the tokenizer's files, generation_config.json and the model card into the folder `made`;
+    return the content of config.json.
+
+    Args:
+        step: step of the checkpoint, for the model card.
+    """
     home = run.data.train_folders[0]
     special = special_tokens([home], run.effective_objective(), run.data.seq_len)
     if run.model.hf_model is not None:
@@ -243,7 +266,8 @@ def _check_output(output: Path, force: bool) -> None:
     """Check that writing to `output` replaces nothing, or with `force` only a model folder.
 
     Raises:
-        InputError: `output` is a file, holds files that are no model, or holds any files without `force`.
+        InputError: `output` is a file, holds any files without `force`, or with `force` holds other things than a
+            model.
     """
     if not output.exists():
         return
@@ -266,8 +290,8 @@ def _check_output(output: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def _made_whole(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `output`. It replaces `output` when the context ends, and is removed after an
-    error."""
+    """Yield a new temporary folder beside `output`. The temporary folder replaces `output` when the context ends, and
+    is removed if the context ends with an error."""
     made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
     with storage_errors(made):
         made.mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Commands of a run, inside its image if it has one, and the checks that are possible before anything starts."""
+"""Command lines of a run's processes, inside the run's container image if it has one, and a check that image and binds
+exist."""
 
 from __future__ import annotations
 
@@ -13,16 +14,26 @@ from hpctrain.records.run.run import Container, Run
 
 
 def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
-    """Return the argv that starts a Python module as a process of the run: with the image's Python, or else with this
-    one."""
+    """Return the argv that runs a Python module with the Python of the run's image, or without an image with the Python
+    of this process. The module's own arguments follow the argv.
+
+    Args:
+        flags: options of Python itself.
+    """
     if run.container is None:
         return program(module, flags=flags)
     return program(module, entry.PYTHON, f"{entry.LIBRARY}/{PACKAGE.name}", flags)
 
 
 def container_command(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
-    """Return the argv that runs `command` where the run's processes run: in the run's image, or on the machine. With
-    pyxis it is `command` itself, because Slurm enters the image."""
+    """Return the argv that runs `command` in the run's image, or on the machine if the run has no image.
+
+    With pyxis (Slurm's plugin for images) it is `command` itself, because Slurm enters the image.
+
+    Args:
+        folder: the run folder.
+        with_code: whether `command` can import the run's copy of your code.
+    """
     if run.container is None or run.container.runtime == "pyxis":
         return list(command)
     more = ["--with-code"] if with_code else []
@@ -30,15 +41,16 @@ def container_command(run: Run, folder: Path, command: Sequence[str], with_code:
 
 
 def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:
-    """Return the shell command of a step's task that runs `command` in the run's image, or on the machine if there is
-    none."""
+    """Return the shell command with which a task of a job step runs `command`: in the run's image, or on the machine if
+    the run has no image."""
     if run.container is not None and run.container.runtime == "pyxis":
         return entry.pyxis_command(run.container, command)
     return shlex.join(container_command(run, folder, command))
 
 
 def step_options(run: Run, folder: Path) -> str:
-    """Return srun's options for a step in the image, with a trailing space; '' unless pyxis starts the image."""
+    """Return srun's options for a job step in the run's image, with a trailing space; '' unless pyxis (Slurm's plugin
+    for images) starts the image."""
     if run.container is None or run.container.runtime != "pyxis":
         return ""
     binds = entry.run_binds(run, folder, {})
@@ -49,10 +61,13 @@ def check_container(container: Container | None, local: bool, which: entry.Which
     """Check that the image and the sources of its binds exist.
 
     Args:
-        local: the run's processes start on this machine, so the program that starts images must be here too.
+        container: the section `container` of the run file; None: the run has no image, and nothing is checked.
+        local: whether the run's processes start on this machine; the program that starts images must then exist here.
+        which: returns the path of a program by name, or None, as shutil.which does.
 
     Raises:
-        InputError: the image, a bind or, for a local run, the program that starts it, does not exist.
+        InputError: the image or the source of a bind does not exist. Or a local run needs pyxis, or a program that
+            does not exist on this machine.
     """
     if container is None:
         return

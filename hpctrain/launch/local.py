@@ -1,4 +1,5 @@
-"""Local runs: n virtual nodes local0, local1, … as processes of this machine, one CPU device each."""
+"""Starts the virtual nodes local0, local1, … of local runs and probes, as processes of this machine with one CPU device
+each."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from hpctrain.records.run.run import Run
 
 
 def local_nodes(count: int) -> list[str]:
-    """Return the names of `count` virtual nodes."""
+    """Return the names of `count` virtual nodes: local0, local1, …"""
     return [f"local{index}" for index in range(count)]
 
 
 def local_environment(count: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of one of `count` virtual nodes; its number of threads is an equal share of this machine's
-    cores."""
+    """Return the environment variables of one of `count` virtual nodes. Unless set already, its number of threads is an
+    equal share of this machine's cores.
+
+    Args:
+        environ: variables to begin with; None: those of this process.
+    """
     env = dict(os.environ if environ is None else environ)
     cores = len(os.sched_getaffinity(0))
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
@@ -33,18 +38,25 @@ def local_environment(count: int, environ: Mapping[str, str] | None = None) -> d
 
 @dataclass(frozen=True)
 class LocalNodes:
-    """Virtual nodes of this machine that work on one folder."""
+    """Virtual nodes of this machine that work on one folder: of a run, or of a probe."""
 
     folder: Path
     nodes: Sequence[str]
     runner: Runner
     run: Run | None = None
-    """The run of `folder`; if it has an image, the nodes run inside it."""
+    """The run of `folder`; if it has an image, the nodes run inside the image. None for a probe."""
 
     def start(
         self, verb: str, node: str, log: Path, extra: Sequence[str] = (), keep_fds: Sequence[int] = ()
     ) -> Process:
-        """Start a virtual node: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
+        """Start one virtual node: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`.
+
+        Args:
+            verb: command of `hpctrain.node`: run or probe.
+            log: file for the process's output.
+            extra: further arguments of the command.
+            keep_fds: file descriptors that the process inherits.
+        """
         words = program("hpctrain.node") if self.run is None else python_command(self.run, "hpctrain.node")
         argv = [*words, verb, "--folder", str(self.folder), "--node", node]
         argv += ["--nodes", str(NodeSet.fromlist(list(self.nodes))), "--local"]

@@ -39,7 +39,7 @@ from hpctrain.runs.notify import send_notification
 
 
 def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> LocalJob:
-    """Create a run folder and start the node processes.
+    """Create a run folder in the folder `base`, start a process for each virtual node, and return the running attempt.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -53,15 +53,17 @@ def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> Lo
 def resume(
     path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, clock: Clock, from_seed: bool = False
 ) -> LocalJob:
-    """Continue a run in its run folder, from its newest checkpoint, on `count` nodes (None: as many as before).
+    """Continue the run in the folder `path` from its newest checkpoint, and return the running attempt.
 
     Args:
+        count: number of virtual nodes; None: as many nodes as in the last attempt.
+        overrides: changed settings, written key=value.
         from_seed: begin again with step 0 instead; existing checkpoints are renamed.
 
     Raises:
-        InputError: the folder is in use, holds no run, or is not trusted; or the checkpoint allows no such change.
-        FileError: its run file is wrong.
-        StorageError: the run folder cannot be written; its settings are unchanged.
+        InputError: the folder is in use, holds no run, or others can write to it; or a setting may not change.
+        FileError: the run file or an override is wrong.
+        StorageError: the run folder cannot be written; the run's settings are unchanged.
         RefusedError: every checkpoint that the run had saved is lost.
     """
     going = check_resumed(path, count, overrides, runner, from_seed)
@@ -81,6 +83,7 @@ class ResumedRun:
     """A run that passed all checks for continuing on this machine."""
 
     path: Path
+    """The run folder."""
     run: Run
     """The run with its new settings."""
     spec: Spec
@@ -91,10 +94,17 @@ class ResumedRun:
 def check_resumed(
     path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, from_seed: bool = False
 ) -> ResumedRun:
-    """Check that a run can continue with these settings; nothing is written.
+    """Return the run in the folder `path` with its new settings, after checking that it can continue; nothing is
+    written.
+
+    Args:
+        count: number of virtual nodes; None: as many nodes as in the last attempt.
+        overrides: changed settings, written key=value.
+        from_seed: whether the run begins again, so that the settings need not fit a checkpoint.
 
     Raises:
-        InputError, FileError: as `resume`.
+        InputError: the folder holds no run, or others can write to it; or a setting may not change.
+        FileError: the run file or an override is wrong.
     """
     path = path.resolve()
     check_path(path)
@@ -112,7 +122,8 @@ def check_resumed(
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
-    """Check the newest plan in the folder, which somebody may have edited, so that errors show now and not in the job.
+    """Check the newest plan in the run folder `path`, which a person may have edited, so that an error shows before the
+    nodes start.
 
     Raises:
         FileError, InputError: the plan cannot be run.
@@ -125,21 +136,22 @@ def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
 
 
 POLL_S = 0.2
+"""Seconds between two looks at whether node processes have ended."""
 
 
 @dataclass(frozen=True)
 class LocalJobResult:
-    """The end of an attempt."""
+    """How an attempt of a local run ended."""
 
     exit_code: int
     """Exit code of the command: 0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
     reason: str
     stopped: bool = False
-    """Whether the attempt was stopped on request."""
+    """Whether a person asked the attempt to stop."""
 
 
 class LocalJob:
-    """The node processes of one attempt."""
+    """The node processes of one attempt of a local run."""
 
     def __init__(self, folder: RunFolder, attempt: int, processes: dict[str, Process], clock: Clock) -> None:
         self.folder = folder
@@ -159,18 +171,18 @@ class LocalJob:
                 process.terminate()
 
     def kill(self) -> None:
-        """Kill every node process at once; its workers end with it."""
+        """Kill every node process at once; a node's workers end with its process."""
         self._killed = True
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
 
     def wait(self, tick: Callable[[], None]) -> LocalJobResult:
-        """Wait until all node processes have ended, and complete the attempt's line in attempts.jsonl; return how it
-        ended.
+        """Wait until all node processes have ended, complete the attempt's line in attempts.jsonl, and return how the
+        attempt ended.
 
         Args:
-            tick: called at each poll.
+            tick: called every POLL_S seconds while a process runs, and once afterwards.
         """
         while self.running():
             tick()
@@ -208,7 +220,10 @@ class LocalJob:
 
 
 def start_local_job(folder: RunFolder, count: int, lock: FileIO, runner: Runner, clock: Clock) -> LocalJob:
-    """Start `count` virtual nodes on the run folder, as a new attempt.
+    """Start `count` virtual nodes on the run folder, as a new attempt, and return the attempt.
+
+    Args:
+        lock: the locked file of the run folder; the node processes inherit its descriptor, and so hold the lock.
 
     Raises:
         StorageError: the folder cannot be written.

@@ -1,5 +1,4 @@
-"""Run a probe as a Slurm job or as processes of this machine, and watch it: its progress, its end, its last log
-line."""
+"""Starts a probe as a Slurm job or as processes of this machine, reports its progress, and returns its topology."""
 
 from __future__ import annotations
 
@@ -20,14 +19,15 @@ from hpctrain.slurm.commands import Slurm, client_environment
 
 POLL_S = 0.1
 STALL_S = 90.0
-"""Seconds without progress after which a probe is given up. The first node watches the others, so it must hang
-itself."""
+"""Seconds without progress after which a probe is given up. The first node reports progress even if other nodes hang,
+so after this time the first node itself hangs."""
 
 FINAL_WAIT_S = 3.0
-"""Seconds that the nodes get to end by themselves once the result is written."""
+"""Seconds that the probe's processes get to end by themselves once topology.json is written."""
 
 Progress = Callable[[str, int, int], None]
-"""Function that is called with (phase, done, planned) at each change; the phases are join, links and devices."""
+"""Function that is called with (phase, done, planned) at each change. The phases are join, links, devices and backend;
+`done` and `planned` count rounds in phase links, else nodes."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,12 @@ DEFAULTS = ProbeRequest()
 def watch_probe(
     process: Process, folder: Path, clock: Clock, progress: Progress, queued: bool = False, result: Path | None = None
 ) -> None:
-    """Wait until `process` has ended, and report progress.
+    """Wait until a probe has ended, and report its progress.
 
     Args:
-        process: the probe's first node, or the job that holds all of them.
-        queued: the probe may first have to wait for its nodes in the queue, without limit.
+        process: the process of the probe's first node, or the srun that runs the processes of all nodes.
+        folder: the probe's folder, in which the first node writes progress.json.
+        queued: whether the probe may first wait in Slurm's queue; until its first progress there is no time limit.
         result: the file that the first node writes last; once it exists, the process gets FINAL_WAIT_S to end.
 
     Raises:
@@ -86,10 +87,10 @@ def watch_probe(
 
 
 def raise_probe_error(process: Process, log: Path) -> None:
-    """Check that the process ended with exit code 0.
+    """Check that a probe's process ended with exit code 0.
 
     Raises:
-        HpctrainError: it ended with another code; the message has the last line of the log.
+        HpctrainError: the process ended with another code; the message has the last line of its log.
     """
     code = process.poll()
     if code == 0:
@@ -100,7 +101,7 @@ def raise_probe_error(process: Process, log: Path) -> None:
 
 
 def no_progress(phase: str, done: int, planned: int) -> None:
-    """Ignore the progress."""
+    """Do nothing: the default for the argument `progress`."""
 
 
 def _progress(folder: Path) -> tuple[str, int, int] | None:
@@ -115,13 +116,13 @@ def probe_local(
     count: int, folder: Path, runner: Runner, clock: Clock, request: ProbeRequest = DEFAULTS,
     progress: Progress = no_progress,
 ) -> Topology:  # fmt: skip
-    """Probe `count` virtual nodes of this machine; return the topology.
+    """Probe `count` virtual nodes of this machine, and return the measured topology.
 
     Args:
         folder: an empty folder for the probe's files and logs; the caller removes it.
 
     Raises:
-        HpctrainError: the first node ended without a topology, or hangs; the message has its last line.
+        HpctrainError: the first node's process ended with an error, whose last line is in the message, or hangs.
     """
     nodes = local_nodes(count)
     local = LocalNodes(folder, nodes, runner)
@@ -145,6 +146,7 @@ class ProbeJob:
     """The probe's request to Slurm."""
 
     nodes: int
+    """Number of nodes."""
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -160,14 +162,15 @@ def probe_job(
     job: ProbeJob, folder: Path, runner: Runner, clock: Clock, request: ProbeRequest = DEFAULTS,
     progress: Progress = no_progress,
 ) -> Topology:  # fmt: skip
-    """Probe nodes that Slurm allocates, or those of the allocation that this process is in; return the topology.
+    """Probe nodes that Slurm allocates, or those of the allocation that this process is in; return the measured
+    topology.
 
     Args:
         folder: an empty folder on a file system that the nodes share; the caller removes it.
 
     Raises:
         CommandError: srun is not on the path.
-        HpctrainError: the job was refused, ended early or hangs; the message has its last line.
+        HpctrainError: srun was refused or ended early, with its last line in the message; or the probe hangs.
     """
     log = folder / "srun.log"
     inside = "SLURM_JOB_ID" in os.environ
@@ -190,8 +193,12 @@ def probe_job(
 
 
 def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs to request on each node: those of the allocation, else those of the partition's nodes; None for
-    none."""
+    """Return the number of GPUs to request on each node; None for none.
+
+    Args:
+        environ: variables of the allocation that this process is in; {} outside of one: the nodes of the partition
+            then decide.
+    """
     if "SLURM_JOB_ID" in environ:
         count = environ.get("SLURM_GPUS_ON_NODE", "")
         return int(count) if count.isdigit() else None
@@ -203,11 +210,13 @@ def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None
 
 
 def srun_command(job: ProbeJob, folder: Path, request: ProbeRequest, inside: bool = False) -> list[str]:
-    """Return srun's argv: one task per node with all its resources. A task takes its node's name from Slurm's
-    environment.
+    """Return the argv of an srun that starts one task of the probe on each node, with all resources of the node. A task
+    takes its node's name from Slurm's environment.
 
     Args:
-        inside: the step runs in an allocation, where --exclusive would give it one CPU per task.
+        folder: the probe's folder.
+        inside: whether this process is in an allocation; a step there gets no --exclusive, which would limit each task
+            to one CPU.
     """
     asked: Sequence[tuple[str, str | None]] = (
         ("partition", job.partition),

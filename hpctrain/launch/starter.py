@@ -1,4 +1,4 @@
-"""A starter run, which trains without changes: a commented run file, and a corpus from text on this machine."""
+"""Writes a starter run: a commented run file that trains as it is, and a corpus from text on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
 
 @dataclass(frozen=True)
 class Starter:
-    """The values of a starter run; all other keys of its run file have defaults."""
+    """The values that `hpctrain init` asks for or sets in a starter run; other keys of its run file have defaults."""
 
     name: str = "first"
     preset: str = "tiny-1m"
@@ -34,11 +34,13 @@ class Starter:
     nodes: int = 2
     """Number of virtual nodes on this machine."""
     seq_len: int = 128
+    """Tokens per sequence."""
     batch: int = 16
     """Sequences per step."""
     lr: float = 1e-4
     """Learning rate in the paper's experiments (section 4.1)."""
     checkpoint_every: int = 50
+    """Steps between two checkpoints."""
     data: str = "data"
     """Folder of the corpus, relative to the run file's folder."""
     tokenizer: str = "train:4096"
@@ -57,13 +59,17 @@ class WrittenStarter:
     """The corpus folder; it exists only if `index` is not None."""
     index: CorpusIndex | None
     text_source: str
-    """A line about the text that was found; '' if no text was searched for."""
+    """A line that says where the corpus is from; '' if no corpus was asked for."""
 
 
 def write_starter(
     run_file: Path, starter: Starter, *, with_data: bool, force: bool = False, progress: Progress = no_progress
 ) -> WrittenStarter:
-    """Write a run file and, with `with_data`, the corpus beside it. An existing corpus is not replaced unless `force`.
+    """Write a run file and, with `with_data`, the corpus beside the run file; return what was written.
+
+    Args:
+        force: whether to replace an existing run file, and with `with_data` an existing corpus.
+        progress: called with the progress of the corpus's preparation.
 
     Raises:
         InputError: the run file exists, a value is not allowed, or this machine has no text.
@@ -81,10 +87,11 @@ def write_starter(
 
 
 def check_starter(run_file: Path, starter: Starter, force: bool) -> None:
-    """Check the starter run before anything is written or asked.
+    """Check that the run file may be written, and that the values of the starter run are allowed.
 
     Raises:
-        InputError: the run file exists, or a value is not allowed.
+        InputError: the run file exists and `force` is False, or the path is a folder.
+        FileError: a value is not allowed.
     """
     if run_file.is_dir():
         raise InputError(f"{run_file}: found a folder; name the run file in it, for instance {run_file / 'run.yaml'}")
@@ -94,7 +101,11 @@ def check_starter(run_file: Path, starter: Starter, force: bool) -> None:
 
 
 def render(starter: Starter, file_name: str = "run.yaml") -> str:
-    """Return the text of the run file."""
+    """Return the text of the starter's run file.
+
+    Args:
+        file_name: the run file's name, for the commands in its comments.
+    """
     preset = PRESETS.get(starter.preset)
     return render_template(
         _TEMPLATE,

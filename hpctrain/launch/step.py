@@ -1,4 +1,5 @@
-"""Run a command beside the training, as one more step of a running job. Pure: returns argv and environment."""
+"""Makes the argv and the environment with which `hpctrain exec` runs a command beside the training, as one more step of
+a running job. All functions are pure."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from hpctrain.slurm.commands import client_environment
 
 
 def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str], job: Sequence[str]) -> str:
-    """Return the node to run on.
+    """Return the node on which `hpctrain exec` runs its command.
 
     Args:
-        asked: the node that the user named; None: the first one of the attempt that is still a member.
+        asked: the node that the user named; None: the first node of the attempt that is still a member.
         attempt: nodes that the attempt started with.
         members: nodes of the run's newest generation. A lost node stays in the job, and srun would wait for it forever.
         job: nodes that the job has now.
@@ -35,7 +36,8 @@ def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str
 def step_command(
     job_id: str, node: str, setup: Sequence[str], command: Sequence[str], terminal: bool, options: str = ""
 ) -> list[str]:
-    """Return srun's argv for a step that shares CPUs, memory and GPUs with the training, which continues.
+    """Return the argv of an srun that runs `command` in a job step of its own. The step shares CPUs, memory and GPUs
+    with the training, which continues.
 
     Args:
         setup: cluster.setup, so that the command gets the environment modules and variables of the workers.
@@ -52,26 +54,33 @@ def step_command(
 
 
 def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command in a job: the user's variables, and those that describe the run."""
+    """Return the environment of a command in a job of the run in `folder`: the variables of `environ` without those of
+    Slurm, and those that describe the run."""
     env = client_environment(environ)
     env.pop("SLURM_TIME_FORMAT")  # set only for output that hpctrain parses
     return env | _run_variables(folder, attempt, environ)
 
 
 def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command beside a local run of `count` virtual nodes."""
+    """Return the environment of a command beside a local run of `count` virtual nodes: the variables of a virtual node,
+    and those that describe the run."""
     return local_environment(count, environ) | _run_variables(folder, attempt, environ)
 
 
 def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with the run folder and the attempt, and with the run's copy of the code first on the module
-    path."""
+    """Return the variables that describe the run: its folder, its attempt, and PYTHONPATH of `environ` with the run's
+    copy of your code first."""
     variables = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
     return variables | code_on_path(folder, environ)
 
 
 def next_step_hint(state: str, name: str) -> str:
-    """Return a sentence with the next command for a run in which no command can be run now."""
+    """Return a sentence with the next hpctrain command for a run in which `hpctrain exec` cannot run anything now.
+
+    Args:
+        state: state of the run, as `hpctrain status` gives it.
+        name: name of the run.
+    """
     if state in ("queued", "requeued", "starting"):
         return f"wait until it runs: `hpctrain status {name}`"
     if state == "done":
@@ -80,6 +89,10 @@ def next_step_hint(state: str, name: str) -> str:
 
 
 def nodes_of_attempt(attempts: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the nodes that the newest attempt started with; [] before the first attempt."""
+    """Return the nodes that the newest attempt started with; [] before the first attempt.
+
+    Args:
+        attempts: lines of attempts.jsonl.
+    """
     nodes = attempts[-1].get("nodes") if attempts else None
     return [str(node) for node in nodes] if isinstance(nodes, list) else []

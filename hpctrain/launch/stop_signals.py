@@ -1,4 +1,5 @@
-"""Stop a run from the keyboard: the first Ctrl-C lets it save a checkpoint, the second one ends it."""
+"""Catches the signals that stop a run in the foreground: the first Ctrl-C lets the run save a checkpoint, the second
+ends the run."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signals(on_first: Callable[[], None], on_further: Callable[[], None]) -> Iterator[None]:
-    """Call `on_first` at the first stop signal within the context, and `on_further` at each later one."""
+    """Call `on_first` at the first SIGINT or SIGTERM within the context, and `on_further` at each later one."""
     is_first = True
 
     def stop(*_: object) -> None:

@@ -1,4 +1,5 @@
-"""Submit a job through submitit: its executor submits the run's script, and each task becomes a node process."""
+"""Submits a run's job through submitit, or starts a local run in the background. submitit submits the run's own job
+script, and each of its tasks becomes a node process."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ SUPERVISOR_LOG = "logs/supervisor.log"
 
 
 def become(words: list[str]) -> None:
-    """Replace submitit's task process by a Python module, run by this Python or, in an image, by the image's.
+    """Replace this process, a task of submitit, by the same Python running another module.
 
     exec resets signal handlers. That removes those of submitit, which ignores SIGTERM and lets only rank 0 requeue.
 
@@ -41,7 +42,7 @@ def become(words: list[str]) -> None:
 
 
 class ScriptExecutor(SlurmExecutor):
-    """submitit's Slurm executor, with a given script and given sbatch options."""
+    """submitit's Slurm executor, which submits a given text as the script, with given sbatch options."""
 
     def __init__(self, folder: Path, text: str, options: Sequence[str]) -> None:
         super().__init__(folder)
@@ -58,16 +59,17 @@ class ScriptExecutor(SlurmExecutor):
 
 
 def preview(run: Run, folder: Path) -> str:
-    """Return the text of job.sh as it would be submitted."""
+    """Return the text of the job script that `submit_job` submits for the run in `folder`."""
     task = [*python_command(run, "submitit.core._submit", flags=["-u"]), str(folder / "submitit")]
     return render_job(run, folder, task_command(run, folder, task))
 
 
 def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
-    """Submit the run's job and return its id. job.sh in the run folder is a copy of the submitted script.
+    """Submit the run's job, record its id in the run folder, and return the id. job.sh in the run folder is a copy of
+    the submitted script.
 
     Args:
-        exclude: nodes that the job excludes.
+        exclude: names of nodes that the job excludes, besides those in cluster.sbatch.
 
     Raises:
         InputError: there is no Slurm on the path.
@@ -91,14 +93,15 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
 
 
 def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
-    """Start a supervisor with `count` virtual nodes in the background; return its process id, which serves as the job's
-    id.
+    """Start a local run of `count` virtual nodes in the background; return the process id of its supervisor, which
+    serves as the run's job id.
 
-    The supervisor starts a new session, so that it survives this terminal. Its output goes to a file: if it held this
-    process's stdout open, a reader such as `$(hpctrain submit …)` would wait for the end of the run.
+    The supervisor is a process `hpctrain train --resume` in a session of its own, so that it survives this terminal.
+    Its output goes to a file: if it held this process's stdout open, a reader such as `$(hpctrain submit …)` would wait
+    for the end of the run.
 
     Raises:
-        CommandError: it cannot be started.
+        CommandError: the supervisor cannot be started.
         StorageError: the run folder cannot be written.
     """
     words = ["train", "--resume", str(folder.path), "--local", str(count)]
@@ -109,7 +112,8 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
 
 
 def _recorded(folder: RunFolder, job: str, undo: Callable[[], object]) -> str:
-    """Record the job's id in the run folder and return it. If that fails, `undo` ends the job."""
+    """Record the job's id in the run folder and return the id. If it cannot be recorded, call `undo`, which ends the
+    job."""
     try:
         record_job(folder.path, job)
     except StorageError:

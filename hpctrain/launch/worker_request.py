@@ -1,4 +1,4 @@
-"""Ask a process that holds tensors for something, and read its answer."""
+"""Asks a process of `hpctrain.worker`, which may use torch, one question, and reads its answer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ def worker_reply(
     verb: str, question: Mapping[str, object], runner: Runner, does: str, options: Sequence[str] = (),
     limit_s: float | None = None,
 ) -> tuple[int, dict[str, Any]]:  # fmt: skip
-    """Return exit code and answer of `python -m hpctrain.worker VERB`. If the request was wrong, the answer has the key
-    `error`.
+    """Return the exit code and the answer of a new process `hpctrain.worker VERB`. If the process failed, the answer
+    has the key `error` with the message.
 
     Args:
+        verb: command of `hpctrain.worker`: eval, export, describe or torch.
+        question: the request, sent as JSON.
         does: what the process does, as a verb for error messages ("exports").
         options: further words of the command line.
         limit_s: seconds that the process may take; None: no limit.

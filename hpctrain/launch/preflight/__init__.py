@@ -1,1 +1,2 @@
-"""Checks of a run's inputs, before anything starts."""
+"""Reads, completes and checks the inputs of a run before anything starts: run file, data, model, topology, plan and
+site."""

@@ -1,5 +1,5 @@
-"""Change the settings of a run that continues: check what its checkpoint allows, and keep a copy of the old
-settings."""
+"""Changes the settings of a run that continues: checks which of them its checkpoint allows to change, and keeps a copy
+of the old settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.runs.folder import RunFolder, render_run
 ALLOWED = (
     "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",
 )  # fmt: skip
-"""Keys of run.yaml that may change when a run continues."""
+"""Top-level keys of run.yaml that may change when a run continues, except for the keys in them that `_KEPT` names."""
 
 _KEPT = {
     "cluster.kind": "a run in a queue stays one; `hpctrain train --resume` goes on with it here",
@@ -33,17 +33,20 @@ _KEPT = {
     "batch": "the checkpoint counts samples in batches of this size",
     "precision": "the checkpoint holds what this precision needs, the loss scale for one",
 }
-"""Reasons why a key cannot change, by key. A key that is in neither table cannot change and needs no special reason."""
+"""Reasons why a key cannot change, by key. A key that neither `ALLOWED` nor this table names cannot change either; its
+message gives no reason."""
 
 
 def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
-    """Return the run with changed settings, for any command that continues it; nothing is written.
+    """Return the run in the run folder with changed settings, for any command that continues the run; nothing is
+    written.
 
-    If the number of steps changes, the warm-up stays as it was, and the learning rate continues from its value at the
-    newest checkpoint.
+    If the number of steps changes, the warm-up of the learning rate stays as it was, and the learning rate continues
+    from its value at the newest checkpoint.
 
     Args:
-        from_seed: the run begins again, so the settings need not fit a checkpoint.
+        overrides: changed settings, written key=value.
+        from_seed: whether the run begins again, so that the settings need not fit a checkpoint.
 
     Raises:
         FileError: an override is wrong.
@@ -63,7 +66,8 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
 
 
 def changes_text(folder: Path, run: Run) -> list[str]:
-    """Return lines with the settings in which `run` differs from the run folder; [] if there are none."""
+    """Return lines that tell a person which settings of `run` differ from those in the run folder, and which files are
+    renamed because of that; [] without differences."""
     before = run_of(folder)
     old, new = before.to_json(), run.to_json()
     keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]
@@ -77,9 +81,9 @@ def changes_text(folder: Path, run: Run) -> list[str]:
 
 @contextlib.contextmanager
 def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
-    """Write `run` as the settings in the run folder; restore the old settings if the context ends with an error.
+    """Write `run` to the run folder's run.yaml; restore the old settings if the context ends with an error.
 
-    The old settings stay in the folder as run-<n>.yaml, and the plans that were made for them are renamed.
+    The old settings stay in the folder as run-<n>.yaml. If a plan depends on a changed setting, the plans are renamed.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -115,7 +119,8 @@ def _plan_inputs(run: Run) -> list[object]:
 
 
 def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
-    """Rename the plans in a run folder if settings that they depend on have changed; return old and new paths."""
+    """Rename the plans in a run folder if a setting that plans depend on differs between `before` and `after`; return
+    the old and the new path of each renamed plan."""
     if _plan_inputs(after) == _plan_inputs(before):
         return []
     attempt = len(folder.attempts())
@@ -137,7 +142,11 @@ def _value(settings: Mapping[str, Any], key: str) -> object:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys whose values differ, down to the level at which both sides are mappings."""
+    """Yield the dotted keys whose values differ between the two mappings; a key of nested mappings is 'cluster.time'.
+
+    Args:
+        prefix: the key of both mappings themselves, with a trailing dot; '' at the top.
+    """
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -156,8 +165,8 @@ def _refusal(key: str) -> str | None:
 
 
 def _steps_saved(folder: Path) -> int:
-    """Return the step of the newest checkpoint whose files have their full size; its hashes are checked when it is
-    loaded."""
+    """Return the step of the newest checkpoint whose files have their full size; 0 without such a checkpoint. Hashes
+    are not checked here, because the checkpoint's loading checks them."""
     for path in reversed(listed(folder / "checkpoints")):
         with contextlib.suppress(CheckpointError):
             return verify(path, hashes=False).step

@@ -1,4 +1,4 @@
-"""Check, before anything starts, that run file, topology, plan and nodes belong together, and that nothing is known to
+"""Checks, before anything starts, that run file, topology, plan and nodes belong together, and that nothing is known to
 have changed since the topology was measured."""
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ from hpctrain.schedule.runnable import check_runnable
 def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> None:
     """Check that the topology holds measurements of every node of the run.
 
+    Args:
+        nodes: names of the run's nodes.
+        source: path of the topology file, for the message.
+
     Raises:
-        RefusedError: it lacks some of the nodes.
+        RefusedError: the topology lacks some of the nodes.
     """
     known = {node.id for node in topology.nodes}
     missing = [node for node in nodes if node not in known]
@@ -37,9 +41,15 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
 
 
 def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
-    """Whether the topology in a run folder is still usable: it is measured, covers all nodes, is young enough, and its
-    verdict is not `refuse`. After a refusal the nodes are measured again, because nodes that did not answer then may do
-    so now."""
+    """Whether the topology in a run folder is still usable: it was measured, has all of `nodes`, is less than
+    MAX_AGE_DAYS old, and its verdict is not `refuse`.
+
+    After the verdict `refuse` the nodes are measured again, because nodes that did not answer then may answer now.
+
+    Args:
+        nodes: names of the attempt's nodes.
+        now: seconds since 1970.
+    """
     if topology.provenance.mode == "prior" or topology.verdict.status == "refuse":
         return False
     if any(node not in {known.id for known in topology.nodes} for node in nodes):
@@ -48,10 +58,13 @@ def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
 
 
 def check_devices(plan: Plan, topology: Topology, source: str) -> None:
-    """Check that every device of the plan was measured, and that the plan uses at most one end of each broken link.
+    """Check that the topology has every device of the plan, and that the plan uses at most one end of each broken link.
+
+    Args:
+        source: path of the plan file, for the message.
 
     Raises:
-        RefusedError: a device was not measured, or the plan uses both ends of a broken link.
+        RefusedError: a device is missing, or the plan uses both ends of a broken link.
     """
     known = topology.device_ids()
     strange = [place for place in plan.ranks if place not in known]
@@ -66,12 +79,16 @@ def check_devices(plan: Plan, topology: Topology, source: str) -> None:
 
 
 def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: str) -> None:
-    """Check that a given plan is for this run and these nodes; all disagreements are reported together.
+    """Check that a plan is for this run, and uses no other nodes than `nodes`.
+
+    Args:
+        spec: the run's model.
+        source: path of the plan file, for the message.
 
     Raises:
-        FileError: the plan disagrees with the run; the message has every disagreement.
+        FileError: the plan's batch or blocks differ from the run's; the message has every difference.
         InputError: a custom schedule is incomplete, or something in the plan cannot be executed.
-        RefusedError: the plan is provisional or for other nodes.
+        RefusedError: the plan is provisional, or uses other nodes.
     """
     if plan.provisional:
         raise RefusedError(
@@ -102,22 +119,27 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first few of many names, as text."""
+    """Return up to eight of the names as text, and the number of the others."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def drop_stale_topology(
     folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Rename the topology in a run folder if it is too old, is for other nodes, or is older than a fault on them, so
-    that the attempt probes again.
+    """Rename the topology in a run folder to topology-before.json if it must not be used, so that the attempt probes
+    again.
+
+    It must not be used if it is unreadable, `is_usable` is false, or it is older than a fault after which nodes have to
+    be measured again.
 
     Args:
+        nodes: names of the attempt's nodes.
         now: seconds since 1970.
         drivers: version of the GPU driver by node, where it is known.
 
     Returns:
-        Reasons against the topology, as lines; [] if there are none.
+        Reasons against the topology and the renaming, as lines for a person; [] if nothing is against the topology. A
+        topology that stays may have reasons against it too, such as another driver.
     """
     path = folder.path / "topology.json"
     if not path.exists():
@@ -138,7 +160,7 @@ MAX_AGE_DAYS = 7.0
 """Days after which a topology is measured again, because clusters change."""
 _DAY_S = 24 * 3600.0
 PROBE_AGAIN_HINT = "measure again with `hpctrain probe`"
-"""Advice that follows the reasons why a topology is stale."""
+"""Advice that ends a line with a reason why a topology may be wrong."""
 
 
 def staleness(
@@ -148,9 +170,10 @@ def staleness(
     now: float,
     max_age_days: float = MAX_AGE_DAYS,
 ) -> list[str]:
-    """Return reasons why a plan made from this topology may be wrong now, as lines; [] if none is known.
+    """Return reasons why a plan made from this topology may be wrong now, as lines for a person; [] if none is known.
 
-    A topology of data-sheet figures does not age; only its nodes are compared.
+    The reasons are other nodes, other drivers, age, and another version of hpctrain. For a topology of data-sheet
+    figures, which do not age, only the nodes are compared.
 
     Args:
         nodes: names of the nodes that the run gets; None if they are not known yet.
@@ -170,11 +193,12 @@ def staleness(
 
 
 def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """Return lines about faults of nodes since the topology was measured; these nodes have to be measured again.
+    """Return a line for each attempt that ended after the topology was measured, with a fault after which nodes have to
+    be measured again; [] without such attempts.
 
     Args:
         attempts: lines of attempts.jsonl.
-        now: seconds since 1970. If the topology has a later time, its clock was wrong, and every fault counts as newer.
+        now: seconds since 1970. If the topology's time is later, a clock was wrong, and every fault counts as newer.
     """
     made = created_at(topology)
     return [
@@ -185,7 +209,7 @@ def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now:
 
 
 def age_s(topology: Topology, now: float) -> float:
-    """Return the seconds from the measurement to `now`; negative if a clock is wrong.
+    """Return the seconds from the topology's measurement to `now`; negative if a clock is wrong.
 
     Raises:
         FileError: provenance.created of the topology is no time.
@@ -250,10 +274,17 @@ def _other_version(topology: Topology) -> list[str]:
 
 
 VERSION_FILE = Path("/proc/driver/nvidia/version")
+"""File in which the loaded NVIDIA driver states its version."""
 
 
 def local_driver_version(node: str | None, file: Path = VERSION_FILE) -> dict[str, str]:
-    """Return {node: version} of this machine's NVIDIA driver; {} if `node` is None or no such driver is loaded."""
+    """Return the version of this machine's NVIDIA driver as {node: version}; {} if `node` is None or no NVIDIA driver
+    is loaded.
+
+    Args:
+        node: this machine's name in the topology.
+        file: the file in which the driver states its version.
+    """
     if node is None:
         return {}
     try:

@@ -1,4 +1,5 @@
-"""Read and check all inputs of a run before anything starts, size its model, and create its run folder."""
+"""Reads and checks all inputs of a run before anything starts, completes the sizes of its model, and creates its run
+folder."""
 
 from __future__ import annotations
 
@@ -38,17 +39,20 @@ class PreparedRun:
     run: Run
     """The run, with the vocabulary size of its data."""
     spec: Spec
+    """The run's model."""
     nodes: list[str]
     """Names of the nodes; [] if they are not known yet, as before a job is queued."""
     topology: Topology | None
+    """The topology that the user gave; None: the run probes its nodes."""
     plan: Plan | None
+    """The plan that the user gave; None: the run makes one."""
 
 
 def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
-    """Return the run with its model written out, including the vocabulary size of its data, and its spec.
+    """Return the run with all sizes of its model, and the model's spec, after checking the run's data and secrets.
 
     Args:
-        code: folder with the user's packages; None: `code` of the run file.
+        code: folder with the user's packages, for an imported model; None: `code` of the run file.
 
     Raises:
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
@@ -84,6 +88,7 @@ class RunInputs:
 
     run_file: Path
     overrides: tuple[str, ...] = ()
+    """Settings that replace those of the run file, written key=value."""
     topology_file: Path | None = None
     plan_file: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +112,7 @@ def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: 
 
     Raises:
         FileError, InputError: a file is wrong or missing.
-        RefusedError: topology or plan are for other nodes.
+        RefusedError: the topology or the plan is for other nodes, or the plan is provisional.
     """
     run, spec = resolve_run(given.run(), runner)
     check_container(run.container, not queued, shutil.which)
@@ -134,7 +139,8 @@ def runs_folder() -> Path:
 
 
 def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> RunFolder:
-    """Create the run folder with everything that the run needs: resolved files and a copy of the user's code.
+    """Create a run folder in the folder `base`, with the resolved run file, topology and plan if given, and a copy of
+    the user's code.
 
     Raises:
         InputError: `code` is no folder, or too large to be code.
@@ -148,13 +154,14 @@ def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock)
 
 
 LIMIT_S = 600.0
+"""Seconds that the code of an imported model gets to build the model."""
 
 
 def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
-    """Return the run with its model written out, and its spec.
+    """Return the run with all sizes of its model, and the model's spec.
 
-    Added are the vocabulary of its data, the settings of a Hugging Face folder, or the sizes of an imported model
-    (model.import).
+    The function adds what the run file leaves out: the vocabulary size of the data, the settings of a Hugging Face
+    folder, or the sizes of an imported model (model.import).
 
     Args:
         code: folder that is searched first for the user's packages; None: `code` of the run file.
@@ -186,7 +193,7 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
 
 
 def special_tokens_for(run: Run, objective: AnyObjective) -> SpecialTokens:
-    """Return the special tokens of the data, and those that the objective needs besides.
+    """Return the special tokens of the run's data, and those that the objective needs besides.
 
     Raises:
         InputError, FileError: the data is not prepared, or its tokenizer cannot be read.

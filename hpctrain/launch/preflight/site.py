@@ -1,5 +1,5 @@
-"""What the cluster at hand decides: settings for all runs of a user (a profile of site.yaml, then variables such as
-SBATCH_ACCOUNT), and no training on its login node."""
+"""Finds the settings that one cluster adds to every run of a user (from a profile of site.yaml, then from variables
+such as SBATCH_ACCOUNT), and warns of training on a login node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from hpctrain.records.run.run import Run, missing_keys
 from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}
-"""The variable that sbatch would read for each key of `cluster`. Slurm's commands run without these variables."""
+"""The variable that sbatch would read for each key of `cluster`. hpctrain runs Slurm's commands without these
+variables, so it takes their values into the run file."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,29 @@ class SiteDefaults:
     """Values that a profile of site.yaml gives for keys that a run file leaves out."""
 
     profile: str
+    """Name of the profile."""
     path: Path
+    """Path of site.yaml."""
     values: dict[str, Any]
     """The values, keyed and nested as in a run file."""
 
     def words(self, run_file: Path, overrides: tuple[str, ...]) -> list[str]:
-        """Return a line that names what the run file takes from the profile; [] if it takes nothing."""
+        """Return a line that names the keys that a run takes from the profile; [] if it takes none.
+
+        Args:
+            overrides: settings on the command line, written key=value; like the run file's they precede the profile's.
+        """
         taken = missing_keys(run_file, overrides, self.values)
         return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []
 
 
 def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> SiteDefaults | None:
-    """Return the profile named `asked`, else the first one that matches this host or cluster; None if none matches.
+    """Return the values of one profile of site.yaml: the profile named `asked`, or without a name the first one that
+    matches this host or its cluster; None if no profile matches or there is no site.yaml.
 
     Raises:
         FileError: site.yaml is wrong.
-        InputError: site.yaml has no profile named `asked`.
+        InputError: there is no profile named `asked`.
     """
     path = site_file(environ)
     site = read_site(path)
@@ -57,8 +65,9 @@ def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -
 
 
 def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
-    """Return this host's name, in full and short, and before them the name of its Slurm cluster if a profile has
-    `match`."""
+    """Return the names that a profile's key `match` is compared with: this host's name, in full and short, and before
+    them the name of its Slurm cluster. The cluster's name is left out if no profile has `match` or Slurm does not
+    answer."""
     host = platform.node()
     names = [host, host.partition(".")[0]]
     if all(not profile.match for profile in site.profiles.values()):
@@ -70,7 +79,7 @@ def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
 
 
 def with_sbatch_variables(run: Run, environ: Mapping[str, str]) -> tuple[Run, list[str]]:
-    """Return the run with the values of sbatch's variables (see `VARIABLES`) for keys that its file leaves out, and
+    """Return the run with the values of sbatch's variables (`VARIABLES`) for keys that the run file leaves out, and
     lines that name these values."""
     open_keys = [key for key in VARIABLES if getattr(run.cluster, key) is None]
     taken = {key: environ[VARIABLES[key]] for key in open_keys if environ.get(VARIABLES[key])}
@@ -79,12 +88,12 @@ def with_sbatch_variables(run: Run, environ: Mapping[str, str]) -> tuple[Run, li
 
 
 FEW_CORES = 4
-"""Number of cores up to which a run is no more than the usual work on a login node, such as compilers."""
+"""Number of cores up to which a run counts as usual work on a login node, as a compiler does."""
 
 
 def check_not_queued_here(slurm: Slurm, train: str) -> None:
-    """Check that this machine has no Slurm, before `hpctrain submit` starts a run of kind local: on a machine with
-    Slurm, `submit` should queue a job.
+    """Check that this machine has no Slurm, before `hpctrain submit` starts a run with `cluster.kind: local`: on a
+    machine with Slurm, a user of `submit` expects a job in the queue.
 
     Args:
         train: the command that trains on this machine, for the message.
@@ -100,9 +109,10 @@ def check_not_queued_here(slurm: Slurm, train: str) -> None:
 
 
 def login_node_words(count: int, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
-    """Return a warning, as lines, if a run of `count` virtual nodes would take the cores of a login node; else [].
+    """Return a warning, as lines, if a run of `count` virtual nodes would use more than FEW_CORES cores of a login
+    node; else [].
 
-    A login node has Slurm's commands, is not in a job and runs no slurmd.
+    This machine counts as a login node if it has Slurm's commands, this process is in no job, and no slurmd runs.
     """
     threads = local_environment(count, environ)["OMP_NUM_THREADS"]
     cores = min(len(os.sched_getaffinity(0)), count * int(threads) if threads.isdigit() else count)

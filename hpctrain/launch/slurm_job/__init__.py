@@ -1,1 +1,2 @@
-"""A run as a Slurm job: the request, the job script, and existing jobs or allocations that take the run."""
+"""A run as a Slurm job: checks before it is queued, the job script, and runs in a job or an allocation that exists
+already."""

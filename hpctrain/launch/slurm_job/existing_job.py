@@ -1,5 +1,5 @@
-"""A run inside an allocation (salloc) or a batch job that a person already has: its job script is executed there
-instead of being submitted."""
+"""Starts a run inside an allocation (salloc) or a batch job that a person already has: the run's job script is executed
+there instead of being submitted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import JOB_FILE, job_id, record_job
 
 ALLOCATION = "allocation"
-"""File in a run folder while the run uses an existing allocation. A cancel then ends the run and not the allocation."""
+"""File in a run folder that exists while the run uses a person's allocation. With it, `hpctrain cancel` ends the run
+and not the allocation."""
 STOP_WAIT_S = 90.0
-"""Seconds that a cancelled run gets to save and stop."""
+"""Seconds for which `hpctrain cancel` waits until a run in an allocation has saved and stopped."""
 POLL_S = 0.5
 
 
 def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, say: Callable[[str], None]) -> int:
-    """Run job.sh in this allocation, wait for it and return its exit code.
+    """Run the run's job script in this process's allocation and wait for its end; return its exit code if that is 0, 2
+    or 4, else 1.
 
     The first Ctrl-C asks the script to save and stop, the second one ends it. This process forwards the signals,
     because the script and srun run in another session, which the terminal's signals do not reach.
 
     Args:
-        say: called with a line that says what a signal does.
+        job_id: id of the allocation's job.
+        say: called at each signal, with a line that says what the signal does.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -62,12 +65,13 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
 
 
 def is_in_allocation(folder: Path) -> bool:
-    """Whether the run uses an allocation that existed before the run."""
+    """Whether the run in `folder` now uses a person's allocation (salloc)."""
     return (folder / ALLOCATION).exists()
 
 
 def stop_in_allocation(folder: Path, clock: Clock) -> str:
-    """Ask the run to save and stop, leave the allocation in place, and return a sentence about the result.
+    """Ask a run in a person's allocation to save and stop; return a sentence that says whether it has stopped. The
+    allocation stays.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -98,12 +102,13 @@ def current_batch_job_id(environ: Mapping[str, str]) -> str:
 
 
 def is_requeued_job(environ: Mapping[str, str]) -> bool:
-    """Whether the job was requeued, for example after a preemption, its time limit, or the loss of a node."""
+    """Whether this process's job was requeued before, for example after a preemption or the loss of a node."""
     return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
-    """Record `job` as the run's newest job; return the argv of the run's job script, which this process then executes.
+    """Record the batch job with id `job` as the newest job of the run in `folder`; write the run's job script, and
+    return the argv with which this process becomes the script.
 
     Raises:
         InputError: cluster.setup cannot go into the script.
@@ -118,10 +123,11 @@ def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
 
 
 def check_is_slurm(run: Run) -> None:
-    """Check that the run is of kind slurm: a local run would only start processes on the job's first node.
+    """Check that the run has `cluster.kind: slurm`. With `local` it would start processes on the first node of its job
+    only.
 
     Raises:
-        InputError: the run is of kind local.
+        InputError: the run has `cluster.kind: local`.
     """
     if run.cluster.kind != "slurm":
         raise InputError("cluster.kind: found local; a job of its own needs slurm: add --set cluster.kind=slurm")

@@ -1,4 +1,5 @@
-"""The batch script of a run: #SBATCH lines from the run file, the rest from slurm/run.sbatch.j2. Pure."""
+"""Makes the text of a run's job script: #SBATCH lines from the run file, the rest from slurm/run.sbatch.j2. All
+functions are pure."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ DIRECTIVES_SET_HERE = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
     "array", "job-name", "cluster", "clusters", "wrap", "test-only", "parsable", "wait",
 )  # fmt: skip
-"""Options of sbatch that hpctrain sets. If cluster.sbatch set them too, recovery would break."""
+"""Options of sbatch that hpctrain sets, or that change how a job runs. With other values recovery would break, so
+cluster.sbatch may not contain them."""
 
 DIRECTIVES_OF_RUN_FILE = {
     "partition": "write cluster.partition",
@@ -44,11 +46,11 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
     """Return the text of job.sh.
 
     Args:
-        run: the run, with `cluster.after` as the ids of jobs.
+        run: the run, with job ids in `cluster.after`.
         folder: the run folder, absolute and shared by all nodes.
         command: what each node's task executes (a shell command, quoted already).
-        submitted: whether the script is that of the run's job; otherwise it runs in an existing allocation.
-        by_hand: whether a person submitted that job with another script, which holds the #SBATCH lines.
+        submitted: whether the script belongs to a batch job of the run; otherwise it runs in a person's allocation.
+        by_hand: whether a person submitted the batch job with another script, which has the #SBATCH lines.
 
     Raises:
         InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
@@ -76,7 +78,8 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
 
 
 def node_command(folder: Path) -> list[str]:
-    """Return module and arguments of each node's task; a task takes its node's name from Slurm's environment."""
+    """Return the Python module that each node's task runs, followed by its arguments. A task takes its node's name
+    from Slurm's environment."""
     return ["hpctrain.node", "run", "--folder", str(folder)]
 
 
@@ -87,8 +90,8 @@ def direct_command(run: Run, folder: Path) -> str:
 
 
 def directives(run: Run, folder: Path) -> list[str]:
-    """Return the #SBATCH lines, sorted, with those of cluster.sbatch last: of two equal options sbatch takes the
-    last."""
+    """Return the options in the #SBATCH lines, one an item, as '--nodes=4'. Those of cluster.sbatch come last, because
+    sbatch takes the last of two equal options; the others are sorted."""
     cluster = run.cluster
     options = [
         f"--job-name={run.name}",
@@ -146,7 +149,8 @@ def _checked(lines: list[str], field: str) -> list[str]:
 
 
 def _path(folder: Path) -> str:
-    """Return a path as sbatch reads it: quoted, and with each % doubled."""
+    """Return the path as it is written in a #SBATCH line: quoted, and with each % doubled, because sbatch replaces %j
+    and the like."""
     return shlex.quote(str(folder).replace("%", "%%"))
 
 
@@ -169,11 +173,15 @@ def gpus_per_node(run: Run) -> int | None:
 
 
 def _closing(run: Run, folder: Path, again: str | None) -> str:
-    """Return the words before each task's command. They run the command through the shell lines in $task, so that one
-    of the tasks ends the job if the job script was lost with its node.
+    """Return the words that the job script puts before each task's command. They run the command through the shell
+    lines in the script's variable $task, so that one of the tasks ends the job if the job script was lost with its
+    node.
 
-    The words are '' where a task may not end the job: in an existing allocation, and with pyxis, which starts the whole
+    The words are '' where a task may not end the job: in a person's allocation, and with pyxis, which starts the whole
     task in the image, where Slurm's commands may be missing.
+
+    Args:
+        again: how the run continues after the job, as in `hpctrain.node end --again`; None in a person's allocation.
     """
     if again is None or (run.container is not None and run.container.runtime == "pyxis"):
         return ""
@@ -182,10 +190,10 @@ def _closing(run: Run, folder: Path, again: str | None) -> str:
 
 
 def _srun_options(run: Run) -> str:
-    """Return srun's options for a step's CPUs and GPUs.
+    """Return srun's options for the CPUs and GPUs of the job step, with a trailing space.
 
-    Every task sees all GPUs of its node: tasks that see only some of them cannot use the links between them. If the run
-    file gives no number of GPUs, the step must name the number that the nodes have, or it gets no GPUs.
+    Every task sees all GPUs of its node, because a process that sees only some GPUs cannot use the links between GPUs.
+    If the run file gives no number of GPUs, the step must name the number that the nodes have, or it gets no GPUs.
     """
     # Since Slurm 22.05, srun does not inherit the job's --cpus-per-task, and each task would run on one CPU.
     cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "

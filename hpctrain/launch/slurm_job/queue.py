@@ -1,4 +1,5 @@
-"""Checks before a job is queued, Slurm's estimate of its start, and waiting until it has ended."""
+"""Checks a run before its job is queued, asks Slurm when the job would start, and waits until the run's jobs have
+ended."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from hpctrain.slurm.values import parse_time_limit
 from hpctrain.slurm.watch import JobWatcher
 
 CONTROLLER_AWAY_LIMIT_S = 600.0
-"""Seconds for which `--wait` tolerates a controller that does not answer."""
+"""Seconds for which `hpctrain submit --wait` tolerates a controller that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class CheckedRun:
     """The run to record: with the chosen partition if the run file names none, and with the folders of the runs that it
     waits for."""
     asked: Run
-    """The run with what its job requests from Slurm: all GPUs of its nodes, and the ids of the jobs that it waits
-    for."""
+    """The run with what its job requests from Slurm: like `run`, but with a number of GPUs, and with the ids of the
+    jobs that it waits for."""
     lines: list[str]
     """Results of the checks that a person should know, as lines."""
     nodes: frozenset[str] | None
@@ -61,17 +62,19 @@ class CheckedRun:
 
 
 def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> CheckedRun:
-    """Check the request against the cluster as it is now, and choose what the run file leaves open.
+    """Return the run with the partition and the GPUs that its file leaves open, after checking its request against the
+    cluster as it is now.
 
     Args:
         runs: folder in which run folders are made.
-        environ, cwd: where the names of runs in cluster.after are looked up.
+        environ: its variable HPCTRAIN_RUNS names a folder in which the runs in cluster.after are looked up.
+        cwd: folder whose subfolder `runs` is searched for the runs in cluster.after too.
 
     Raises:
         InputError: there is no Slurm here, a value cannot be read, an option is not allowed, the time limit leaves no
             time to train, or the run folder would lie on a file system in this machine's memory.
         RefusedError: the request exceeds the limits of the partition, or of all partitions if none is named; the
-            message has every reason. Or a run that this run depends on did not succeed.
+            message has every reason. Or a run or job that must succeed before this run did not.
         CommandError: the controller does not answer, and the run has to wait for another one.
     """
     why = slurm.why_unavailable()
@@ -109,8 +112,8 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
-    """Return the run with the partition that fits best, the other partitions that would take it, and lines with the
-    reasons.
+    """Return the run with the partition that fits best, the names of the other partitions that would take its job, the
+    best first, and lines with the reasons.
 
     Raises:
         RefusedError: no partition takes the job; the message has every partition's reasons.
@@ -131,10 +134,12 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...],
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
-    """Wait until the run's last job has ended; return 0 if the run is done, else 1.
+    """Wait until a job of the run and all its successors have ended; return 0 if the run is done, else 1.
 
     Args:
-        say: called with each change of state, as a line.
+        folder: the run folder.
+        job_id: the job to begin with.
+        say: called with a line at each change of a job's state.
 
     Raises:
         CommandError: the controller did not answer for ten minutes.
@@ -194,16 +199,18 @@ def _request(run: Run) -> JobRequest:
 
 
 HORIZON_S = 300 * 86400.0
-"""Seconds; a start that is further away means nothing. Slurm assumes a year for a running job without a time limit, and
-a thousand years for each such job that waits ahead (seen with 22.05 and 24.11). A job that waits because of a limit
-also gets such a late start."""
+"""Seconds from now; an estimated start after them says nothing about the real start. Slurm assumes that a job without a
+time limit runs for a year, and a thousand years for each such job that waits ahead (seen with 22.05 and 24.11). A job
+that waits because of an account's or a QOS's limit also gets such a late start."""
 
 
 def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]:
-    """Return what sbatch would do with this script, as lines for a person; nothing is queued.
+    """Return when Slurm expects the job of a script to start, as a line for a person; nothing is queued. If Slurm does
+    not answer, the line says so.
 
     Args:
         run: the run that the script is for.
+        script: text of the job script.
         now: seconds since 1970.
 
     Raises:
@@ -225,7 +232,12 @@ def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]
 
 
 def start_words(estimate: StartEstimate, now: float, with_nodes: bool = True) -> str:
-    """Return a sentence that says when the job would start if the queue stays as it is."""
+    """Return a sentence that says when a job would start if the queue stays as it is.
+
+    Args:
+        now: seconds since 1970.
+        with_nodes: whether to name the nodes on which the job would start.
+    """
     if estimate.start_s is None:
         return "Slurm takes the job and does not say when it would start"
     wait_s = estimate.start_s - now
