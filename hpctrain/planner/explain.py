@@ -1,4 +1,4 @@
-"""Plans next to the chosen one that the search itself does not compare: one stage more, one node less."""
+"""Makes plans near a given plan that the search did not compare with it, such as one more stage or one node fewer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from hpctrain.records.topology.topology import Topology
 def extra_neighbours(
     run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
 ) -> list[Rejected]:
-    """Plan with one stage more or less, with twice or half the tensor parallelism, and without one node.
+    """Return how a plan compares with plans near it: with one stage more or less, with twice or half the tensor
+    parallelism, and without one node.
 
-    Each plan is the fastest of its kind. Of equal nodes, the last one is left out.
+    Each compared plan is the fastest one with its degrees or on its nodes, by a search of its own. Degrees that
+    `plan.rejected` lists already are left out.
 
     Args:
+        run: the run file of the plan.
+        topology: all nodes that the plan could use.
+        plan: the plan to explain, with its predicted time.
         usable: largest share of a device's memory that a plan may fill; None: the planner's default.
     """
 
@@ -58,7 +63,11 @@ def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, ParallelDims]]:
 
 
 def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
-    """The last node of each kind, the slowest kind first. Nodes with equal devices are of one kind."""
+    """Return the nodes that are left out, one at a time, to explain the plan.
+
+    Nodes with equal devices are of one kind. Of each kind, the last node that the plan uses is listed, the slowest kind
+    first. The list is empty if the topology has one node.
+    """
     last: dict[tuple[tuple[str, float], ...], str] = {}
     for node in topology.nodes:
         if node.id in plan.nodes:

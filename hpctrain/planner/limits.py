@@ -14,103 +14,114 @@ class SearchLimits:
     """
 
     complete_search_devices: int = 8
-    """Largest number of devices for which the search ends only when no other option can win."""
+    """Largest number of devices for which a search ends only when no other option can win, whatever its patience."""
     first_full_evaluations: int = 10
-    """Number of options that are evaluated fully at once. On unlike devices a sampled evaluation gives no plan that is
-    good enough for pruning.
+    """Number of options at the start of a search that get a full evaluation right after their sampled one. On unlike
+    devices a sampled evaluation gives no plan that is good enough for pruning.
     """
     sampled_placements: int = 2
-    """Placements of an option in a sampled evaluation; the best option gets all of its placements evaluated in the
-    end.
+    """Placements of an option in a sampled evaluation. The best option of the search gets a full evaluation in the end.
     """
     full_patience: int = 64
     """Number of full evaluations without a better plan after which a search skips the remaining options.
 
-    It applies up to `EXHAUSTIVE_DEVICES` devices.
+    The limit applies to more than `complete_search_devices` and at most `EXHAUSTIVE_DEVICES` devices
+    (`planner/search/space.py`).
     """
     near_best_factor: float = 1.1
-    """Largest step time of an option "near the best", as a multiple of the best step time. Local changes may improve
-    it.
+    """Largest step time of a layout "near the best", as a multiple of the best step time. Only layouts near the best
+    are improved by local search.
     """
     max_block_shifts: int = 100
-    """Changes of single blocks that are tried on an option near the best."""
+    """Changes of a single block that are tried on a layout near the best."""
     max_packed_layouts: int = 16
     """Number of layouts near the best that are tried with stages or pipelines packed within nodes, at the end of the
     search.
     """
 
     patience_by_devices: tuple[tuple[int, int], ...] = ((512, 3), (2048, 5))
-    """(largest number of devices, patience) for searches on more than `EXHAUSTIVE_DEVICES` devices.
+    """(largest number of devices, patience) for searches on more than `EXHAUSTIVE_DEVICES` devices
+    (`planner/search/space.py`).
 
-    The search leaves a pair of pp and tp after that many options without a better plan. Each pair has a patience of its
-    own, because bounds are not equally tight for all pairs.
+    Patience is a number of options without a better plan, after which the search leaves a pair of pp and tp. Each pair
+    has a patience of its own, because bounds are not equally tight for all pairs.
     """
     min_patience: int = 2
-    """Patience of a search on more devices than `patience_by_devices` lists."""
+    """Patience (see `patience_by_devices`) of a search on more devices than `patience_by_devices` lists."""
     warm_start_patience: int = 1
-    """Patience of a search with a warm start."""
+    """Patience (see `patience_by_devices`) of a search that has a plan from a warm start."""
     misfit_factor: int = 3
     """An option that does not fit the memory uses up this many times less patience than one that fits."""
 
     max_compared_units: int = 64
-    """Largest number of tensor-parallel groups whose links are compared pair by pair."""
+    """Largest number of tensor-parallel groups whose links are compared pair by pair, to find groups that are
+    interchangeable.
+    """
     max_replica_counts: int = 2
-    """Numbers of replicas that a warm start tries, the largest first."""
+    """Largest number of values of dp that a warm start tries, the largest values first."""
     max_exact_devices: int = 8
-    """The most devices of an exhaustive search."""
+    """Largest number of devices that the solver `exact` accepts."""
     max_exact_cuts: int = 20_000
-    """Largest number of cuts times splits of the batch that an exhaustive search tries for one order of devices."""
+    """Largest number of cuts, times ways to divide the micro-batches over replicas, that the solver `exact` tries for
+    one placement.
+    """
 
     max_rank_permutations: int = 60
     """Permutations of the best layout's pipeline ranks that are tried."""
     max_permuted_units: int = 50_000
-    """Largest number of tensor-parallel groups in all tried permutations together: with very many devices each takes
-    long.
+    """Largest number of tensor-parallel groups in all tried permutations together, because a permutation of very many
+    groups takes long.
     """
     max_refinements: int = 400
     """Number of changes of one block or micro-batch after which no further round of changes begins."""
     max_move_slowdown: float = 0.01
-    """Share of a step's time that keeping state in place may cost."""
+    """Largest share of the step time that a new plan may lose so that less state moves from the devices of the old
+    plan.
+    """
     max_seam_slowdown: float = 0.02
-    """Share of a step's time that a cut at the model's seam may cost; it is less than the error of a prediction."""
+    """Largest share of the step time that a cut between encoder and decoder (the seam) may cost. It is less than the
+    error of a prediction.
+    """
 
     max_other_dims: int = 6
     """Number of other degrees that are compared with the best plan's degrees, those with the smallest bound first."""
     other_dims_patience: int = 2
     """Number of options without a better plan after which the comparison with other degrees ends."""
     max_impossible: int = 3
-    """Impossible degrees that a plan lists."""
+    """Largest number of impossible degrees that a plan lists."""
     max_rejected: int = 12
     """Largest number of rejected candidates that a plan lists if its objective is not step time."""
     max_removed_nodes: int = 4
-    """Number of nodes that are left out, one at a time, to explain a plan; each takes a search."""
+    """Largest number of nodes that are left out, one at a time, to explain a plan. Each node takes a search."""
 
     bound_tolerance: float = 1e-3
-    """Relative width at which the bisection for a bound ends."""
+    """Width of the interval at which the bisection for a bound ends, as a share of the interval's upper end."""
     max_doublings: int = 12
     """Largest number of times that a bound is doubled in search of a feasible time."""
     max_windows: int = 10
-    """Number of ranges into which a bound divides the largest number of micro-batches of any replica."""
+    """Largest number of windows of a knapsack bound. A window is a range of values of the largest number of
+    micro-batches of any replica.
+    """
     max_classes: int = 3
     """Largest number of classes into which a bound merges the kinds of tensor-parallel groups."""
     max_mixtures: int = 200
-    """Largest number of mixtures of classes in a column; kinds are merged into fewer classes until there are at most so
-    many.
+    """Largest number of mixtures of a knapsack bound. A mixture says how many groups of each class one pipeline rank
+    has over all replicas. Kinds are merged into fewer classes until there are at most so many mixtures.
     """
     max_cut_classes: int = 2
     """Largest number of classes with which a bound enumerates all cuts of the blocks."""
     max_mixes: int = 256
-    """Largest number of mixes (choices of a class for each rank of a replica) with which a bound enumerates all
-    cuts.
+    """Largest number of mixes with which a bound enumerates all cuts. A mix is a choice of a class for each rank of a
+    replica.
     """
     max_cut_mixes: int = 30_000
     """Largest number of pairs of a cut and a mix that a bound enumerates."""
     max_end_ranks: int = 3
-    """Number of ranks at each end of the pipeline at which the sets of weights for interleaved 1F1B may begin or
-    end.
+    """Number of ranks at each end of the pipeline at which a set of weights of `bound_weights` (interleaved 1F1B) may
+    begin or end.
     """
     cuts_per_batch: int = 100
-    """Number of cuts that a bound evaluates in one batch."""
+    """Number of cuts that a bound evaluates at once, as one array."""
 
 
 DEFAULT_LIMITS = SearchLimits()

@@ -38,15 +38,17 @@ from hpctrain.schedule.runnable import check_runnable
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The solver and objective of a plan, and how much is searched."""
+    """The solver and the objective of a plan, and how much is searched."""
 
     solver: Solver = "auto"
     """'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices; 'paper'
     follows the paper's rules."""
     objective: Objective = FASTEST_STEP
-    """What the plan is chosen by, with constraints; the solver 'paper' ignores it."""
+    """What the plan minimises, and its constraints; the solver 'paper' ignores the objective."""
     neighbours: bool = True
-    """Whether the plan lists similar plans with the reason why they lost; only if the objective is step time."""
+    """Whether the plan lists similar plans with the reason why they lost. The list is made only if the objective is
+    step time and the solver is not 'paper'.
+    """
     limits: SearchLimits = DEFAULT_LIMITS
     """How many options, placements and changes the search tries."""
 
@@ -63,12 +65,13 @@ def make_plan(
     previous: Plan | None = None,
     profile: CalibrationProfile | None = None,
 ) -> Plan:
-    """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
+    """Return the plan that the request asks for: degrees, blocks of each stage, devices, micro-batches and schedule,
+    with predicted time and memory.
 
     Args:
         spec: the run's model with a known vocabulary size.
-        previous: the plan that this one replaces. Equal nodes are exchanged so that little state moves, and the plan
-            lists the moves.
+        previous: the plan that the new plan replaces. Equal nodes are exchanged so that little state moves, and the new
+            plan lists the moves.
         profile: factors on the cost model's constants from measured steps; None: the package's constants.
 
     Raises:
@@ -117,7 +120,9 @@ def make_plan(
 def _search_space(
     run: Run, spec: Spec, topology: Topology, request: PlanRequest, profile: CalibrationProfile | None
 ) -> tuple[SearchSpace, list[str]]:
-    """Return the space of the run's options, and notes on unused devices and on keys that do not apply."""
+    """Return the space of the run's options, and notes on unused devices and on keys of the run file that
+    do not apply.
+    """
     work, dropped = workload_of(run, spec)
     if request.objective.usable is not None:
         work = replace(work, usable=request.objective.usable)
@@ -128,7 +133,7 @@ def _search_space(
 
 
 def _choose(run: Run, topology: Topology, space: SearchSpace, request: PlanRequest) -> tuple[ChosenPlan, CodecDecision]:
-    """Return the best plan by the objective and its gradient codec."""
+    """Return the best plan by the request's objective, and its gradient codec."""
 
     def find(space: SearchSpace) -> ChosenPlan:
         return solve(space, request.solver)
@@ -150,8 +155,12 @@ def _choose(run: Run, topology: Topology, space: SearchSpace, request: PlanReque
 def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan, CodecDecision]:
     """Return the fastest plan and its gradient codec.
 
-    With `compression.mode: auto`, a search is also made for each codec of `searched` if exact sums leave devices
-    waiting or idle. The fastest placement with exact sums may have no replicas, and then no codec helps it.
+    With `compression.mode: auto`, the first search is one with exact sums. If its plan leaves devices waiting or idle,
+    each codec of `searched` gets a search of its own: the fastest placement with exact sums may have no replicas, and
+    then no codec helps that placement.
+
+    Args:
+        find: returns the fastest plan of a space.
     """
     winner = find(space)
     decision = _decision(run, space.cost, winner.best)
@@ -171,7 +180,9 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
 
 
 def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
-    """Return the codec of a layout's gradients: the run file's, or with mode auto the best one."""
+    """Return the codec of a layout's gradients and the predicted step: the codec of the run file, or with mode auto the
+    best one.
+    """
     cost = cost.with_work(memory_options=best.layout.memory_options)
     if isinstance(run.compression, AutoCompression):
         return choose_codec(cost, best.layout, run.steps, run.compression.lossy)
@@ -179,7 +190,13 @@ def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
 
 
 def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostModel) -> bool:
-    """Whether the search's bound holds for the plan: it holds only for the codecs that were searched with."""
+    """Return whether the search's lower bound holds for the plan. The bound holds only for the codecs with which the
+    search was made.
+
+    Args:
+        plain: the space with the codecs of the run file.
+        cost: the cost model with the codecs of the plan.
+    """
     exact = cost.work.codec.exact and chosen.space.work.codec == plain.work.codec
     same_messages = cost.work.messages == plain.work.messages or set(cost.work.messages) == {"none"}
     return same_messages and (exact or not isinstance(run.compression, AutoCompression))

@@ -1,7 +1,8 @@
-"""Seconds of the collectives of data parallelism: the all-reduce of gradients by codec, and those of ZeRO.
+"""Seconds of the collectives of data parallelism: the all-reduce of gradients by codec, and the collectives of ZeRO.
 
 An all-reduce is a number of rounds. Each round takes 2(n−1)·alpha as in a ring all-reduce over n ranks, plus beta for
-each byte. Every number counts as compressed; exempt numbers (norms, small matrices) go in a round of their own.
+each byte. The formulas count every number as compressed. Codecs that send exempt numbers (norms, small matrices)
+separately have one round more.
 
 With ZeRO, a stage runs one all-gather of weights or reduce-scatter of gradients for each block, and one for the part
 outside of blocks. Each is half of a ring all-reduce over the n replicas of a shard group: (n−1)(alpha + size/n·beta).
@@ -22,7 +23,10 @@ from hpctrain.records.topology.topology import CodecSeconds
 
 
 class AllReduceTime(NamedTuple):
-    """Time of one stage's all-reduce, as its slowest ring takes it."""
+    """Time of one stage's all-reduce on its slowest ring.
+
+    `wire_s` is the seconds of messages, `processor_s` the seconds in which a device copies, encodes and decodes.
+    """
 
     sent_bytes: float
     """Bytes that one device sends."""
@@ -39,13 +43,15 @@ NO_ALL_REDUCE = AllReduceTime(0.0, 0.0, 0.0)
 
 
 class StageGradients(NamedTuple):
-    """The gradients of one stage on a device, and the seconds that a device takes for each of their numbers."""
+    """The gradients of one stage on one device: how many numbers, and the seconds that the slowest device takes for
+    each.
+    """
 
     numbers: float
     number_bytes: float
     """Bytes of one number of a gradient before compression."""
     width: float
-    """Side of a square matrix that low rank compresses as well as the model's matrices."""
+    """Side of a square matrix that low rank shrinks to the same share as the model's matrices."""
     copy_s: float
     """Seconds to copy a number into a flat bucket and, if needed, its sum back."""
     codec_s: CodecSeconds | None
@@ -58,9 +64,9 @@ def all_reduce_time(
     """Return the time to all-reduce the gradients of a stage.
 
     Args:
-        rings: the rings that are at work at the same time; for codecs with `all_to_all`, with their slowest pairs.
+        rings: the rings that are at work at the same time; for codecs with `all_to_all`, made from all pairs of nodes.
         chunks: stages that each device sums at the same time.
-        bucket_bytes: largest bucket.
+        bucket_bytes: bytes of the largest bucket.
     """
     n = rings.size
     if n == 1:
@@ -81,19 +87,26 @@ def all_reduce_time(
 
 
 def overlaps_backward(work: Workload, stages: int, tp: int) -> bool:
-    """Whether buckets may be sent before the backward pass ends.
+    """Return whether buckets may be sent before the backward pass ends.
 
     They may if a replica is one stage on one device and its state is not sharded. Otherwise the links are busy with
     other messages.
+
+    Args:
+        stages: stages of the model.
     """
     return stages == tp == 1 and not work.memory_options.zero
 
 
 def overlapped_share(work: Workload, stages: int, tp: int) -> float:
-    """Share of the all-reduce's messages that may be sent before the backward pass ends.
+    """Return the share of the all-reduce's messages that may be sent before the backward pass ends.
 
-    If messages may overlap at all, the share is the codec's, less the embedding, whose gradient is ready last. With
-    fp16, a codec with state waits until the loss scale is removed, which is after the backward pass.
+    If `overlaps_backward` is true, the share is the codec's `overlap`, less the embedding, whose gradient is ready
+    last. Otherwise the share is 0. In fp16 it is also 0 for a codec with state, which waits until the loss scale is
+    removed after the backward pass.
+
+    Args:
+        stages: stages of the model.
     """
     if not overlaps_backward(work, stages, tp) or (work.precision == "fp16" and work.codec.has_state):
         return 0.0
@@ -101,15 +114,18 @@ def overlapped_share(work: Workload, stages: int, tp: int) -> float:
 
 
 def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
-    """Share of the copies between gradients and flat buckets that the reducer makes.
+    """Return the share of the copies between gradients and flat buckets that the reducer makes.
 
-    It is one half for exact sums that overlap the backward pass, because these are not copied back; else 1.
+    The share is one half for exact sums that overlap the backward pass, because the sums are not copied back; else 1.
+
+    Args:
+        stages: stages of the model.
     """
     return 0.5 if work.codec.exact and overlaps_backward(work, stages, tp) else 1.0
 
 
 def low_rank_width(dim: int, tp: int) -> float:
-    """Side of a square matrix that low rank compresses as well as a dim × dim matrix in `tp` parts.
+    """Return the side of a square matrix that low rank shrinks to the same share as a dim × dim matrix in `tp` parts.
 
     With rank r, the width follows from r·(1 + tp)/dim = 2·r/width.
     """
@@ -128,28 +144,37 @@ class ShardCollectiveTimes(NamedTuple):
     scatter: float
     """Seconds of the reduce-scatter of all gradients."""
     copies: float
-    """Seconds of the all-reduce between the shard groups, each of which holds a copy of the state."""
+    """Seconds of the all-reduce between the shard groups; each shard group holds a copy of the whole state."""
 
     def per_micro_batch(self, zero: int) -> tuple[float, float, float, float]:
-        """Seconds that the passes of a micro-batch wait: (forward, whole backward, I, W)."""
+        """Return the seconds that each pass of a micro-batch waits for collectives: (forward, whole backward, I, W).
+
+        Args:
+            zero: ZeRO level.
+        """
         gather = self.gather if zero == 3 else 0.0
         scatter = self.scatter if zero >= 2 else 0.0
         return gather, gather + scatter, gather, gather + scatter
 
     def per_step(self, zero: int) -> float:
-        """Seconds of the ZeRO collectives that run once, at the end of the step."""
+        """Return the seconds of the ZeRO collectives that run once, at the end of the step.
+
+        Args:
+            zero: ZeRO level.
+        """
         return self.copies + (self.gather if zero < 3 else 0.0) + (self.scatter if zero == 1 else 0.0)
 
 
 def shard_collective_times(
     placement_links: PlacementLinks, work: Workload, shares: Sequence[ModelPart], owner: Sequence[int], shards: int
 ) -> list[ShardCollectiveTimes]:
-    """[stage] -> its ZeRO collectives; all stages communicate at about the same time and share the network cards.
+    """Return [stage] -> seconds of its ZeRO collectives. All stages communicate at about the same time and share the
+    network cards.
 
     Args:
         shares: [stage] -> the part of the model that the stage holds.
         owner: [stage] -> its pipeline rank.
-        shards: number of consecutive replicas that share a state.
+        shards: number of consecutive replicas that share a state (a shard group).
     """
     placement = placement_links.placement
     groups, across = placement_links.shard_ring_groups(shards)

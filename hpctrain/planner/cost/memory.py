@@ -23,9 +23,10 @@ from hpctrain.schedule.generate import (
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
 """Bytes of the gradient buckets that a device is sending at one moment, if there are several replicas."""
 HEAP_RETAINED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
-"""[ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap still holds. Measured
-on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of 3 to 29 million
-parameters (torch 2.13). CUDA: memory that the allocator caches does not count.
+"""Kind of device -> [ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap
+still holds. Measured on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of
+3 to 29 million parameters (torch 2.13). On CUDA the count is 0, because memory that the allocator caches can be used
+again.
 """
 CAST_BYTES = 2
 """Bytes per parameter of the copy in bf16 or fp16 that autocast makes for each micro-batch.
@@ -33,13 +34,17 @@ CAST_BYTES = 2
 The copy stays until the backward pass, even if the weight itself is freed (measured with torch 2.13).
 """
 PROCESS_BYTES = {"cpu": 446e6, "cuda": 1.0e9}
-"""Bytes of a worker process without tensors. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch
-2.13), plus 40 to 129 MB that a worker's resident peak held beyond its tensors. CUDA: context, kernels and NCCL buffers,
-an assumption."""
+"""Kind of device -> bytes of a worker process without tensors. CPU: Python with torch, its pipelining and gloo,
+measured 317 MB (torch 2.13), plus 40 to 129 MB that a worker's resident peak held beyond its tensors. CUDA: context,
+kernels and NCCL buffers, an assumption.
+"""
 
 
 class RankRole(NamedTuple):
-    """The role of a device in a plan: everything except its blocks that decides its memory."""
+    """What decides the memory of a device in a plan, except for the number of blocks that the device holds.
+
+    `stages` is the number of stages in the pipeline, `micro_batches` that of the device's replica.
+    """
 
     kind: str
     schedule: str
@@ -55,7 +60,9 @@ class RankRole(NamedTuple):
 
 
 class _MemoryRole(NamedTuple):
-    """The fields of a `RankRole` that decide the bytes; many roles share one."""
+    """The part of a `RankRole` that decides the bytes. Many roles share one `_MemoryRole`, so results are
+    cached by it.
+    """
 
     kind: str
     splits: bool
@@ -85,7 +92,7 @@ def _memory_role(role: RankRole) -> _MemoryRole:
 
 
 class MemoryModel:
-    """Peak bytes of devices for one workload; caches its results."""
+    """Predicts peak bytes of devices for one workload; caches its results."""
 
     def __init__(self, work: Workload) -> None:
         self.work = work
@@ -100,11 +107,17 @@ class MemoryModel:
         self._sizes_of = cache(self._activation_sizes)
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
-        """Peak bytes of a device whose stages hold these numbers of blocks."""
+        """Return the peak bytes of a device.
+
+        Args:
+            blocks: number of blocks of each stage that the device holds.
+        """
         return self._need(self._memory_role(role), blocks)
 
     def max_blocks(self, role: RankRole, memory_bytes: float) -> int:
-        """The most blocks that fit into the usable share of the memory; -1 if not even a rank without blocks fits."""
+        """Return the most blocks that fit into the usable share of `memory_bytes`; -1 if not even a rank without blocks
+        fits.
+        """
         return self._most(self._memory_role(role), memory_bytes)
 
     def _find_most(self, memory_role: _MemoryRole, memory_bytes: float) -> int:
@@ -124,8 +137,11 @@ class MemoryModel:
         return beside + state + self._activations(memory_role, shares)
 
     def _activation_sizes(self, micro_batch: int, tp: int) -> tuple[float, float, float, float]:
-        """Return bytes of activations on a device, equal for every stage: those of a block while it computes, those
-        that a block keeps from its forward to its backward pass, those between two stages, and the logits.
+        """Return the bytes of one micro-batch's activations on a device, which are equal for every stage.
+
+        Returns:
+            Bytes of a block while it computes; bytes that a block keeps from its forward to its backward pass; bytes of
+            the residual stream between two stages; bytes of the logits.
         """
         work = self.work
         boundary = work.hidden_bytes(micro_batch, tp)
@@ -157,7 +173,7 @@ class MemoryModel:
         )
 
     def _casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
-        """Bytes of the weight copies that autocast makes in a stage's forward pass.
+        """Return the bytes of the low-precision weight copies that autocast makes in a stage's forward pass.
 
         An embedding has no such copy, because it is no matrix product.
         """
@@ -165,8 +181,9 @@ class MemoryModel:
         return CAST_BYTES * self._count(share._replace(first=False), memory_role.tp) if casts else 0
 
     def _casts_until_backward(self, memory_role: _MemoryRole, share: ModelPart) -> float:
-        """Return the bytes of the weights' low-precision copies that live until the backward pass. With recomputation,
-        those of the blocks do not count: the backward pass makes them again.
+        """Return the bytes of the weights' low-precision copies that live until the backward pass.
+
+        With recomputation, the copies of the blocks' weights do not count, because the backward pass makes them again.
         """
         return self._casts(
             memory_role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0)
@@ -193,12 +210,13 @@ class MemoryModel:
         return copies * self.work.codec.state_bytes(self.work.spec.dim)
 
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
-        """Bytes of weights, gradients and optimizer state with ZeRO: the sharded parts, and what is whole for a while.
+        """Return the bytes of weights, gradients, optimizer state and residuals with ZeRO.
 
         The fp32 weights, their gradients, the moments and a checkpoint's copy are sharded. At levels 1 and 2 all
-        gathered weights are whole, and at level 1 all gradients too. At higher levels only two pieces are whole at a
-        time: a block and the part outside of blocks. With a split backward the whole stage is. The buffers of the
-        collectives hold one more piece.
+        gathered weights are whole besides, and at level 1 all gradients too. Else only two pieces are whole at a time:
+        a block and the part outside of blocks. With a split backward, the whole stage is whole instead of two pieces.
+        The buffers of the collectives hold one more piece. Freed memory that the heap still holds
+        (`HEAP_RETAINED_COPIES`) counts too.
         """
         work, zero = self.work, self.work.memory_options.zero
         stages = [self._count(share, memory_role.tp) for share in shares]
@@ -218,7 +236,7 @@ class MemoryModel:
 
 
 LiveCounts = tuple[tuple[int, ...], ...]
-"""[moment][stage of a rank] -> number of micro-batches."""
+"""[moment][stage of a rank] -> number of micro-batches whose activations the stage keeps at that moment."""
 
 
 @lru_cache(maxsize=4096)
@@ -262,9 +280,14 @@ def _counts_of_rank(actions: list[tuple[int, str]], chunks: int) -> LiveCounts:
 
 
 def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    """Compute the live activations of interleaved schedules without the table.
+    """Return the live activations of interleaved schedules, as `live_micro_batches` does, without making the action
+    table.
 
     All ranks have the same order of actions, each with its own number of warm-up forwards.
+
+    Args:
+        splits: whether the schedule splits the backward into I and W.
+        chunks: stages on each rank.
     """
     order = np.array([chunk for chunk, _ in visit_order(pp, chunks, micro_batches)])
     # [chunk, n] -> visits of the chunk among the first n; backwards visit the chunks in the opposite order.

@@ -16,7 +16,10 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_RECOMPUT
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What a plan does to save memory; it holds for all stages."""
+    """What a plan does to save memory; the options hold for all stages.
+
+    `shard` says over which replicas ZeRO shards: over all, or over those within a node.
+    """
 
     zero: ZeroLevel = 0
     shard: Literal["all", "node"] = "all"
@@ -31,7 +34,7 @@ class MemoryOptions:
         return self.zero >= 2
 
     def __str__(self) -> str:
-        """Text for messages, as 'zero 1, recompute full'; 'nothing' for the default."""
+        """Return the options as text for messages, such as 'zero 1, recompute full'; 'nothing' for the default."""
         parts = [f"zero {self.zero}"] if self.zero else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += [f"recompute {self.recompute}"] if self.recompute != "none" else []
@@ -43,7 +46,7 @@ DEFAULT_MEMORY_OPTIONS = MemoryOptions()
 
 
 def memory_options_of_run(run: Run) -> tuple[MemoryOptions, list[str]]:
-    """Return the memory options of the run file, and notes on keys that do not apply.
+    """Return the memory options of the run file, and notes on keys of the run file that do not apply.
 
     Raises:
         InputError: two keys cannot be combined.
@@ -63,7 +66,7 @@ def memory_options_of_run(run: Run) -> tuple[MemoryOptions, list[str]]:
 
 
 def memory_options_of_plan(plan: Plan) -> MemoryOptions:
-    """The memory options of a plan whose stages all have the same recomputation."""
+    """Return the memory options of a plan whose stages all have the same recomputation."""
     return MemoryOptions(
         zero=plan.zero,
         shard="all" if plan.shard is None else "node",
@@ -73,8 +76,10 @@ def memory_options_of_plan(plan: Plan) -> MemoryOptions:
 
 
 def shard_group_size(placement: Placement, memory_options: MemoryOptions) -> int:
-    """Number of consecutive replicas that share one state; 1 without sharding, or if nodes hold unequal numbers of
-    them.
+    """Return the number of consecutive replicas that share one state.
+
+    The number is 1 without sharding. It is also 1 if the options ask for sharding within nodes and the nodes do not all
+    hold equally many replicas of each stage.
     """
     if memory_options.zero == 0:
         return 1

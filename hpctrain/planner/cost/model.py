@@ -33,12 +33,14 @@ from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
 UnitKind = tuple[GroupSpec, float, float]
-"""The `GroupSpec` of a tensor-parallel group, and the largest alpha and beta between its devices."""
+"""The `GroupSpec` of a tensor-parallel group, and the largest alpha (s) and beta (s/byte) between its devices."""
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of a stage for one micro-batch; forward and backward include the collectives of tensor parallelism."""
+    """Seconds of a stage for one micro-batch. Forward and backward include `tensor_parallel`, what tensor parallelism
+    adds to both.
+    """
 
     forward: float
     backward: float
@@ -54,7 +56,7 @@ class StageTime:
 
 
 class CostModel:
-    """Predicts seconds, and peak bytes with `memory`, for one workload on given links; caches its results.
+    """Predicts seconds for one workload on given links, and peak bytes with its `memory`; caches its results.
 
     Args:
         constants: kind of device -> constants.
@@ -74,14 +76,18 @@ class CostModel:
         self._updates: dict[tuple[UnitKind, ModelPart, int], float] = {}
 
     def placement_links(self, placement: Placement) -> PlacementLinks:
-        """The links of a placement; cached by the identity of the placement object."""
+        """Return the links of a placement; cached by the identity of the placement object."""
         links = self._placement_links.get(id(placement))
         if links is None:
             links = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
         return links
 
     def with_work(self, **changes: Any) -> CostModel:
-        """Return a cost model with the devices and links of this one, and some fields of its workload changed."""
+        """Return a cost model with the links and constants of this one, and with some fields of its workload changed.
+
+        Args:
+            changes: fields of `Workload` with their new values.
+        """
         other = CostModel(replace(self.work, **changes), self.links, self.constants)
         other.kind, other._placement_links, other._alpha_beta = self.kind, self._placement_links, self._alpha_beta
         return other
@@ -92,14 +98,21 @@ class CostModel:
         return unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
-        """Times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch` sequences."""
+        """Return the times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch`
+        sequences.
+        """
         key = (self.kind(unit), micro_batch)
         if key not in self._parts:
             self._parts[key] = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
         return self._parts[key]
 
     def stage(self, unit: TensorParallelGroup, micro_batch: int, share: ModelPart) -> StageTime:
-        """Times of a stage that holds this part of the model."""
+        """Return the times of a stage on a tensor-parallel group, for one micro-batch.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+            share: the part of the model that the stage holds.
+        """
         key = (self.kind(unit), micro_batch, share)
         if key not in self._stages:
             blocks, _ = self.work.mean_blocks(share)
@@ -110,22 +123,34 @@ class CostModel:
     def send_s(
         self, source: TensorParallelGroup, target: TensorParallelGroup, micro_batch: int, messages: Messages = "none"
     ) -> float:
-        """Seconds of a stage message from one tensor-parallel group to another, without `message_cast_s`."""
+        """Return the seconds of a stage message from one tensor-parallel group to another, without encoding and
+        decoding (`message_cast_s`); 0 within one group.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+            messages: codec of the message.
+        """
         if source is target:
             return 0.0
         alpha, beta = self._alpha_beta(source, target)
         return alpha + beta * self.work.message_bytes(micro_batch, len(source.devices), messages)
 
     def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
-        """The codec of the messages between stage `stage` on `a` and the next stage on `b`."""
+        """Return the codec of the messages between stage `stage` on group `a` and the next stage on group `b`; 'none'
+        within a node.
+        """
         codec = self.work.messages_behind(stage)
         return codec if codec == "none" or crosses_nodes(a, b) else "none"
 
     def message_cast_s(self, unit: TensorParallelGroup, micro_batch: int, messages: Messages) -> float:
-        """Seconds to encode or to decode a stage message.
+        """Return the seconds that a tensor-parallel group takes to encode a stage message, or to decode one.
 
-        A number takes a quarter of the codec's seconds for an all-reduce, which encodes, sums, encodes again and
-        decodes it.
+        A number takes a quarter of the codec's measured seconds, which are those of an all-reduce: encode, sum, encode
+        again, decode.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+            messages: codec of the message.
         """
         rate = MESSAGES[messages].measured_as
         if rate is None:
@@ -135,7 +160,12 @@ class CostModel:
         return numbers * number_s / 4
 
     def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
-        """Seconds to update a stage's parameters, or one of `shards` equal shards of them."""
+        """Return the seconds to update a stage's parameters on a tensor-parallel group, or one of `shards` equal shards
+        of them.
+
+        Args:
+            share: the part of the model that the stage holds.
+        """
         key = (self.kind(unit), share, shards)
         if key not in self._updates:
             constants = self.constants[unit.kind]
@@ -151,20 +181,20 @@ class CostModel:
         return self._updates[key]
 
     def step_overhead_s(self, unit: TensorParallelGroup) -> float:
-        """Seconds that a step costs however little it computes."""
+        """Return the seconds that a step costs once, however little it computes."""
         return self.constants[unit.kind].step_ops * unit.launch_s
 
     def all_reduce_times(
         self, placement: Placement, shares: Sequence[ModelPart], owner: Sequence[int], shards: int = 1
     ) -> list[AllReduceTime]:
-        """[stage] -> all-reduce of its gradients over the replicas; with hybrid sharding, over the shard groups.
+        """Return [stage] -> all-reduce of its gradients over the replicas; with hybrid sharding, over the shard groups.
 
         All stages reduce at about the same time, so rings that leave a node together share its bandwidth.
 
         Args:
             shares: [stage] -> the part of the model that the stage holds.
             owner: [stage] -> its pipeline rank.
-            shards: number of consecutive replicas that share a state.
+            shards: number of consecutive replicas that share a state (a shard group).
         """
         if len(placement) == shards:
             return [NO_ALL_REDUCE] * len(shares)
@@ -184,8 +214,8 @@ class CostModel:
         return sums
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
-        """Seconds per number of a gradient that encoding for a reduce-scatter takes on a pipeline rank's slowest
-        device.
+        """Return the seconds to encode one number of a gradient for a reduce-scatter, on the slowest device of a
+        pipeline rank.
         """
         codec = self.work.codec
         if codec.measured_as is None:
@@ -194,7 +224,13 @@ class CostModel:
         return codec.reduce_scatter_share * float(getattr(slowest, codec.measured_as))
 
     def tied_all_reduce_s(self, first: TensorParallelGroup, last: TensorParallelGroup) -> float:
-        """Seconds to sum the two gradients of a tied embedding; 0 if both stages lie on the same devices."""
+        """Return the seconds to sum the two gradients of a tied embedding; 0 if it is not tied, or if one group holds
+        both ends.
+
+        Args:
+            first: tensor-parallel group of the first stage.
+            last: tensor-parallel group of the last stage.
+        """
         if not self.work.spec.tied or first is last:
             return 0.0
         numbers = self.work.spec.end_parameters(len(first.devices), first=True, last=False)
@@ -204,13 +240,20 @@ class CostModel:
         )
 
     def norm_all_reduce_s(self, placement: Placement) -> float:
-        """Seconds of the all-reduce over all devices that clipping by the gradient's norm needs."""
+        """Return the seconds of the all-reduce of one number over all devices, which clipping by the gradient's norm
+        needs.
+        """
         devices = len(placement) * len(placement[0]) * len(placement[0][0].devices)
         return scalar_all_reduce_s(self.placement_links(placement).slowest_alpha, devices) if devices > 1 else 0.0
 
 
 def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:
-    """Seconds of a stage whose blocks together take as long as `blocks` blocks of mean size."""
+    """Return the times of a stage for one micro-batch.
+
+    Args:
+        blocks: number of blocks of mean size that take as long as the stage's blocks.
+        launch_s: launch time of the slowest device.
+    """
     action_s = constants.action_ops * launch_s
     times = [action_s + blocks * (parts.block[side] + parts.block_tp[side]) for side in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
@@ -225,16 +268,20 @@ def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostC
 
 
 def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
-    """Whether any message between two tensor-parallel groups leaves a node."""
+    """Return whether any message between two tensor-parallel groups leaves a node."""
     return any(x.node != y.node for x, y in zip(a.device_ids, b.device_ids, strict=True))
 
 
 def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:
-    """Seconds per number of each codec on a tensor-parallel group: measured, or the default of its kind of device."""
+    """Return the seconds per number with each codec on a tensor-parallel group: measured, or the default of its kind of
+    device.
+    """
     return unit.codec_s or DEFAULT_CODEC_S[unit.kind]
 
 
 def slowest_codec(units: Sequence[TensorParallelGroup]) -> CodecSeconds:
-    """Seconds per number of each codec on the slowest of these tensor-parallel groups."""
+    """Return the seconds per number with each codec: for each codec the largest value of any of the tensor-parallel
+    groups.
+    """
     known = [codec_seconds(unit) for unit in units]
     return CodecSeconds(**{name: max(getattr(each, name) for each in known) for name in CodecSeconds.model_fields})

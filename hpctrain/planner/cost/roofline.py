@@ -13,7 +13,9 @@ from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 @dataclass(frozen=True)
 class ModuleTimes:
-    """Seconds of the parts of a stage for one micro-batch, as (forward, backward)."""
+    """Seconds of the parts of a stage for one micro-batch: one block, the embedding and the head, each as (forward,
+    backward).
+    """
 
     block: ForwardBackward
     block_tp: ForwardBackward
@@ -24,13 +26,15 @@ class ModuleTimes:
     """Seconds that splitting a block's backward into I and W adds."""
 
     def whole_model(self, layers: int) -> float:
-        """Seconds of forward and backward of the whole model."""
+        """Return the seconds of forward and backward of a model with `layers` blocks, for one micro-batch."""
         return layers * (sum(self.block) + sum(self.block_tp)) + sum(self.embedding) + sum(self.head)
 
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of a pass on the device, on the host that starts its kernels, and in messages that both wait for."""
+    """Seconds of a forward or backward pass: on the device, on the host that starts its kernels, and in messages for
+    which both wait.
+    """
 
     device_s: float = 0.0
     host_s: float = 0.0
@@ -40,8 +44,8 @@ class PassTime:
         return PassTime(self.device_s + other.device_s, self.host_s + other.host_s, self.message_s + other.message_s)
 
     def seconds(self, constants: CostConstants) -> float:
-        """Seconds until the pass ends: the p-norm of device and host time with p = `overlap_power`, plus the
-        messages.
+        """Return the seconds until the pass ends: the p-norm of device and host time with p = `overlap_power`, plus the
+        seconds of messages.
         """
         power = constants.overlap_power
         if power == 1.0:
@@ -55,9 +59,12 @@ class PassTime:
 def roofline(
     work: Workload, links: Links, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> ModuleTimes:
-    """Estimate the seconds of a stage's parts from operation counts and the measured speeds of a tensor-parallel group.
+    """Return the estimated seconds of a stage's parts, from operation counts and the measured speeds of a
+    tensor-parallel group.
 
     Args:
+        constants: constants of the group's kind of device.
+        unit: the tensor-parallel group.
         micro_batch: sequences of a micro-batch.
     """
     spec, seq_len, tp = work.spec, work.seq_len, len(unit.devices)
@@ -93,7 +100,13 @@ def roofline(
 def _pass_time(
     constants: CostConstants, unit: TensorParallelGroup, flops: float, touched: float, ops: float
 ) -> PassTime:
-    """Time of a pass with these FLOPs, bytes read or written, and operations, on a tensor-parallel group."""
+    """Return the time of a pass on a tensor-parallel group.
+
+    Args:
+        flops: FLOPs of one device.
+        touched: bytes that one device reads or writes.
+        ops: tiny operations that the host starts.
+    """
     device_s = flops / (unit.flops * constants.efficiency) + touched / unit.bytes_per_s
     return PassTime(device_s, ops * unit.launch_s)
 
@@ -101,7 +114,11 @@ def _pass_time(
 def _block(
     work: Workload, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> tuple[PassTime, PassTime]:
-    """A block's forward and backward, including what recomputation and sharding add."""
+    """Return the times of a block's forward and of its backward, including what recomputation and sharding add.
+
+    Args:
+        micro_batch: sequences of a micro-batch.
+    """
     spec, seq_len, tp, memory_options = work.spec, work.seq_len, len(unit.devices), work.memory_options
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
@@ -137,11 +154,15 @@ def _block(
 def _tensor_parallel(
     work: Workload, links: Links, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
 ) -> tuple[PassTime, PassTime]:
-    """Forward and backward time that tensor parallelism adds to a block.
+    """Return the forward and the backward time that tensor parallelism adds to a block.
 
-    It is two all-reduces of the residual stream in each pass (Shoeybi et al. 2019), and the dispatch of DTensors. With
-    sequence parallelism each all-reduce is a reduce-scatter and an all-gather, which send as many bytes. Recomputation
-    repeats the all-reduces.
+    Each pass has two all-reduces of the residual stream (Shoeybi et al. 2019), and the dispatch of DTensors. With
+    sequence parallelism each all-reduce is a reduce-scatter and an all-gather, which send as many bytes. Full
+    recomputation repeats the forward's part in the backward; selective recomputation does so only if the framework's
+    `selective_sends_again` is set.
+
+    Args:
+        micro_batch: sequences of a micro-batch.
     """
     if len(unit.devices) == 1:
         return PassTime(), PassTime()

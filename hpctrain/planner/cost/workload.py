@@ -21,11 +21,11 @@ USABLE_MEMORY_SHARE = 0.9
 
 
 STAGE_ENDS = ((False, False), (True, False), (False, True))
-"""(holds the embedding, holds the head) of the kinds of stage in a model of several stages."""
+"""(holds the embedding, holds the head) of a middle, a first and a last stage, in a model of several stages."""
 
 
 class ScheduleSpec(NamedTuple):
-    """A schedule and its number of stages on each pipeline rank."""
+    """A schedule and its number of stages on each pipeline rank (`virtual_stages`)."""
 
     name: str
     virtual_stages: int = 1
@@ -42,7 +42,9 @@ SCHEDULE_SPECS = (
     ScheduleSpec("interleaved_zero_bubble", 2),
     ScheduleSpec("zbv", 2),
 )
-"""Schedules that a search tries. Of equally fast ones the first wins; the first also keeps the fewest activations."""
+"""Schedules that a search tries. Of equally fast ones the first in this order wins. The first entry also keeps the
+fewest activations.
+"""
 FEWEST_ACTIVATIONS = SCHEDULE_SPECS[0]
 """The schedule with the fewest live activations: no other keeps fewer micro-batches in any stage when a rank is
 fullest.
@@ -52,7 +54,10 @@ A V-shaped schedule may still fit where this one does not, because its first and
 
 
 class ModelPart(NamedTuple):
-    """The part of the model that a stage holds."""
+    """The part of the model that a stage holds: a number of blocks, and possibly an end of the model.
+
+    The `first` stage holds the embedding, the `last` stage the last norm and the head.
+    """
 
     blocks: int
     first: bool
@@ -63,7 +68,7 @@ class ModelPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """The work of a training step."""
+    """The model, the batch and the settings of a training step, from which the cost model predicts time and memory."""
 
     spec: Spec
     sequences: int
@@ -79,9 +84,9 @@ class Workload:
     and W.
     """
     framework: Framework = HPCTRAIN_FRAMEWORK
-    """Bytes per number of the training framework, and which of its operations wait."""
+    """Bytes per number of the training framework, and which of the framework's operations wait."""
     codec: Codec = NO_CODEC
-    """The codec of the gradients."""
+    """The codec of the gradients; the default sums exactly."""
     messages: Messages | tuple[Messages, ...] = "none"
     """The codec of stage messages between nodes: one for all stages, or [stage] -> codec of messages to the next
     stage.
@@ -103,25 +108,31 @@ class Workload:
 
     @property
     def may_shard_gradients(self) -> bool:
-        """Whether a search may shard over all replicas.
+        """Whether a search may shard state over all replicas.
 
-        Gradients are then reduce-scattered in the backward pass. This works only with codecs that send every number;
-        with codecs that keep state, only if there is no loss scale.
+        Gradients are then reduce-scattered in the backward pass. Only codecs that send every number can do so; in fp16,
+        which has a loss scale, only those of them that keep no state.
         """
         return self.codec.sharded_sums == "all" and not (self.codec.has_state and self.precision == "fp16")
 
     def casts_weights(self, sharded: bool) -> bool:
-        """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless the all-gather yields cast
-        weights.
+        """Return whether autocast makes a low-precision copy of each weight: in bf16 and fp16, unless weights are
+        gathered in that precision already.
+
+        Args:
+            sharded: whether weights are sharded over replicas and gathered for use.
         """
         whole_bytes = self.gathered_bytes if sharded else self.framework.weight_bytes
         return self.value_bytes < whole_bytes
 
     def block_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes that a block keeps for its backward pass without recomputation, on one of `tp` devices.
+        """Return the bytes that a block keeps for its backward pass without recomputation, on one of `tp` devices.
 
         In bf16 and fp16 the matrix products keep 2 bytes a value; norms, rotary positions and the residual stream keep
-        4. The mean is 3.
+        4. All values count with the mean, 3.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
         """
         mean = self._mean_bytes
         whole = float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, mean))
@@ -130,7 +141,12 @@ class Workload:
         return whole
 
     def selective_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes of a block's activations that selective recomputation computes again, on one of `tp` devices."""
+        """Return the bytes of a block's activations that selective recomputation computes again, on one of `tp`
+        devices.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+        """
         return float(self.spec.selective_bytes(micro_batch, self.seq_len, tp, self._mean_bytes))
 
     @property
@@ -139,7 +155,12 @@ class Workload:
         return (self.value_bytes + self.framework.residual_stream_bytes) // 2
 
     def saved_activation_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes that a block keeps from forward to backward: `block_bytes`, less what recomputation saves."""
+        """Return the bytes that a block keeps from forward to backward on one of `tp` devices, with the workload's
+        recomputation.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+        """
         if self.memory_options.recompute == "none":
             return self.block_bytes(micro_batch, tp)
         saved = self.hidden_bytes(micro_batch, tp)
@@ -148,7 +169,12 @@ class Workload:
         return saved
 
     def stage_boundary_bytes(self, micro_batch: int) -> int:
-        """Bytes of the residual stream [sequences, seq_len, dim] between two stages; hpctrain sends it in fp32."""
+        """Return the bytes of the residual stream [sequences, seq_len, dim] between two stages; hpctrain sends it in
+        fp32.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+        """
         return self.spec.stage_boundary_bytes(micro_batch, self.seq_len, self.framework.residual_stream_bytes)
 
     def hidden_bytes(self, micro_batch: int, tp: int) -> float:
@@ -156,55 +182,68 @@ class Workload:
         return self.stage_boundary_bytes(micro_batch) / (tp if self.memory_options.sequence_parallel else 1)
 
     def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
-        """Bytes that one of `tp` devices sends to the next stage, or back to the previous one."""
+        """Return the bytes that one of `tp` devices sends to the next stage, or back to the previous one, for one
+        micro-batch.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+            messages: codec of the message.
+        """
         size = self.hidden_bytes(micro_batch, tp) * MESSAGES[messages].number_bytes / FULL_BYTES
         return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
     def messages_behind(self, stage: int) -> Messages:
-        """The codec of messages between a stage and the next one if they lie on different nodes."""
+        """Return the codec of messages between a stage and the next one if the two stages lie on different nodes."""
         return self.messages if isinstance(self.messages, str) else self.messages[stage]
 
     def parameters(self, share: ModelPart, tp: int) -> int:
-        """Parameters of a stage on one of `tp` devices."""
+        """Return the number of parameters of a stage on one of `tp` devices.
+
+        Args:
+            share: the part of the model that the stage holds.
+        """
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
 
     def least_block_parameters(self, tp: int) -> int:
-        """The fewest parameters that one more block adds to a stage on one of `tp` devices."""
+        """Return the fewest parameters that one more block adds to any stage, on one of `tp` devices."""
         return min(
             self.parameters(ModelPart(1, *ends), tp) - self.parameters(ModelPart(0, *ends), tp) for ends in STAGE_ENDS
         )
 
     def mean_blocks(self, share: ModelPart) -> tuple[float, float]:
-        """Return the number of blocks of mean size that take as long as the stage, and the number that keep as many
-        bytes.
+        """Return the size of a stage's blocks in blocks of mean size, as (by compute time, by bytes of activations
+        kept).
+
+        Args:
+            share: the part of the model that the stage holds.
         """
         return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
 
     @cached_property
     def least_blocks(self) -> float:
-        """The least number of blocks of mean size that takes as long as the model, over all cuts.
+        """The least number of blocks of mean size that takes as long as all blocks of the model, over all cuts.
 
-        The blocks of the first and the last stage may take less time than a mean block.
+        The blocks of the first and the last stage may take less time than mean blocks.
         """
         layers = self.spec.layers
         return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in ends) for ends in self._ends)
 
     @cached_property
     def least_share(self) -> float:
-        """The least time of a block in any stage, as a share of a block of mean size."""
+        """The least time of a block in any stage, as a share of the time of a block of mean size."""
         return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for ends in self._ends for share in ends[1:]))
 
     @cached_property
     def _ends(self) -> tuple[list[ModelPart], list[ModelPart]]:
-        """All parts of the model that a first stage can hold, and all that a last stage can hold."""
+        """All parts of the model that a first stage can hold, and all parts that a last stage can hold."""
         numbers = range(self.spec.layers + 1)
         return [ModelPart(number, True, False) for number in numbers], [
             ModelPart(number, False, True) for number in numbers
         ]
 
     def micro_batch_sizes(self) -> list[int]:
-        """Micro-batch sizes to try, in sequences: those that divide the global batch, so that all micro-batches have
-        one size.
+        """Return the micro-batch sizes to try, in sequences. They divide the global batch, so that all micro-batches
+        have one size.
 
         Raises:
             InputError: the size fixed in the run file does not divide the global batch.
@@ -220,7 +259,9 @@ class Workload:
         return [self.fixed.micro_batch]
 
     def schedule_specs(self, pp: int) -> list[ScheduleSpec]:
-        """Schedules to try with `pp` pipeline ranks."""
+        """Return the schedules to try with `pp` pipeline ranks. A schedule that the run file fixes is the only one
+        tried.
+        """
         if self.fixed is not None and self.fixed.schedule is not None:
             given = [schedule_spec for schedule_spec in SCHEDULE_SPECS if schedule_spec.name == self.fixed.schedule]
             return [
@@ -243,7 +284,7 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
-    """Return the workload of a run file, and notes on keys that do not apply.
+    """Return the workload of a run file, and notes on keys of the run file that do not apply.
 
     Raises:
         InputError: the vocabulary size is not known yet, the fixed micro-batch size does not divide the global batch,

@@ -14,25 +14,25 @@ from hpctrain.records.plan.compression import BUCKET_BYTES
 from hpctrain.records.topology.topology import CodecSeconds
 
 ForwardBackward = tuple[float, float]
-"""(forward, backward)."""
+"""A figure of the forward pass and the same figure of the backward pass: (forward, backward)."""
 
 
 class UpdateCost(NamedTuple):
-    """What the optimizer's update takes: AdamW, the gradient's norm and clipping."""
+    """Costs of a step's update: AdamW, the gradient's norm and clipping."""
 
     touched_bytes: float
     """Bytes touched per parameter."""
     ops: float
-    """Operations per tensor."""
+    """Tiny operations per tensor, each of which takes the device's launch time."""
 
     def scaled(self, factor: float) -> UpdateCost:
-        """All figures multiplied by `factor`."""
+        """Return the costs with both figures multiplied by `factor`."""
         return UpdateCost(factor * self.touched_bytes, factor * self.ops)
 
 
 @dataclass(frozen=True)
 class CostConstants:
-    """Constants of one kind of device. An "operation" is a tiny one, which costs the device's measured `launch_s`."""
+    """Constants of one kind of device. An "operation" is a tiny one, which takes the device's measured launch time."""
 
     overlap_power: float
     """Exponent p in (device^p + host^p)^(1/p), the time of a pass.
@@ -43,7 +43,7 @@ class CostConstants:
     efficiency: float
     """Share of the device's FLOP/s that a block's matrix products reach; all other losses are modelled as bytes."""
     half_width: float
-    """Width of a block's part on a device at which its matrix products reach half of `efficiency`.
+    """Hidden size per device (dim / tp) at which a block's matrix products reach half of `efficiency`.
 
     Narrow matrices do not fill a GPU.
     """
@@ -52,8 +52,9 @@ class CostConstants:
     tensor_parallel_ops: ForwardBackward
     """Operations of the host to dispatch a block's tensors that tensor parallelism splits."""
     hierarchical_all_reduce: bool
-    """Whether tensor-parallel all-reduces may go node by node (see `ring_all_reduce_s`). Data-parallel ones always
-    count as one ring, as in the bounds of the search."""
+    """Whether tensor-parallel all-reduces may go node by node (see `ring_all_reduce_s`). Data-parallel all-reduces
+    always count as one ring, as in the bounds of the search.
+    """
     collective_ops: float
     """Operations added to each hop of a tensor-parallel all-reduce: its start, and the wait for other ranks to
     start.
@@ -75,7 +76,7 @@ class CostConstants:
     """Operations that the schedule's executor adds to each forward or backward of a stage."""
     optimizer: UpdateCost
     sharded_optimizer: UpdateCost
-    """The update with sharded state, for which torch uses another AdamW."""
+    """The update of sharded state, for which torch uses another AdamW."""
     split_optimizer: UpdateCost
     """The update of parameters that tensor parallelism splits."""
     shard_ops: ForwardBackward
@@ -87,9 +88,9 @@ class CostConstants:
     split_passes: float
     """Additional reads and writes of a block's kept activations with a split backward."""
     inputs_share: float
-    """Share of the time of a split backward that the backward for inputs (I) takes."""
+    """Share of the time of a split backward (I and W together) that the backward for inputs (I) takes."""
     reducer_bytes: float
-    """Bytes touched per parameter by gathering gradients into flat buckets and copying the sums back."""
+    """Bytes touched per parameter to gather gradients into flat buckets and to copy the sums back."""
     step_ops: float
     """Operations that run once a step: zeroing gradients, reading the loss, the learning-rate scheduler."""
 
@@ -161,7 +162,7 @@ DEFAULT_CODEC_S = {
     # An assumption, not measured: as many passes over memory as on a CPU, at 50 times the bandwidth.
     "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9),
 }
-"""Kind of device -> seconds per number of each codec, for devices on which the codecs were not measured."""
+"""Kind of device -> seconds per number with each codec, for devices on which the codecs were not measured."""
 
 COST_CONSTANTS = {"cpu": CPU_CONSTANTS, "cuda": CUDA_CONSTANTS}
 """Kind of device -> constants of the cost model."""
@@ -169,7 +170,7 @@ COST_CONSTANTS = {"cpu": CPU_CONSTANTS, "cuda": CUDA_CONSTANTS}
 
 @dataclass(frozen=True)
 class Framework:
-    """Bytes per number of a training framework, and which of its operations wait."""
+    """What the cost model needs to know of a training framework: bytes per number, and which of its operations wait."""
 
     weight_bytes: int = 4
     """Bytes per parameter of the weights in training."""
@@ -188,18 +189,19 @@ class Framework:
     split_sends: bool = False
     """Whether each device of a tensor-parallel group sends a part of the activation; if False, each sends the whole."""
     split_streams: int = 5
-    """Number of additional copies of the residual stream that a block keeps with tensor parallelism.
+    """Number of additional copies of the residual stream that a block keeps for its backward pass with tensor
+    parallelism.
 
     DTensor's all-reduces make them; counted on CPU with tp 2 at two widths (torch 2.13).
     """
     process_bytes: float | None = None
     """Bytes of a worker process beyond all counted tensors; None: those of hpctrain's worker (`PROCESS_BYTES`)."""
     selective_sends_again: bool = True
-    """Whether selective recomputation repeats the tensor-parallel all-reduces."""
+    """Whether selective recomputation repeats the tensor-parallel all-reduces in the backward pass."""
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Bytes per parameter that stay allocated from step to step, including a checkpoint's copy."""
+        """Bytes per parameter of weights, gradients, optimizer state and the copy for a checkpoint, together."""
         return self.weight_bytes + self.gradient_bytes + self.state_bytes + self.checkpoint_bytes
 
 

@@ -1,4 +1,4 @@
-"""Seconds of messages and all-reduces between devices, from the alpha and beta of the links they cross."""
+"""Seconds of messages and all-reduces between devices, from the alpha and beta of the links that they cross."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from hpctrain.records.topology.link_cost import LinkCost
 
 
 class Links:
-    """Looks up alpha and beta between devices; a missing figure raises an InputError instead of a KeyError."""
+    """Looks up alpha and beta between devices; a missing figure raises an InputError instead of a KeyError.
+
+    Args:
+        costs: alpha and beta of each pair of nodes.
+        factor: factor on every alpha and beta, which a profile of measured steps gives.
+    """
 
     def __init__(self, costs: LinkCost, factor: float = 1.0) -> None:
         self._costs = costs
@@ -20,7 +25,7 @@ class Links:
         self._known: dict[tuple[DeviceId, DeviceId], tuple[float, float]] = {}
 
     def between(self, source: DeviceId, target: DeviceId) -> tuple[float, float]:
-        """(alpha in seconds, beta in seconds per byte) between two devices.
+        """Return (alpha in seconds, beta in seconds per byte) between two devices.
 
         Raises:
             InputError: the topology says nothing about the pair.
@@ -39,22 +44,32 @@ class Links:
         return cost
 
     def least(self) -> tuple[float, float]:
-        """The smallest alpha and the smallest beta between any two nodes."""
+        """Return the smallest alpha in seconds and the smallest beta in seconds per byte, each of any pair of nodes."""
         alpha, beta = self._costs.least()
         return alpha * self._factor, beta * self._factor
 
 
 def message_s(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId], size_bytes: float) -> float:
-    """Seconds until every source has sent `size_bytes` to its target.
+    """Return the seconds until every source has sent `size_bytes` to its target, if all start together.
 
     Messages that leave a node together share its bandwidth.
+
+    Args:
+        targets: the target of each source, in the order of `sources`.
     """
     alpha, beta = message_alpha_beta(links, sources, targets)
     return alpha + beta * size_bytes
 
 
 def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> tuple[float, float]:
-    """Return alpha and beta of simultaneous messages from every source to its target; see `message_s`."""
+    """Return (alpha in seconds, beta in seconds per byte) of simultaneous messages from every source to its target.
+
+    `alpha + beta * size` is the time until the slowest message has arrived. Messages that leave a node together share
+    its bandwidth, which makes beta larger.
+
+    Args:
+        targets: the target of each source, in the order of `sources`.
+    """
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
     pairs = list(zip(sources, targets, strict=True))
@@ -72,7 +87,8 @@ def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Seque
 def ring_all_reduce_s(
     links: Links, device_ids: Sequence[DeviceId], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
 ) -> float:
-    """Seconds of a ring all-reduce: 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
+    """Return the seconds of a ring all-reduce: 2(n−1)(alpha + size/n·beta) for n devices, by the slowest link of the
+    ring.
 
     Args:
         hop_s: seconds added to each hop's alpha.
@@ -101,12 +117,17 @@ def ring_all_reduce_s(
 
 
 def scalar_all_reduce_s(alpha: float, devices: int) -> float:
-    """Seconds of the all-reduce of one number: 2·log2(n) messages of size 0."""
+    """Return the seconds of the all-reduce of one number over n devices: 2·⌈log2(n)⌉ messages, each of which takes
+    alpha.
+
+    Args:
+        alpha: seconds of a message of size 0.
+    """
     return 2 * math.ceil(math.log2(devices)) * alpha
 
 
 def rings_crossing_nodes(rings: Sequence[Sequence[DeviceId]]) -> dict[str, int]:
-    """Node -> number of rings that cross its network card."""
+    """Return node -> number of rings with a hop that leaves the node; nodes that no ring leaves are absent."""
     count: dict[str, int] = {}
     for ring in rings:
         for node in {a.node for a, b in ring_hops(ring) if a.node != b.node}:
@@ -115,5 +136,5 @@ def rings_crossing_nodes(rings: Sequence[Sequence[DeviceId]]) -> dict[str, int]:
 
 
 def ring_hops(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
-    """The (source, target) pairs of neighbours in a ring."""
+    """Return the (source, target) pairs of a ring: each device sends to the next one, and the last one to the first."""
     return list(zip(device_ids, [*device_ids[1:], *device_ids[:1]], strict=True))

@@ -1,5 +1,6 @@
-"""The links that a placement's messages and all-reduces cross. They do not depend on cut, micro-batches and
-schedule.
+"""The links that a placement's messages and all-reduces cross.
+
+They are computed once for each placement, because they do not depend on cut, micro-batches and schedule.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numb
 from hpctrain.records.format.node_name import DeviceId
 
 MAX_PAIRED_NODES = 64
-"""Largest number of nodes in a group of which all pairs are compared."""
+"""Largest number of nodes of an all-to-all whose links are all compared. With more nodes, the links of a ring stand in
+for them.
+"""
 
 HopCost = tuple[tuple[float, float], tuple[float, float]]
-"""(alpha, beta) of a message to the next pipeline rank, and (alpha, beta) of one back."""
+"""(alpha, beta) of a message to the next pipeline rank, and (alpha, beta) of a message back, in s and s/byte."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,17 @@ class RingGroup:
 
     size: int
     costs: tuple[tuple[float, float, float], ...]
-    """One entry for each distinct ring: (alpha, beta within nodes, beta between nodes times the rings that share a
-    card).
+    """One entry for each distinct ring: (alpha, beta within nodes, beta between nodes), in s and s/byte. The beta
+    between nodes is multiplied by the number of rings that share a network card.
     """
 
     def all_reduce_s(self, size_bytes: float, chunks: int) -> float:
-        """Seconds of the slowest ring, 2(n−1)(alpha + size/n·beta) with n = `size`, while each rank sums `chunks`
-        stages.
+        """Return the seconds of the slowest ring, 2(n−1)(alpha + size/n·beta) with n = `size`.
+
+        Args:
+            size_bytes: bytes that are summed.
+            chunks: all-reduces that each rank runs at the same time, one for each of its stages; they share the links
+                between nodes.
         """
         if self.size == 1:
             return 0.0
@@ -53,7 +60,9 @@ class PlacementLinks:
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
-        """[replica] -> number of its link pattern; replicas with equal devices and links have one pattern."""
+        """[replica] -> number of its link pattern. Replicas with equal devices and equal links between their stages
+        have the same number.
+        """
         classes = self.placement.replica_classes
         return class_numbers((number, self._hops(replica)) for replica, number in enumerate(classes))
 
@@ -63,7 +72,11 @@ class PlacementLinks:
         return first_of_each(self.link_patterns)
 
     def _shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
-        """[pipeline rank] -> rings within groups of `shards` replicas, and [pipeline rank] -> rings across them."""
+        """Return the rings within shard groups, and the rings across shard groups, each as [pipeline rank] -> rings.
+
+        Args:
+            shards: number of consecutive replicas that share a state (a shard group).
+        """
         rings = [
             [device_ids[at : at + shards] for device_ids in column for at in range(0, len(device_ids), shards)]
             for column in self._columns
@@ -71,10 +84,12 @@ class PlacementLinks:
         return _ring_groups(self.links, rings), self.replicate_ring_groups(shards)
 
     def _replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
-        """[pipeline rank] -> rings across shard groups, one for each device of a tensor-parallel group.
+        """Return [pipeline rank] -> rings across shard groups. Each ring joins the devices that hold the same part of a
+        state.
 
         Args:
-            shards: consecutive replicas that share a state; with 1 the rings go over all replicas.
+            shards: number of consecutive replicas that share a state (a shard group); with 1 the rings go over all
+                replicas.
             pairs: use the links of an all-to-all instead of those of a ring.
         """
         across = [[device_ids[at::shards] for device_ids in column for at in range(shards)] for column in self._columns]
@@ -82,7 +97,7 @@ class PlacementLinks:
 
     @cached_property
     def slowest_alpha(self) -> float:
-        """The largest alpha of a ring through all devices."""
+        """The largest alpha in seconds between neighbours in a ring through all devices."""
         device_ids = [device_id for row in self.placement for unit in row for device_id in unit.device_ids]
         return max((self.links.between(a, b)[0] for a, b in ring_hops(device_ids)), default=0.0)
 
@@ -94,9 +109,9 @@ class PlacementLinks:
         ]
 
     def _hops(self, replica: int) -> tuple[HopCost, ...]:
-        """Return (alpha, beta) of the messages to the next pipeline rank and back, for each rank of a replica.
+        """Return the costs of messages between neighbouring pipeline ranks of a replica, rank by rank.
 
-        They include the wrap from the last rank to the first, which interleaved stages need.
+        They include the hop from the last rank to the first, which interleaved stages need.
         """
         row = self.placement[replica]
         return tuple(
@@ -132,7 +147,9 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], 
 
 
 def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
-    """The links that an all-to-all crosses; for large groups, the links of a ring instead."""
+    """Return the (source, target) pairs of an all-to-all whose links are compared; for many nodes, those of a ring
+    instead.
+    """
     by_node = {device_id.node: device_id for device_id in device_ids}
     if len(by_node) > MAX_PAIRED_NODES:
         return ring_hops(device_ids)
@@ -141,9 +158,12 @@ def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
 
 
 def _pairs_leaving(groups: Sequence[Sequence[DeviceId]]) -> dict[str, float]:
-    """Node -> bytes that leave the node in an all-to-all, divided by the bytes that leave it in a ring.
+    """Return node -> bytes that leave the node in all-to-alls, divided by the bytes that leave it in one ring.
 
     With k of n ranks on a node, k·(n−k)/n of a message's bytes leave the node; in a ring (n−1)/n of them do.
+
+    Args:
+        groups: the devices of each all-to-all.
     """
     count: dict[str, float] = {}
     for device_ids in groups:

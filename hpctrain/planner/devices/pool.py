@@ -19,14 +19,17 @@ from hpctrain.records.topology.topology import CodecSeconds, Device, Node, Topol
 DEFAULT_LAUNCH_S = {"cpu": 1e-6, "cuda": 6e-6}
 """Kind of device -> launch time in seconds if it was not measured."""
 DEFAULT_BYTES_PER_S = {"cpu": 1e10, "cuda": 5e11}
-"""Kind of device -> memory bandwidth in bytes/s if it was not measured: of one server core, and of an older data-centre
-GPU.
+"""Kind of device -> memory bandwidth in bytes/s if it was not measured. The values are those of one server core and of
+an older data-centre GPU.
 """
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A device with the measured figures that the cost model needs."""
+    """A device with the measured figures that the cost model needs.
+
+    `kind` is cpu or cuda; `type` is the model of the device, as the topology names it.
+    """
 
     device_id: DeviceId
     kind: str
@@ -45,7 +48,9 @@ class DeviceSpec:
         return self.device_id.node
 
     def slower(self, factor: float) -> DeviceSpec:
-        """The device with all its times multiplied by `factor`."""
+        """Return the device with its times for FLOPs, memory and launches multiplied by `factor`. The seconds of codecs
+        stay.
+        """
         return replace(
             self, flops=self.flops / factor, bytes_per_s=self.bytes_per_s / factor, launch_s=self.launch_s * factor
         )
@@ -64,7 +69,7 @@ class DevicePool:
 
     @cached_property
     def constants(self) -> Mapping[str, CostConstants]:
-        """Kind of device -> the package's constants with the profile's factors."""
+        """Kind of device -> constants of the cost model, multiplied by the profile's factors."""
         profile = self.profile
         if profile is None:
             return COST_CONSTANTS
@@ -84,12 +89,12 @@ class DevicePool:
 
     @cached_property
     def framework(self) -> Framework:
-        """hpctrain's runtime with the process memory that the profile measured."""
+        """hpctrain's runtime, with the bytes of a worker process that the profile measured, if there are any."""
         measured = self.profile.process_bytes.get(self.devices[0].kind) if self.profile is not None else None
         return replace(HPCTRAIN_FRAMEWORK, process_bytes=measured)
 
     def by_node(self) -> dict[str, list[DeviceSpec]]:
-        """Node -> its devices, in the topology's order."""
+        """Return node -> its devices. Nodes and devices are in the topology's order."""
         nodes: dict[str, list[DeviceSpec]] = {}
         for device in self.devices:
             nodes.setdefault(device.node, []).append(device)
@@ -97,7 +102,8 @@ class DevicePool:
 
 
 def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile | None = None) -> DevicePool:
-    """Return the devices of the requested kind on nodes that are not excluded, are no spares and reach each other.
+    """Return the pool of devices of the requested kind, on nodes that are not excluded, are no spares and reach each
+    other.
 
     Args:
         profile: factors from measured steps, applied to the probed figures of devices and links.
@@ -181,7 +187,11 @@ def _device_spec(precision: str, topology: Topology, node: Node, device: Device,
 
 
 def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) -> list[DeviceSpec]:
-    """Return the devices without those of the slowest `spares` nodes, which stay idle."""
+    """Return the devices without those of the slowest `spares` nodes, which stay idle.
+
+    Args:
+        notes: gets a sentence that names the idle nodes.
+    """
     if not spares:
         return devices
     speed: dict[str, float] = {}

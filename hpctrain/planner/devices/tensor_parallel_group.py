@@ -12,11 +12,14 @@ from hpctrain.records.topology.topology import CodecSeconds
 
 Item = TypeVar("Item")
 SPEED_TOLERANCE = 0.15
-"""Devices and links whose figures differ by at most this share count as equal when orders are enumerated."""
+"""Devices and links whose figures differ by at most this share count as equal when orders of devices are enumerated."""
 
 
 class GroupSpec(NamedTuple):
-    """The speeds and memory of a tensor-parallel group."""
+    """The figures that decide a tensor-parallel group's times and memory, except for the links between its devices.
+
+    Each figure is that of the group's slowest or smallest device.
+    """
 
     kind: str
     type: str
@@ -29,7 +32,11 @@ class GroupSpec(NamedTuple):
 
 
 class TensorParallelGroup:
-    """`tp` devices that hold a stage together and work in lockstep."""
+    """`tp` devices that hold a stage together and work in lockstep, so that the slowest device sets the pace.
+
+    Args:
+        index: number of the group among all groups, in the topology's order.
+    """
 
     def __init__(self, index: int, devices: tuple[DeviceSpec, ...]) -> None:
         self.index, self.devices = index, devices
@@ -62,7 +69,12 @@ def class_numbers(keys: Iterable[Hashable]) -> tuple[int, ...]:
 
 
 def nearest_chain(items: Iterable[Item], distance: Callable[[Item, Item], float]) -> list[Item]:
-    """Return the items as a chain from the first item on; each is followed by the remaining item nearest to it."""
+    """Return the items as a chain that begins with the first item. Each item is followed by the remaining item nearest
+    to it.
+
+    Args:
+        distance: distance from an item to another.
+    """
     first, *remaining = items
     chain = [first]
     while remaining:
@@ -73,7 +85,7 @@ def nearest_chain(items: Iterable[Item], distance: Callable[[Item, Item], float]
 
 
 def first_of_each(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    """Return the index of the first occurrence of each distinct key, in order."""
+    """Return the index of the first occurrence of each distinct key, in the order of these indices."""
     first: dict[Hashable, int] = {}
     for index, key in enumerate(keys):
         first.setdefault(key, index)
@@ -81,7 +93,7 @@ def first_of_each(keys: Iterable[Hashable]) -> tuple[int, ...]:
 
 
 class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
-    """The tensor-parallel group at each place: placement[replica][pipeline rank]."""
+    """Which tensor-parallel group takes which replica and pipeline rank: placement[replica][pipeline rank]."""
 
     @cached_property
     def replica_classes(self) -> tuple[int, ...]:
@@ -95,7 +107,7 @@ class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
 
 
 def distinct_placements(placements: Iterable[Placement]) -> list[Placement]:
-    """Return the placements without repetitions: of equal placements the first one."""
+    """Return the placements without repetitions, in the given order."""
     by_units: dict[tuple[int, ...], Placement] = {}
     for placement in placements:
         by_units.setdefault(tuple(unit.index for row in placement for unit in row), placement)
@@ -106,6 +118,7 @@ def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParalle
     """Divide the pool into groups of `tp` devices within a node, or across nodes if every node has one device.
 
     A group never mixes types of devices, because the faster device would wait for the slower one in every block.
+    Devices that do not fill a group are left out.
     """
     nodes = pool.by_node()
     groups: list[tuple[DeviceSpec, ...]] = []
@@ -122,7 +135,8 @@ def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParalle
 def interchangeable_classes(
     units: list[TensorParallelGroup], links: Links, message_bytes: float, tolerance: float = SPEED_TOLERANCE
 ) -> list[int]:
-    """[group] -> class. Exchanging two groups of a class changes no figure by a larger share than `tolerance`.
+    """Return [group] -> number of its class. Exchanging two groups of a class changes no speed, memory or message time
+    by a larger share than `tolerance`.
 
     Args:
         message_bytes: message size in bytes at which links are compared.
