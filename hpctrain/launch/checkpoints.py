@@ -22,10 +22,9 @@ from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
-from hpctrain.hf.config import CONFIG_NAME
-from hpctrain.hf.config_of_spec import config_of, continued_config
+from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config
+from hpctrain.hf.folder import hf_tokenizer
 from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of
-from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.worker_request import worker_reply
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.history.run_log import perplexity

@@ -24,11 +24,12 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.jobs.attempt_outcome import AttemptOutcome, is_preempted, read_outcome, srun_log, with_srun_error
 from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.jobs.newest_job import check_own_folder, is_cancelled
 from hpctrain.jobs.policy import AttemptState, JobVerdict, RunState, classify, decide_after_attempt, decide_before_start
 from hpctrain.jobs.successors import (
     cancel_successors,
+    check_own_folder,
     ensure_queued,
+    is_cancelled,
     requeue_excluding_bad_nodes,
     submit_next,
     waiting_successors,

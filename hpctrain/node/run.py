@@ -25,7 +25,7 @@ from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
-from hpctrain.node.node_options import Parent, add_node_arguments, node_address
+from hpctrain.node.probe import Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode
 from hpctrain.probe.protocol.run import ProbeNode, probe_nodes

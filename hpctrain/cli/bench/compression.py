@@ -207,11 +207,10 @@ def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
 @contextlib.contextmanager
 def _lab(spec: Any) -> Iterator[tuple[Any, Any]]:
     """Bring up a lab of `spec`, yield its machine and layout, and remove the lab when the context ends."""
-    from hpctrain.lab.down import clear
     from hpctrain.lab.layout import LabLayout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine
     from hpctrain.lab.requirements import require_programs, require_root
-    from hpctrain.lab.up import bring_up
+    from hpctrain.lab.up import bring_up, clear
 
     machine = this_machine()
     layout = LabLayout(state_folder(os.environ), spec)

@@ -14,7 +14,6 @@ from rich.table import Table
 from hpctrain.cli.options.parameters import PATH
 from hpctrain.cli.views.console import table_console
 from hpctrain.lab import requirements
-from hpctrain.lab.down import clear
 from hpctrain.lab.faults import cut as cut_pair
 from hpctrain.lab.faults import heal as heal_nodes
 from hpctrain.lab.faults import kill_nodes
@@ -24,7 +23,7 @@ from hpctrain.lab.machine import Machine, lab_lock, this_machine
 from hpctrain.lab.network import DIRECTIONS
 from hpctrain.lab.spec import LabSpec, rate_bits_per_s, read_lab_spec
 from hpctrain.lab.status import LabStatus, NodeStatus, read_lab_status
-from hpctrain.lab.up import bring_up, make_blueprint, slurm_version
+from hpctrain.lab.up import bring_up, clear, make_blueprint, slurm_version
 
 
 class _Rate(click.ParamType[str | None]):

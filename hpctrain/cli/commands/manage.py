@@ -20,9 +20,9 @@ from hpctrain.base.units import format_bytes
 from hpctrain.cli.options.parameters import RUN
 from hpctrain.cli.run_history import check_cluster
 from hpctrain.cli.views.run_status import run_status
-from hpctrain.jobs.newest_job import cancel_job
+from hpctrain.jobs.successors import cancel_job
 from hpctrain.launch.container_command import container_command, step_options
-from hpctrain.launch.slurm_job.existing_job import is_in_allocation, stop_in_allocation
+from hpctrain.launch.slurm_job.job_script import is_in_allocation, stop_in_allocation
 from hpctrain.launch.step import (
     choose_node,
     local_step_environment,

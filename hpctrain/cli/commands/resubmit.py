@@ -28,12 +28,11 @@ from hpctrain.jobs.dependencies import (
     refresh_dependent_runs,
     with_dependencies,
 )
-from hpctrain.jobs.newest_job import CANCELLED_FILE, check_no_live_job
-from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
+from hpctrain.jobs.successors import CANCELLED_FILE, check_no_live_job, nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.prepare import fewest_nodes
 from hpctrain.launch.preflight.site import check_not_queued_here
-from hpctrain.launch.slurm_job.existing_job import adopt_job, check_is_slurm, current_batch_job_id, is_requeued_job
+from hpctrain.launch.slurm_job.job_script import adopt_job, check_is_slurm, current_batch_job_id, is_requeued_job
 from hpctrain.launch.slurm_job.queue import check_queue, estimate_start
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.records.run.run import Run, run_of

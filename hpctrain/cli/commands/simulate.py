@@ -13,7 +13,7 @@ from rich.table import Table
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
-from hpctrain.cli.commands.simulate_failures import failures
+from hpctrain.cli.commands.plan import failures
 from hpctrain.cli.options.parameters import FILE, FiniteNumber, node_names, numbers_by_name, numbers_by_node, set_option
 from hpctrain.cli.views.console import Console, table_console
 from hpctrain.launch.preflight.prepare import with_model_sizes
@@ -32,7 +32,7 @@ from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import RUN_FILE, Run, read_run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.timeline import Bar, gantt_chart, terminal_lines, write_timeline
+from hpctrain.report.render import Bar, gantt_chart, terminal_lines, write_timeline
 
 WIDTH = 80
 """Columns of the timeline if it is not printed on a terminal."""

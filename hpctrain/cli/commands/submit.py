@@ -29,7 +29,7 @@ from hpctrain.jobs.partition_checks import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.launch.preflight.site import check_not_queued_here, site_defaults, with_sbatch_variables
-from hpctrain.launch.slurm_job.existing_job import check_is_slurm, run_in_allocation
+from hpctrain.launch.slurm_job.job_script import check_is_slurm, run_in_allocation
 from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, estimate_start, wait_for_job
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.records.run.run import Run

@@ -10,7 +10,7 @@ from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import CommandError, FileError, HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.run_history import on_other_clusters
-from hpctrain.jobs.newest_job import is_cancelled
+from hpctrain.jobs.successors import is_cancelled
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import run_of
 from hpctrain.report.live_run import LiveRun, with_job, with_remark

@@ -14,9 +14,9 @@ from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.cli.commands import resubmit
-from hpctrain.jobs.newest_job import CANCELLED_FILE
+from hpctrain.jobs.successors import CANCELLED_FILE
 from hpctrain.launch.preflight.prepare import PreparedRun
-from hpctrain.launch.slurm_job.existing_job import is_in_allocation
+from hpctrain.launch.slurm_job.job_script import is_in_allocation
 from hpctrain.records.run.run import read_run
 from hpctrain.runs.locate import job_id, record_job
 

@@ -8,8 +8,7 @@ import pytest
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import spec_of
-from hpctrain.hf.config_of_spec import config_of, continued_config
+from hpctrain.hf.config import config_of, continued_config, spec_of
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes, tensors_of
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import PRESETS, DecoderSpec

@@ -10,8 +10,15 @@ from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError, StorageError
-from hpctrain.jobs.newest_job import cancel_job, is_cancelled
-from hpctrain.jobs.successors import cancel_successors, ensure_queued, queue_successors, submit_next, waiting_successors
+from hpctrain.jobs.successors import (
+    cancel_job,
+    cancel_successors,
+    ensure_queued,
+    is_cancelled,
+    queue_successors,
+    submit_next,
+    waiting_successors,
+)
 from hpctrain.launch.slurm_job.queue import wait_for_job
 from hpctrain.records.history.ledger import BAD_NODES_FILE, Successor, job_chain, queued_behind, read_successors
 from hpctrain.records.run.run import Run

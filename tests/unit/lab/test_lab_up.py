@@ -9,11 +9,10 @@ import pytest
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import CommandResult
 from hpctrain.lab.daemons import daemon_pids, running_slurmd, slurmd_argv
-from hpctrain.lab.down import clear, leftovers
 from hpctrain.lab.layout import LabLayout, SlurmInstallation, load_layout
 from hpctrain.lab.requirements import PACKAGES, PROGRAMS, install, require_namespaces, require_programs, require_root
 from hpctrain.lab.spec import LabSpec
-from hpctrain.lab.up import bring_up, make_blueprint, slurm_version
+from hpctrain.lab.up import bring_up, clear, leftovers, make_blueprint, slurm_version
 
 OWN = SlurmInstallation(None)
 IDLE = "NodeName={name} NodeAddr=198.18.7.10 State=IDLE SlurmdStartTime=1000 Reason=none"

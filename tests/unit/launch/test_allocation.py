@@ -10,8 +10,8 @@ import pytest
 from fake_clock import FakeClock
 
 from hpctrain.base.process import Process, SystemRunner
-from hpctrain.jobs.newest_job import is_cancelled
-from hpctrain.launch.slurm_job.existing_job import ALLOCATION, is_in_allocation, run_in_allocation, stop_in_allocation
+from hpctrain.jobs.successors import is_cancelled
+from hpctrain.launch.slurm_job.job_script import ALLOCATION, is_in_allocation, run_in_allocation, stop_in_allocation
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id

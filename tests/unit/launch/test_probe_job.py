@@ -13,7 +13,7 @@ from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Process
 from hpctrain.launch import probe as module
 from hpctrain.launch.probe import STALL_S, ProbeJob, ProbeRequest, probe_job, srun_command
-from hpctrain.node.node_options import add_node_arguments, node_address
+from hpctrain.node.probe import add_node_arguments, node_address
 
 
 class Hanging:

@@ -12,8 +12,8 @@ from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.jobs.newest_job import cancel_job, is_cancelled
 from hpctrain.jobs.partition_checks import nodes_of_allocation, nodes_of_job, with_gpu_request
+from hpctrain.jobs.successors import cancel_job, is_cancelled
 from hpctrain.launch.preflight.site import with_sbatch_variables
 from hpctrain.launch.slurm_job.job_script import directives
 from hpctrain.launch.slurm_job.queue import check_queue, wait_for_job

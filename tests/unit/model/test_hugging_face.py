@@ -15,7 +15,7 @@ from torch import nn
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config_of_spec import config_of
+from hpctrain.hf.config import config_of
 from hpctrain.hf.folder import read_folder
 from hpctrain.hf.tensors import assign_to_shards, index_of, tensors_of
 from hpctrain.model.build import build_part

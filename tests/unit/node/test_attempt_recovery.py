@@ -11,7 +11,7 @@ from run_folders import submitted_run
 
 from hpctrain.base.errors import RefusedError
 from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
-from hpctrain.jobs.newest_job import CANCELLED_FILE
+from hpctrain.jobs.successors import CANCELLED_FILE
 from hpctrain.node import attempt
 from hpctrain.records.history.ledger import read_successors
 from hpctrain.records.history.run_log import Event, EventKind

@@ -19,7 +19,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
 from hpctrain.jobs.attempt_outcome import srun_log
-from hpctrain.jobs.newest_job import CANCELLED_FILE
+from hpctrain.jobs.successors import CANCELLED_FILE
 from hpctrain.node import attempt, run
 from hpctrain.records.history.ledger import failures_since_checkpoint, read_successors
 from hpctrain.records.history.run_log import Event, EventKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from hpctrain.node.node_options import Parent
+from hpctrain.node.probe import Parent
 
 
 def test_a_parent_is_gone_when_it_has_ended_even_while_nobody_buried_it() -> None:
