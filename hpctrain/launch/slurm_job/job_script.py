@@ -1,7 +1,7 @@
 """Makes the text of a run's job script: #SBATCH lines from the run file, the rest from slurm/run.sbatch.j2.
 
 A run inside an allocation (salloc) or a batch job that a person already has executes its job script there, instead of
-submitting it. Only `run_in_allocation` and `adopt_job` write files or start a process.
+submitting it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.package_data import package_data_path, render_template
 from hpctrain.base.process import Runner
 from hpctrain.jobs.dependencies import dependency_option
-from hpctrain.jobs.newest_job import CANCELLED_FILE
+from hpctrain.jobs.successors import CANCELLED_FILE
 from hpctrain.launch.container_command import python_command, step_options, task_command
 from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.records.run.run import Run
