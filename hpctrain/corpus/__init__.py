@@ -1,1 +1,2 @@
-"""Turns text into token shards, and reads shards as an endless shuffled stream of training sequences."""
+"""Turns text into token shards (`data prepare`), and reads shards as an endless shuffled stream of training
+sequences."""

@@ -1,4 +1,5 @@
-"""Reads .gz and .zst files of any size as a stream of bytes; a truncated file is an error, not an end of file."""
+"""Opens .gz and .zst files of any size as a stream of their decompressed bytes; a truncated file raises an error
+instead of ending early."""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ from hpctrain.base.errors import FileError
 from hpctrain.base.regular_file import open_regular
 
 COMPRESSED_SUFFIXES = (".gz", ".zst")
-"""Suffixes of files that are decompressed while they are read (RFC 1952, RFC 8878)."""
+"""Suffixes of files that are decompressed while they are read: gzip (RFC 1952) and Zstandard (RFC 8878)."""
 
 _CHUNK_BYTES = 64 * 1024
 _FEED_BYTES = 2 * 1024
-"""Bytes given to one call of the Zstandard library. Four bytes can become a block of 128 KiB, so one call returns at
-most 64 MiB."""
+"""Compressed bytes given to one call of the Zstandard library. Four bytes can become a block of 128 KiB, so one call
+returns at most 64 MiB."""
 ALWAYS_ALLOWED_BYTES = 64 * 1024 * 1024
-"""Bytes that any compressed file may expand to, whatever its size."""
+"""Decompressed bytes that any compressed file may have, however small it is."""
 MAX_EXPANSION = 200
-"""Largest ratio of decompressed to compressed bytes, beyond ALWAYS_ALLOWED_BYTES. Text has 3 to 15; a decompression
-bomb has 1,000 (gzip) or 30,000 (zstd)."""
+"""Largest ratio of decompressed bytes beyond ALWAYS_ALLOWED_BYTES to compressed bytes. Text has 3 to 15; a
+decompression bomb has 1,000 (gzip) or 30,000 (zstd)."""
 
 
 def uncompressed_name(path: Path) -> str:
-    """Return the name without .gz or .zst, in lower case."""
+    """Return the file's name in lower case and without .gz or .zst."""
     name = path.name.lower()
     for packing in COMPRESSED_SUFFIXES:
         name = name.removesuffix(packing)
@@ -38,10 +39,10 @@ def uncompressed_name(path: Path) -> str:
 
 @contextlib.contextmanager
 def open_decompressed(path: Path) -> Iterator[BinaryIO]:
-    """Open a file and yield a stream of its decompressed bytes.
+    """Open a file and yield a stream of its bytes, decompressed if its suffix is .gz or .zst.
 
     Raises:
-        OSError: the file cannot be read, is a FIFO or device, is damaged, or expands to far more than text does.
+        OSError: the file cannot be read, is a FIFO or device, is damaged, or expands more than MAX_EXPANSION allows.
     """
     try:
         with open_plain(path) as raw:
@@ -57,7 +58,7 @@ def open_decompressed(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file without decompression; a symbolic link to it is followed.
+    """Open a regular file without decompression; a symbolic link to the file is followed.
 
     Raises:
         OSError: the file cannot be read, or is a FIFO or device, which might never end.
@@ -69,13 +70,15 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 class _ExpansionGuard(io.RawIOBase):
-    """A stream of decompressed bytes that fails when there are far more of them than compressed bytes read so far."""
+    """A stream of decompressed bytes that raises an OSError when there are more of them than ALWAYS_ALLOWED_BYTES and
+    MAX_EXPANSION allow for the compressed bytes read so far."""
 
     def __init__(self, unpack: Callable[[memoryview], int], packed: BinaryIO) -> None:
         """Guard a stream.
 
         Args:
-            unpack: fills a part of a buffer, and fails only after all bytes before the damage were given.
+            unpack: fills the beginning of a buffer with decompressed bytes and returns their number. It raises an error
+                about damage only after it has returned all bytes before the damage.
             packed: the compressed file that `unpack` reads.
         """
         self._unpack = unpack
@@ -98,7 +101,8 @@ class _ExpansionGuard(io.RawIOBase):
 
 
 class _Zstandard(io.RawIOBase):
-    """A stream of Zstandard frames in sequence. The library's own reader accepts a truncated file."""
+    """A stream of the decompressed bytes of a file with one or more Zstandard frames. The library's own reader would
+    accept a truncated file."""
 
     def __init__(self, raw: BinaryIO) -> None:
         import zstandard

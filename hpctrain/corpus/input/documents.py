@@ -1,7 +1,7 @@
 """Reads a part of an input file as passages: plain text, JSON lines, Parquet, or the Arrow files of `datasets`.
 
-A text file is one document. Each line of JSON is one, and each row of a table. A part of a file of lines begins and
-ends at line ends, so that several processes may read one file.
+A text file is one document. In a file of JSON lines each line is a document, and in a table each row. A part of a file
+of lines begins and ends at line ends, so that several processes may read parts of one file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpctrain.corpus.input.passages import NotTextError, Passage, cut, cut_recor
 from hpctrain.corpus.input.skipped import RECORD_BYTES, BadRecords
 
 BATCH_ROWS = 128
-"""Rows of a table converted to Python text at once."""
+"""Rows of a table that are converted to Python strings at once."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 256 * 1024
@@ -28,21 +28,24 @@ _CHUNK_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of reading input files."""
+    """How input files are read."""
 
     size_bytes: int
-    """Largest size of a passage."""
+    """Largest size of a passage, in bytes."""
     text_field: str = "text"
-    """Field or column that holds the text of a record."""
+    """JSON field or table column that holds the text of a document."""
     skip_bad: bool = False
-    """Whether records that cannot be used are skipped."""
+    """Whether documents that cannot be used are skipped; else the first one raises an InputError."""
 
 
 def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> Iterator[Passage]:
     """Yield the passages of a part of a file; an empty document has none.
 
+    Args:
+        bad: receives each document that cannot be used, and each damaged file.
+
     Raises:
-        InputError: a record cannot be used and may not be skipped.
+        InputError: a document cannot be used and may not be skipped.
         NotTextError: a text file is binary or not UTF-8.
         OSError: the file cannot be read.
     """
@@ -58,7 +61,8 @@ def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> 
 
 
 def _text_passages(piece: FileRange, size_bytes: int) -> Iterator[Passage]:
-    """Yield the text in passages of at most `size_bytes`, cut at line ends where there are any.
+    """Yield the text of a part of a text file in passages of at most `size_bytes`, cut at line ends where there are
+    any.
 
     Raises:
         NotTextError: the file is binary or not UTF-8.
@@ -87,8 +91,8 @@ def _decode(piece: bytes) -> str:
 
 
 def _part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | None]:
-    """Return the byte range (from, to) of the lines that begin in [start, stop), and seek to `from`; a `to` of None is
-    the end of the file."""
+    """Return the byte range (begin, end) of the lines that begin in [start, stop), and seek to its begin. An end of
+    None is the end of the file."""
     to = None if stop is None else _line_start(file, stop)
     begin = _line_start(file, start) if start else 0
     if start or stop is not None:
@@ -97,7 +101,8 @@ def _part_of(file: BinaryIO, start: int, stop: int | None) -> tuple[int, int | N
 
 
 def _reader_of(file: BinaryIO, begin: int, to: int | None) -> Callable[[int], bytes]:
-    """Return a function that reads up to n bytes of the range [begin, to); it returns b'' at the end of the range."""
+    """Return a function that takes a number n and reads up to n bytes of the byte range [begin, to); at the end of the
+    range it returns b''."""
     if to is None:
         return file.read
     remaining_bytes = max(0, to - begin)
@@ -121,10 +126,11 @@ def _line_start(file: BinaryIO, position: int) -> int:
 
 
 def _json_lines(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """Yield the document in the field `field` of each line.
+    """Yield the document in the field `field` of each line of a part of a file of JSON lines.
 
     Raises:
-        InputError: a line is not an object with that text, or the archive is damaged, and nothing may be skipped.
+        InputError: a line is no object with text in that field, or the compressed file is damaged, and nothing may be
+            skipped.
         OSError: the file cannot be read.
     """
     number = size = begin = 0
@@ -151,7 +157,8 @@ def _json_lines(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
 
 
 def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
-    """Yield each line of the file in a byte range; a line that is too long is truncated, so it is not valid JSON."""
+    """Yield each line of the byte range [begin, to). A line of more than RECORD_BYTES is truncated, so it is not valid
+    JSON."""
     position = begin
     while to is None or position < to:
         line = rest = file.readline(RECORD_BYTES)
@@ -165,10 +172,10 @@ def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
 
 
 def _text(line: bytes, field: str) -> str:
-    """Return the document in a line; empty for an empty line.
+    """Return the document in the field `field` of a JSON line; '' for an empty line.
 
     Raises:
-        ValueError: the line has no document.
+        ValueError: the line is too long, no JSON object, or has no text in the field.
     """
     if not line.strip():
         return ""
@@ -201,10 +208,11 @@ def _lines_before(path: Path, begin: int) -> int:
 
 
 def _rows(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
-    """Yield the documents in the text column of a part of a Parquet or Arrow file, read one batch at a time.
+    """Yield the documents in the column `field` of a part of a Parquet or Arrow file, read one batch at a time.
 
     Raises:
-        InputError: the file has another format, has no such column, or a row without text may not be skipped.
+        InputError: the file has no such column; or it has another format or is damaged, or a row has no text, and
+            nothing may be skipped.
         OSError: the file cannot be read.
     """
     import pyarrow as pa
@@ -224,7 +232,8 @@ def _rows(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
 
 
 def _parquet_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tuple[int, Any]]:
-    """Yield (number of its first row, text column) for each batch of a part's row groups in a Parquet file."""
+    """Yield (number of the batch's first row, text column) for each batch of rows in a part of a Parquet file. The
+    first row of the file is 0."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(raw, pre_buffer=False) as file:
@@ -238,8 +247,8 @@ def _parquet_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tu
 
 
 def _arrow_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tuple[int, Any]]:
-    """Yield (number of its first row, text column) for each batch of an Arrow file, in stream format (`datasets`) or
-    file format (Feather)."""
+    """Yield (number of the batch's first row, text column) for each batch of rows of an Arrow file, in stream format
+    (`datasets`) or file format (Feather). The first row of the file is 0."""
     import pyarrow as pa
 
     row = 0
@@ -257,8 +266,8 @@ def _arrow_batches(raw: BinaryIO, piece: FileRange, field: str) -> Iterator[tupl
 
 
 def row_groups(path: Path) -> list[int]:
-    """Return the bytes of each row group of a Parquet file; empty if the file cannot be read, which is reported when
-    its rows are read."""
+    """Return the uncompressed bytes of each row group of a Parquet file, in order. The list is empty if the file cannot
+    be read; the error is reported later, when the rows are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

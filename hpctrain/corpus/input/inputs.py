@@ -1,4 +1,4 @@
-"""Finds input files and their formats, and divides them into work units.
+"""Finds input files and their formats, and divides the files into work units.
 
 Formats follow from file names and from the layout of folders that Hugging Face `datasets` saved. Work units are of
 about equal size, and depend only on the input.
@@ -28,8 +28,8 @@ TEXT_SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")
 whatever its suffix."""
 
 _RECORDS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-"""Suffix -> format, for the files of records that are taken from a folder. A `.json` file is taken only if it is
-compressed, as in C4: plain ones usually hold settings."""
+"""Suffix -> format, for files of records (JSON lines, tables) that are taken from a folder. A `.json` file is taken
+only if it is compressed, as in the C4 corpus, because plain ones usually hold settings."""
 _NAMED: dict[str, Format] = {**_RECORDS, ".json": "jsonl", ".arrow": "arrow"}
 
 _SAVE_AGAIN = "save the dataset again"
@@ -38,11 +38,11 @@ _TRAIN = re.compile(r"(^|[-_./])train([-_./]|$)")
 _OTHER = re.compile(r"(^|[-_./])(valid|validation|dev|test|eval)([-_./]|$)")
 
 UNIT_BYTES = (16 * 1024 * 1024, 1024 * 1024 * 1024)
-"""Smallest and largest size of a unit in bytes. With small units, a killed command loses little work; with large ones,
-there are fewer shards."""
+"""Smallest and largest size of a work unit in bytes. With small units, a killed command loses little work; with large
+ones, there are fewer shards."""
 UNITS = 1024
-"""Approximate number of units of a large corpus. Each makes at least one shard, and a process can memory-map some ten
-thousand."""
+"""Approximate number of work units of a large corpus. Each unit makes at least one shard, and a process can memory-map
+only some ten thousand files."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class InputFile:
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files to read, sorted, without duplicates."""
+    """The files to read, sorted by path, without duplicates."""
 
     files: tuple[InputFile, ...]
     other_splits: tuple[Path, ...] = ()
-    """Files left out because their names say validation or test, while names of others say train."""
+    """Files left out because their names say validation or test, while names of other files in the folder say train."""
     beside_records: tuple[Path, ...] = ()
-    """Text files left out because their folder also holds files of records."""
+    """Text files left out because their folder also holds files of records (JSON lines, tables)."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,12 @@ class FileRange:
     path: Path
     format: Format
     size_bytes: int
-    """Size of the file or part on disk."""
+    """Size of the file or part on disk, in bytes."""
     start: int = 0
-    """First byte of the part (its first line begins there or later), or number of its first row group."""
+    """Where the part begins. In a file of lines: a byte, and the part's first line begins there or later. In a Parquet
+    file: the number of a row group."""
     stop: int | None = None
-    """Byte or row group at which the next part begins; None for the end of the file."""
+    """Byte or row group at which the next part begins; None if the part ends with the file."""
 
 
 WorkUnit = tuple[FileRange, ...]
@@ -83,15 +84,18 @@ WorkUnit = tuple[FileRange, ...]
 
 
 def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFiles:
-    """Find the named files, and the files in the named folders.
+    """Return the named files, and the files in the named folders.
 
     A folder that `datasets` saved gives its Arrow files. A folder with .parquet or .jsonl files gives these, and of
     several splits only the training split. Any other folder gives its text files. Hidden files and folders are left
     out; symbolic links to folders are not followed.
 
+    Args:
+        choice: format of the files; 'auto': by their names.
+
     Raises:
-        InputError: a named file or folder does not exist or is a pipe, a saved dataset has no training split, or
-        reading it needs a library that is not installed.
+        InputError: a named file or folder does not exist or is a pipe, a saved dataset has no training split, or a
+            format needs a library that is not installed.
     """
     parts: list[InputFiles] = []
     for path in named:
@@ -113,15 +117,15 @@ def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFi
 
 
 def format_of(path: Path) -> Format:
-    """Return the format of a file by its name; text where the name does not tell."""
+    """Return the format of a file by its name; 'text' if the suffix names no other format."""
     return _NAMED.get(Path(uncompressed_name(path)).suffix, "text")
 
 
 def expand(patterns: Sequence[str], base: Path) -> list[Path]:
-    """Return the paths that match the patterns, relative to the folder `base`.
+    """Return the paths that match the patterns (with * ? or []); a relative pattern starts at the folder `base`.
 
     Raises:
-        InputError: a pattern with * ? or [] matches nothing. A plain path is not checked.
+        InputError: a pattern matches nothing. A path without * ? or [] may be missing.
     """
     paths: list[Path] = []
     for pattern in patterns:
@@ -164,7 +168,8 @@ def _record_format(path: Path, choice: FormatChoice) -> Format | None:
 
 
 def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the files, without those whose names say validation or test if names of others say train."""
+    """Return the files of a folder. If names of some say train, those are left out whose names say validation or
+    test."""
     names = {path: str(path.relative_to(folder)).lower() for path in files}
     if not any(_TRAIN.search(name) for name in names.values()):
         return list(files)
@@ -172,7 +177,8 @@ def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def _saved_dataset(folder: Path) -> list[InputFile]:
-    """Return the Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else []."""
+    """Return the Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` of Hugging Face
+    `datasets` wrote; an empty list for any other folder."""
     splits = json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
         names = [plain_name_in(folder / "dataset_dict.json", "splits", name, _SAVE_AGAIN) for name in splits]
@@ -194,7 +200,7 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
 
 
 def json_object(path: Path) -> dict[str, object]:
-    """Return the JSON object in a file; empty if the file is missing or holds something else."""
+    """Return the JSON object in a file; empty if the file is missing or holds anything but a JSON object."""
     try:
         value = read_json(path)
     except FileError:
@@ -220,7 +226,10 @@ def _need_libraries(files: Sequence[InputFile]) -> None:
 
 
 def require_library(module: str, purpose: str) -> None:
-    """Check before any work that an optional library is installed.
+    """Check, before any other work, that an optional library is installed.
+
+    Args:
+        purpose: what needs the library, for the error: an option or an input file.
 
     Raises:
         InputError: the library is missing; the message says how to install it.
@@ -230,7 +239,7 @@ def require_library(module: str, purpose: str) -> None:
 
 
 def unit_bytes(total_bytes: int) -> int:
-    """Return the size of a work unit in bytes on disk, for `total_bytes` of input."""
+    """Return the size of a work unit (bytes on disk) for an input of `total_bytes`."""
     low, high = UNIT_BYTES
     return min(max(total_bytes // UNITS, low), high)
 
@@ -238,10 +247,14 @@ def unit_bytes(total_bytes: int) -> int:
 def plan_work_units(
     files: Sequence[tuple[InputFile, int]], size_bytes: int, row_groups: Callable[[Path], list[int]]
 ) -> list[WorkUnit]:
-    """Return units of about `size_bytes`, in the order of the files (each with its size).
+    """Return work units of about `size_bytes`, in the order of the files.
 
     Small files are combined. Large ones are cut where their format allows it: at line ends, or between row groups. A
-    compressed file stays whole, because it is read from its beginning.
+    compressed file stays whole, because it can be read only from its beginning.
+
+    Args:
+        files: each file with its size in bytes.
+        row_groups: returns the bytes of each row group of a Parquet file.
     """
     units: list[WorkUnit] = []
     held: list[FileRange] = []

@@ -1,7 +1,7 @@
 """Passages: a passage is a whole document, or a piece of a long document, cut at a line end.
 
 A passage is the unit of the split into training and validation, so that one long document can be split too. It is also
-the largest piece of a text file in memory.
+the largest piece of a text file that is in memory.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 PASSAGE_BYTES = (2 * 1024, 256 * 1024)
-"""Smallest and largest size in bytes at which documents are cut."""
+"""Limits of the size at which documents are cut into passages, in bytes: the smallest and the largest."""
 
 BUCKETS = 2**16
-"""Number of hash buckets (the first two bytes of a passage's hash), by which validation passages are chosen."""
+"""Number of hash buckets. A passage's bucket is the first two bytes of its hash, and the passages of some buckets are
+for validation."""
 
 
 Item = TypeVar("Item")
 
 
 class NotTextError(Exception):
-    """A file is binary or not UTF-8."""
+    """A file is binary or not UTF-8, so it is no text file."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Passage:
 
 
 def passage_bytes(total_bytes: int, valid_fraction: float) -> int:
-    """Return the size in bytes at which to cut documents: a quarter of the validation part, whose size then comes out
-    right within a quarter."""
+    """Return the size in bytes at which documents are cut: a quarter of the validation part's size, within
+    PASSAGE_BYTES. The validation part then comes out right within about one passage, a quarter of its size."""
     return int(min(max(total_bytes * valid_fraction / 4, PASSAGE_BYTES[0]), PASSAGE_BYTES[1]))
 
 
 def cut_record(text: str, size_bytes: int) -> Iterator[Passage]:
-    """Yield the passages of a document in memory; an empty document has none.
+    """Yield the passages of a document, each of at most `size_bytes`; an empty document has none.
 
     Raises:
         UnicodeEncodeError: the text holds half a surrogate pair, which UTF-8 cannot encode.
@@ -61,8 +62,8 @@ def cut_record(text: str, size_bytes: int) -> Iterator[Passage]:
 
 
 def cut(piece: bytes) -> int:
-    """Return the position at which to cut a full piece: after its last line end, else after its last blank, else before
-    a character that may be incomplete."""
+    """Return the number of bytes after which to cut UTF-8 bytes that a longer text begins with: after the last line
+    end, else after the last blank, else before the last character, which may be incomplete."""
     for mark in (b"\n", b" "):
         end = piece.rfind(mark) + 1
         if end:
@@ -75,7 +76,8 @@ def cut(piece: bytes) -> int:
 
 
 def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) -> Iterator[list[Item]]:
-    """Yield the items in lists whose sizes add up to `size` or just above; the last one may be smaller."""
+    """Yield the items, in order, in lists. A list ends as soon as the sum of its items' sizes reaches `size`; the last
+    list may be smaller."""
     batch: list[Item] = []
     total = 0
     for item in items:
@@ -89,16 +91,17 @@ def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) ->
 
 
 def digest_of(text: str) -> bytes:
-    """Return the SHA-256 of a passage's text. Its bytes 0 and 1 choose the split, bytes 2 to 9 the sample that a
-    tokenizer is trained on."""
+    """Return the SHA-256 of a passage's text. Bytes 0 and 1 of it are the passage's bucket, which decides whether the
+    passage is for validation. Bytes 2 to 9 decide whether it is in the sample that a tokenizer is trained on."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def bucket_of(digest: bytes) -> int:
-    """Return the bucket of a passage, in [0, `BUCKETS`)."""
+    """Return the hash bucket of a passage, in [0, BUCKETS), from the result of `digest_of`."""
     return int.from_bytes(digest[:2], "big")
 
 
 def rank_of(digest: bytes) -> int:
-    """Return the sampling rank of a passage, below 2**63; passages with the smallest ranks form the sample."""
+    """Return the sampling rank of a passage, below 2**63, from the result of `digest_of`. The passages with the
+    smallest ranks are the sample that a tokenizer is trained on."""
     return int.from_bytes(digest[2:10], "big") >> 1

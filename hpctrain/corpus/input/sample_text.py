@@ -1,4 +1,4 @@
-"""Finds text that every machine with Python has: a corpus for a first run, without a download."""
+"""Finds text that every machine with Python has, such as manual pages: a corpus for a first run, without a download."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ from hpctrain.base.units import format_si
 from hpctrain.corpus.input.compressed_input import open_plain
 
 SAMPLE_TEXT_BYTES = 32 * 1000 * 1000
-"""Bytes of text for a first run: some thousand steps of the smallest model read it a few times."""
+"""Bytes of text for a first run: enough that some thousand steps of the smallest model read each text only a few
+times."""
 
 FILE_BYTES = (200, 1_000_000)
-"""Smallest and largest file taken, in bytes: smaller ones are mostly empty modules, larger ones mostly tables."""
+"""Smallest and largest file that is taken, in bytes: smaller ones are mostly empty Python modules, larger ones mostly
+tables."""
 
 
 @dataclass(frozen=True)
 class TextLocation:
-    """A folder that may hold text, and a description of that text for people."""
+    """A folder that may hold text, and what that text is (`title`: 'manual pages')."""
 
     title: str
     folder: Path
     pattern: re.Pattern[str]
-    """Pattern of the paths to take, relative to the folder."""
+    """Pattern that the paths of the files to take match, relative to the folder."""
 
 
 @dataclass(frozen=True)
 class SampleText:
-    """Files for `prepare`, in the order of their paths."""
+    """Files with text from this machine, sorted by path, as input for `prepare`."""
 
     files: tuple[Path, ...]
     text_bytes: int
-    """Size of the files, uncompressed."""
+    """Uncompressed size of all files together, in bytes."""
     description: str
-    """One line for people."""
+    """One line for people: how much text it is, and how many files of which kind."""
 
 
 def default_text_locations() -> tuple[TextLocation, ...]:
-    """Return the folders with text on a Linux machine with Python; some may be missing on a minimal system."""
+    """Return the folders that hold text on a Linux machine with Python; a minimal system may lack some of them."""
     code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
     installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
     return (
@@ -59,10 +61,13 @@ def default_text_locations() -> tuple[TextLocation, ...]:
 
 
 def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[TextLocation] | None = None) -> SampleText:
-    """Return files with about `limit_bytes` of text. Each location gives up to an equal share; later locations make up
-    for what earlier ones lack.
+    """Return files with about `limit_bytes` of text. Each location gives up to an equal share. What is then missing is
+    taken from the locations in order.
 
     The same machine gives the same files. A missing location gives nothing; the result may be empty.
+
+    Args:
+        places: the locations; None: `default_text_locations()`.
     """
     places = default_text_locations() if places is None else places
     streams = [_text_in(place) for place in places]
@@ -78,7 +83,8 @@ def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[Text
 
 
 def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], share: int) -> int:
-    """Move files from the stream until their bytes reach the share; return the number of bytes."""
+    """Move (file, bytes) pairs from the stream to `files` until their bytes reach `share`. Return the sum of their
+    bytes."""
     total = 0
     while total < share:
         item = next(stream, None)
@@ -90,7 +96,7 @@ def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], sha
 
 
 def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
-    """Yield the files of a location with their uncompressed sizes, in the order of their paths."""
+    """Yield (file, uncompressed bytes) for the files to take from a location, in the order of their paths."""
     for here, folders, names in os.walk(place.folder):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")) and f != "site-packages")
         for name in sorted(names):
@@ -103,7 +109,7 @@ def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
 
 
 def _text_size(path: Path) -> int:
-    """Return the bytes of the text in a file; 0 if it cannot be read."""
+    """Return the uncompressed bytes of a file, plain or .gz; 0 if it cannot be read."""
     try:
         if path.suffix != ".gz":
             return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0

@@ -1,7 +1,8 @@
-"""The skipped input of a corpus: files and records with the reason, listed in a file in the corpus folder.
+"""The skipped input of a corpus: files and records with the reason why they were skipped, listed in skipped.jsonl in
+the corpus folder.
 
-skipped.jsonl: a first line {"skipped": how many, "listed": how many follow}, then {"file", "line" (or "row" or
-"document"), "reason"} for each. The file exists only if something was skipped.
+The first line of skipped.jsonl is {"skipped": number of entries, "listed": number of lines that follow}. Each further
+line is {"file", "line" (or "row" or "document"), "reason"}. The file exists only if something was skipped.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 
 SKIPPED_NAME = "skipped.jsonl"
-"""Name of the list within a corpus folder."""
+"""Name of the file within a corpus folder that lists the skipped input."""
 LISTED_IN_UNIT = 1000
-"""Most skipped files and records that a work unit lists; more are only counted."""
+"""Number of skipped files and records that a work unit lists at most; more are only counted."""
 LISTED_BYTES = 4 * 1024 * 1024
-"""Most bytes of a list on disk and in memory; further entries are only counted."""
+"""Bytes that the list of skipped input may have on disk and in memory; further entries are only counted."""
 UNITS = ("line", "row", "document")
-"""What the number of an entry can count."""
+"""What the number of a skipped record counts within its file."""
 _REASON_LIMIT = 300
-"""Most characters of a reason."""
+"""Number of characters of a reason that are written to skipped.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,23 @@ class SkippedInput:
     file: str
     reason: str
     unit: str = ""
-    """One of `UNITS`; '' for the whole file."""
+    """What `number` counts, one of `UNITS`; '' if the whole file was skipped."""
     number: int = 0
-    """Number of the line, row or document; the first is 1."""
+    """Number of the line, row or document in the file, from 1; 0 if the whole file was skipped."""
 
     def __str__(self) -> str:
-        """Return 'file:line: reason', 'file: row 3: reason', or 'file: reason'."""
+        """Return the entry for people: 'file:3: reason' (line 3), 'file: row 3: reason', or 'file: reason'."""
         place = f":{self.number}" if self.unit == "line" else f": {self.unit} {self.number}" if self.unit else ""
         return f"{self.file}{place}: {self.reason}"
 
     def line(self) -> str:
-        """Return the entry's line in skipped.jsonl."""
+        """Return the entry as a JSON line of skipped.jsonl, without the line end."""
         where = {self.unit: self.number} if self.unit else {}
         return json.dumps({"file": self.file, **where, "reason": self.reason[:_REASON_LIMIT]}, ensure_ascii=False)
 
 
 class SkippedList:
-    """Counts all skipped files and records, and lists as many as fit into `LISTED_BYTES`."""
+    """The skipped files and records of a corpus: counts all, and lists as many as fit into LISTED_BYTES."""
 
     def __init__(self, entries: Iterable[SkippedInput] = ()) -> None:
         self.total = 0
@@ -59,7 +60,7 @@ class SkippedList:
         self.add(entries)
 
     def add(self, entries: Iterable[SkippedInput], more: int = 0) -> None:
-        """Add entries to the list, and add `more` to the count of those that are not listed."""
+        """Add `entries` to the list and the count, and `more` unlisted ones to the count."""
         self.total += more
         for entry in entries:
             self.total += 1
@@ -68,7 +69,7 @@ class SkippedList:
                 self.listed.append(entry)
 
     def write(self, folder: Path) -> None:
-        """Write the list into the folder if anything was skipped."""
+        """Write the list as skipped.jsonl into the folder, if anything was skipped."""
         if self.total:
             head = json.dumps({"skipped": self.total, "listed": len(self.listed)})
             text = "\n".join([head, *(entry.line() for entry in self.listed), ""])
@@ -76,8 +77,8 @@ class SkippedList:
 
 
 def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]] | None:
-    """Return (number skipped, number listed, the first `most` entries) of a corpus folder; None if it has no
-    skipped.jsonl."""
+    """Return (number skipped, number listed, the first `most` entries) from the skipped.jsonl of a corpus folder; None
+    if the folder has no such file."""
     path = folder / SKIPPED_NAME
     if not path.is_file():
         return None
@@ -92,12 +93,13 @@ def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]]
 
 
 RECORD_BYTES = 64 * 1024 * 1024
-"""Largest record in bytes. A longer one is a mistake (a file without line ends) and could fill the memory."""
+"""Largest document of a file of JSON lines or of a table, in bytes. A larger one is a mistake (a file without line
+ends) and could fill the memory."""
 
 
 class BadRecords:
-    """Counts and lists bad records and damaged files; raises InputError at the first one where nothing may be
-    skipped."""
+    """Counts and lists the records of a work unit that cannot be used, and its damaged files. If nothing may be
+    skipped, the first one raises an InputError."""
 
     def __init__(self, skip: bool) -> None:
         self._skip = skip
@@ -109,12 +111,16 @@ class BadRecords:
 
     @property
     def listed(self) -> list[SkippedInput]:
-        """The first skipped inputs; damaged files come first."""
+        """The first LISTED_IN_UNIT skipped inputs; damaged files come before records."""
         return [*self.damaged, *self._listed][:LISTED_IN_UNIT]
 
     def add(self, path: Path, reason: str, unit: str = "", number: int = 0, damaged: bool = False) -> None:
-        """Count a bad record of a file: the line, row or document (`unit`) number `number`. With `damaged`, count a
-        file that is damaged from there on.
+        """Count and list a record of the file `path` that cannot be used.
+
+        Args:
+            unit: what `number` counts: 'line', 'row' or 'document'; '' for the whole file.
+            number: position of the record in the file, from 1.
+            damaged: whether the file is damaged from this position on, so that the rest of it is lost.
 
         Raises:
             InputError: nothing may be skipped.

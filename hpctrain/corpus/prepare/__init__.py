@@ -1,1 +1,2 @@
-"""Makes a corpus folder from input files: cleaning, the tokenizer, parallel encoding, and checks."""
+"""Makes a corpus folder from input files: scan, cleaning, tokenizer, parallel encoding, and the check of a finished
+folder."""

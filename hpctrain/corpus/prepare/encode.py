@@ -1,6 +1,8 @@
-"""The second of two readings of a work unit: its text is cleaned and encoded to token shards in a folder.
+"""The second of the two readings of a work unit (the first is the scan): its text is cleaned, and encoded to token
+shards.
 
-Cleaning is Unicode NFKC, white space, and one sentence per line by the rules of spaCy's sentencizer.
+Cleaning can be Unicode normalization (NFKC), collapsing white space, and one sentence a line by the rules of spaCy's
+sentencizer.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ from hpctrain.corpus.prepare.tokenizer import Tokenizer, load_tokenizer
 from hpctrain.records.corpus import NO_CLEANING, PART_NAME, Cleaning, CorpusPart, Shard
 
 BATCH_BYTES = 1024 * 1024
-"""Bytes of text that are cleaned and encoded at once; the library's results take many times that size."""
+"""Bytes of text that are cleaned and encoded at once; the tokenizer library's results take many times as much
+memory."""
 
 
 _RUN = re.compile(r"\s+")
 
 
 class Cleaner:
-    """Applies the steps of a `Cleaning` to passages."""
+    """Applies the cleaning steps of a `Cleaning` to passages."""
 
     def __init__(self, cleaning: Cleaning) -> None:
         self._cleaning = cleaning
@@ -66,7 +69,7 @@ class Cleaner:
         return "".join(self._one_a_line(line) for line in text.splitlines(keepends=True))
 
     def _one_a_line(self, line: str) -> str:
-        """Return the line with line ends in place of the white space between sentences; nothing else changes."""
+        """Return the line with a line end in place of the white space between two sentences; nothing else changes."""
         body = line.strip()
         if not body or self._language is None:
             return line
@@ -77,10 +80,10 @@ class Cleaner:
 
 
 def check_cleaning(cleaning: Cleaning) -> None:
-    """Check before any work whether all cleaning steps are possible on this machine.
+    """Check, before any other work, whether this machine can do all cleaning steps.
 
     Raises:
-        InputError: spaCy is not installed, or does not know the language.
+        InputError: sentences are to be split and spaCy is not installed, or does not know the language.
     """
     if cleaning.sentences:
         require_library("spacy", f"--sentences {cleaning.sentences}")
@@ -88,7 +91,7 @@ def check_cleaning(cleaning: Cleaning) -> None:
 
 
 def _one(run: str) -> str:
-    """Return the replacement of a run of white space."""
+    """Return what replaces a run of white space: a line end if the run has one, else a blank; '' for an empty run."""
     if not run:
         return ""
     return "\n" if "\n" in run or "\r" in run else " "
@@ -109,7 +112,8 @@ def _load(language: str) -> Any:
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hide torch while spaCy is imported: its library would load torch, and the sentencizer does not need it."""
+    """Make torch impossible to import in the `with` block, in which spaCy is imported: spaCy's library thinc would load
+    torch, which takes seconds, and the sentencizer does not need it."""
     if "torch" in sys.modules:
         yield
         return
@@ -122,39 +126,41 @@ def _without_torch() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CleanTask:
-    """Task that cleans a part of the text sample on which a tokenizer is trained."""
+    """Task that cleans some texts of the sample on which a tokenizer is trained."""
 
     texts: tuple[str, ...]
     clean: Cleaning
 
     def run(self, report: Callable[[int], None]) -> list[str]:
-        """Return the cleaned texts."""
+        """Return the cleaned texts; `report` is not called."""
         return _cleaner(self.clean).texts([Passage(text, 0, True) for text in self.texts])
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Task that writes the token shards of a work unit. If they exist already, it checks that they are whole."""
+    """Task that writes the token shards of a work unit. If whole shards of the same text exist already, it returns
+    those."""
 
     unit: WorkUnit
     reading: ReadOptions
     scan: UnitScan
     valid_buckets: range
-    """Passages in these buckets are validation passages."""
+    """Hash buckets whose passages are for validation."""
     clean: Cleaning
     tokenizer: str
-    """'bytes', or the path of a tokenizer.json."""
+    """'bytes', or the path of the corpus's tokenizer.json."""
     tokenizer_sha256: str | None
-    """Hash of the tokenizer file, because the file at that path may have changed when the command runs again."""
+    """SHA-256 of the file `tokenizer`; None for 'bytes'. Worker processes cache tokenizers by it, because the file may
+    change between two calls."""
     dtype: str
     shard_tokens: int
     folder: Path
-    """Folder of the shards; it does not exist, or holds finished shards."""
+    """Folder for the unit's shards: missing, or left by an interrupted command."""
     target: Path
-    """The output folder of the whole command, named in errors."""
+    """The output folder of the whole command, which errors name."""
 
     def run(self, report: Callable[[int], None]) -> list[Shard]:
-        """Return the shards in the folder; `report` receives the bytes of text that were encoded.
+        """Return the shards in the folder; `report` is called with numbers of bytes of text that were encoded.
 
         Raises:
             HpctrainError: a file changed after it was scanned.
@@ -194,14 +200,14 @@ class EncodeTask:
             return train.finish() + valid.finish()
 
     def _with_ends(self) -> Iterator[tuple[Passage, bool]]:
-        """Yield (passage, whether it is for validation). The passage's `ends` is true also where the document's next
-        passage is in the other split."""
+        """Yield (passage, whether it is for validation). Also where a document's next passage is in the other split,
+        the passage's `ends` is true, because the document ends there within its split."""
         for (passage, aside), (_, next_aside) in itertools.pairwise(itertools.chain(self._passages(), [(None, None)])):
             if passage is not None and aside is not None:
                 yield passage if aside == next_aside else replace(passage, ends=True), aside
 
     def _passages(self) -> Iterator[tuple[Passage, bool]]:
-        """Yield (passage, whether it is for validation) for the passages that the scan read.
+        """Yield (passage, whether it is for validation) for the passages that the scan counted.
 
         Raises:
             HpctrainError: the input has changed since the scan.
@@ -227,8 +233,8 @@ class EncodeTask:
 
 
 def _finished(folder: Path, scan: UnitScan) -> list[Shard] | None:
-    """Return the shards that an interrupted command left in the folder, if all are whole and encode the same text; else
-    None."""
+    """Return the shards that an interrupted command left in the folder; None unless all are whole and encode the text
+    of the scan."""
     try:
         part = CorpusPart.read(folder / PART_NAME)
         whole = all(file_sha256(folder / shard.file) == shard.sha256 for shard in part.shards)

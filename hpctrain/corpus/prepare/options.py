@@ -1,4 +1,4 @@
-"""Options and sources of `hpctrain data prepare`, from its command line or from a recipe."""
+"""Options and sources of a corpus, as `hpctrain data prepare` gets them from its command line or from a recipe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hpctrain.corpus.prepare.shards import SHARD_TOKENS
 from hpctrain.records.corpus import NO_CLEANING, Cleaning, Recipe
 
 SAMPLE_BYTES = 4 * 1024 * 1024
-"""Default size in bytes of the text that a tokenizer is trained on; training takes about a second."""
+"""Default size of the text sample on which a tokenizer is trained, in bytes; training then takes about a second."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the phase ('reading', 'encoding'), the part done, and the whole (bytes on disk, or bytes of text)."""
+"""Called with the phase, the part done and the whole. Phase 'reading' counts bytes on disk, phase 'encoding' bytes of
+text."""
 
 
 @dataclass(frozen=True)
@@ -22,29 +23,30 @@ class PrepareOptions:
     """Options with which a corpus is made."""
 
     tokenizer: str = "bytes"
-    """'bytes', 'train:N', or the path of a tokenizer.json."""
+    """'bytes'; 'train:N', to train one with N tokens; or the path of a tokenizer.json."""
     valid_fraction: float = 0.01
     """Share of the text that is held out for validation."""
     limit_bytes: int | None = None
-    """Most bytes of text to take."""
+    """Most bytes of text that are taken from the input; None: all."""
     force: bool = False
-    """Whether to replace a corpus in the folder, and to drop the unfinished work of another command."""
+    """Whether to replace a corpus in the output folder, and to drop unfinished work of another command there."""
     shard_tokens: int = SHARD_TOKENS
     """Most tokens in a shard."""
     format: FormatChoice = "auto"
-    """Format of named files; auto: by their names."""
+    """Format of the input files; 'auto': by their names."""
     text_field: str = "text"
-    """Field or column that holds the text of a record."""
+    """JSON field or table column that holds the text of a document."""
     skip_bad: bool = False
-    """Whether to skip and count records that cannot be used."""
+    """Whether to skip and count documents that cannot be used; else the first one ends the command."""
     clean: Cleaning = NO_CLEANING
     """Cleaning steps for the text."""
     workers: int | None = None
-    """Number of processes; None: as many as there are processors and work units. Does not change the result."""
+    """Number of processes; None: as many as there are processors, but not more than work units. The result does not
+    depend on it."""
     sample_bytes: int = SAMPLE_BYTES
-    """Bytes of text that a tokenizer is trained on."""
+    """Size of the text sample on which a tokenizer is trained, in bytes."""
     unit_bytes: int | None = None
-    """Size of a work unit on disk; None: a size that fits the input."""
+    """Size of a work unit in bytes on disk; None: a size that fits the input."""
 
 
 DEFAULTS = PrepareOptions()
@@ -52,10 +54,10 @@ DEFAULTS = PrepareOptions()
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """Input that becomes one corpus folder."""
+    """Input files and options from which one corpus folder is made."""
 
     name: str
-    """Name of the source's folder within the output folder; '' for the output folder itself."""
+    """Name of the corpus folder within the output folder; '' if it is the output folder itself."""
     inputs: tuple[Path, ...]
     options: PrepareOptions
 
@@ -65,7 +67,7 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
-    """Return the sources of a recipe; its paths are relative to the folder `base`.
+    """Return the sources of a recipe; the recipe's paths are relative to the folder `base`.
 
     Raises:
         InputError: a pattern matches no file.
@@ -85,7 +87,8 @@ def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
 
 
 def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
-    """Return the options that all sources of a recipe share."""
+    """Return the options that all sources of a recipe share: tokenizer, its sample, `force` and `workers`. The recipe's
+    paths are relative to the folder `base`."""
     choice = recipe.tokenizer
     if choice != "bytes" and not choice.startswith("train:"):
         choice = str(base / choice)
@@ -93,6 +96,6 @@ def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None)
 
 
 def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
-    """Return the lines of a run file that train on the recipe's corpora by their weights."""
+    """Return the lines of a run file that train on the recipe's corpora in `folder`, mixed by the recipe's weights."""
     entries = [f"    - {{path: {folder / source.name}, weight: {source.weight:g}}}" for source in recipe.sources]
     return ["data:", "  train:", *entries]

@@ -1,11 +1,12 @@
-"""The folder DIR.partial, in which a corpus is made. A killed command leaves it, and the same command resumes.
+"""The folder DIR.partial, in which the corpus folder DIR is made. A killed command leaves DIR.partial behind, and the
+same command resumes from it.
 
-It holds four things:
+DIR.partial holds four things:
 
 - `work.json`: the command that made the folder.
-- `lock`: held while the command runs.
-- `SOURCE/`: finished work of each source, which is its scans and a folder for each unit's shards.
-- `corpus/`: becomes DIR, by one rename.
+- `lock`: locked while the command runs.
+- `SOURCE/`: finished work of each source: its scans, and a folder for each unit's shards.
+- `corpus/`: the new corpus, which is renamed to DIR at the end.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ _CORPUS = "corpus"
 
 @contextlib.contextmanager
 def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterator[Path]:
-    """Open DIR.partial for the corpus `folder`, with the earlier work of the same command. The folder stays after a
-    kill, an interrupt and a StorageError; any other InputError removes the folder, and so does `publish`.
+    """Yield the folder DIR.partial for the corpus folder DIR (`folder`), with the earlier work of the same command.
+    After a kill, an interrupt or a StorageError, DIR.partial stays, so that the command can resume. Any other
+    InputError removes it, because the corrected command is another one.
 
     Args:
         command: everything that determines the result, as JSON values.
+        force: whether to remove the unfinished work of another command.
 
     Raises:
-        InputError: the folder belongs to another command and `force` is not given, or a command is using it now.
-        StorageError: the folder cannot be written; finished work remains.
+        InputError: DIR.partial holds work of another command and `force` is false, or a command is using it now.
+        StorageError: DIR.partial cannot be written; finished work remains.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     with storage_errors(folder):
@@ -57,7 +60,8 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
 
 
 def publish(partial: Path, folder: Path) -> None:
-    """Move DIR.partial/corpus to `folder`, and remove the rest."""
+    """Rename DIR.partial/corpus to `folder`, in place of a corpus there, and remove the rest of DIR.partial
+    (`partial`)."""
     sync(partial / _CORPUS)
     swap(partial / _CORPUS, folder)
     sync(folder.parent)
@@ -65,7 +69,7 @@ def publish(partial: Path, folder: Path) -> None:
 
 
 def new_corpus(partial: Path) -> Path:
-    """Return an empty folder for the new corpus."""
+    """Return an empty folder for the new corpus within DIR.partial (`partial`)."""
     corpus = partial / _CORPUS
     shutil.rmtree(corpus, ignore_errors=True)
     corpus.mkdir()
@@ -73,8 +77,8 @@ def new_corpus(partial: Path) -> Path:
 
 
 def files_fingerprint(files: Sequence[InputFile]) -> str:
-    """Return a hash of the files' names, sizes and times; finished work is used again only for files with an equal
-    hash."""
+    """Return a hash of the files' paths, formats, sizes and modification times. Finished work is used again only for
+    files with an equal hash."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(os.fsencode(f"{file.path.resolve()}\0{file.format}"))
@@ -86,8 +90,8 @@ def files_fingerprint(files: Sequence[InputFile]) -> str:
 
 
 def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool) -> None:
-    """Take over the folder for this command: keep the work of an equal command, and remove other work if `force` is
-    given."""
+    """Prepare DIR.partial for this command: keep the work of an equal command, remove the work of another one if
+    `force` is true, else raise an InputError."""
     if (partial / WORK_NAME).exists():
         differs = _difference(partial / WORK_NAME, command)
         if not differs:
@@ -110,7 +114,8 @@ def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool)
 
 
 def _difference(path: Path, command: Mapping[str, Any]) -> str:
-    """Return the keys in which the command in a file differs from `command`; '' if they are equal."""
+    """Return the keys in which the command in the file `path` differs from `command`, separated by commas; '' if the
+    commands are equal."""
     earlier = json_object(path)
     if not earlier:
         return WORK_NAME
@@ -119,7 +124,7 @@ def _difference(path: Path, command: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _locked(partial: Path, folder: Path) -> Iterator[None]:
-    """Hold the folder's lock in the `with` block; on a file system without locks, go on without one."""
+    """Hold the lock of DIR.partial in the `with` block. On a file system without locks, go on without one."""
     descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

@@ -1,8 +1,8 @@
-"""A pool of worker processes that gives results in the order of the tasks, with few of them in memory.
+"""A pool of worker processes that gives results in the order of the tasks, with few results in memory at a time.
 
-`concurrent.futures` runs the tasks. This module adds what it lacks: workers end when their parent is killed, they can
-be stopped in the middle of a task, and they report progress. It also measures the memory of this process and of its
-workers.
+`concurrent.futures` runs the tasks. The pool adds what `concurrent.futures` lacks: workers end when their parent is
+killed, they can be stopped in the middle of a task, and they report progress. The module also measures the memory of
+this process and of its workers.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from hpctrain.base.module_argv import outside_current_folder
 from hpctrain.base.system.kernel import kernel_text
 
 AHEAD = 2
-"""Tasks per worker that may be submitted before the caller takes the oldest result."""
+"""Tasks per worker process that are submitted before the oldest result is waited for."""
 _POLL_S = 0.1
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 _advanced: Any = None
-"""In a worker process: the progress of all workers' tasks together, a number in shared memory."""
+"""In a worker process: the sum of the progress of all workers' tasks, a number in shared memory."""
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 
 class Task(Protocol[R_co]):
-    """A task that can be sent to another process."""
+    """A piece of work that can be pickled and sent to a worker process."""
 
     def run(self, report: Callable[[int], None]) -> R_co:
-        """Do the task; call `report` with each amount of progress."""
+        """Do the work and return its result; call `report` with each further amount of progress."""
 
 
 class WorkerPool:
-    """Worker processes, started when needed; with one worker, tasks run in this process."""
+    """Runs tasks in worker processes, which start when they are needed; a pool of one worker runs its tasks in this
+    process."""
 
     def __init__(self, workers: int) -> None:
         self._count = workers
@@ -58,10 +59,11 @@ class WorkerPool:
         self._stop()
 
     def run(self, tasks: Iterable[Task[R]], report: Callable[[int], None]) -> Generator[R, None, None]:
-        """Yield the results in the order of the tasks.
+        """Yield the results in the order of the tasks; `report` is called with each further amount of all tasks'
+        progress.
 
         Raises:
-            HpctrainError: a task raised it, or a worker was killed; the other tasks are stopped.
+            HpctrainError: a task raised it, or a worker process was killed; the other tasks are stopped.
         """
         if self._count == 1:
             for task in tasks:
@@ -91,7 +93,7 @@ class WorkerPool:
 
 
 class _Executor:
-    """The processes of a pool, which can be stopped in the middle of their tasks."""
+    """The worker processes of a pool, which can be stopped in the middle of their tasks."""
 
     def __init__(self, workers: int) -> None:
         # Not by fork: libraries here have threads, and a fork could copy a lock that is held.
@@ -121,7 +123,8 @@ class _Executor:
         return future.result()
 
     def loss(self) -> HpctrainError:
-        """Return the error about the worker process that ended by itself; the pool ended the others by SIGTERM."""
+        """Stop the pool, and return an error that says how a worker process ended by itself. The pool has ended the
+        other processes by SIGTERM, so an exit by another cause is named."""
         self.stop()
         codes = {process.exitcode for process in self._processes} - {0, None}
         code = min(codes - {-signal.SIGTERM} or codes, default=0)
@@ -137,12 +140,13 @@ class _Executor:
 
 
 def usable_cpus() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of logical processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin(folder: Path, advanced: Any) -> None:
-    """Prepare a worker process: change to `folder`, and end when the parent has ended."""
+    """Prepare a worker process: change to `folder`, store `advanced` for progress reports, and end when the parent has
+    ended."""
     global _advanced
     _advanced = advanced
     os.chdir(folder)
@@ -164,8 +168,8 @@ def _advance(count: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent has ended, then end this process. Otherwise, workers of a killed command would go on
-    writing beside the next command."""
+    """Wait until the parent process has ended, then end this one. Otherwise, workers of a killed command would go on
+    writing to the folder that the next command uses."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -173,15 +177,15 @@ def _end_with_parent() -> None:
 
 
 class PeakMemory(NamedTuple):
-    """Peak resident memory; pages that processes share count in each of them."""
+    """Peak resident memory of this process and of its children; a page that processes share counts in each of them."""
 
     own_bytes: int
     worker_bytes: int
-    """Peak of the largest process that this one started and that has ended; 0 if there was none."""
+    """Peak of the largest child process that has ended; 0 if there was none."""
 
 
 def peak_memory() -> PeakMemory:
-    """Return the peak memory of this process and of its ended child processes, each since it began."""
+    """Return the peak resident memory of this process and of its ended child processes, each since its start."""
     # ru_maxrss begins with the peak of the parent process; VmHWM does not.
     status = kernel_text(Path("/proc/self/status")) or ""
     peak = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)

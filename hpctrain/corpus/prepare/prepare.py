@@ -1,7 +1,7 @@
-"""Makes corpus folders from text in two readings, a scan and the encoding, in bounded memory.
+"""Makes corpus folders from text in two readings of the input, a scan and the encoding, in bounded memory.
 
-Both readings go over work units with several processes. The result of a unit depends on no other unit. So the corpus
-does not depend on the number of processes, nor on how often the command was killed and repeated.
+Each reading divides the work units among several processes. The result of a unit depends on no other unit. So the
+corpus does not depend on the number of processes, nor on how often the command was killed and repeated.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from hpctrain.records.corpus import RECIPE_NAME, CorpusIndex, Recipe, Sources
 def prepare(
     inputs: Sequence[Path], folder: Path, options: PrepareOptions = DEFAULTS, progress: Progress = no_progress
 ) -> CorpusIndex:
-    """Make a corpus folder from files or folders. The folder appears only when it is complete.
+    """Make the corpus folder `folder` from files or folders, and return its index. The folder appears only when it is
+    complete.
 
     The same text and options give the same folder, byte for byte, in whatever order the inputs are named. After a kill
-    or an error the same call resumes.
+    or a StorageError, the same call resumes.
 
     Raises:
         InputError: an input is missing or holds no text, the folder is not empty, or an option is wrong.
-        StorageError: the folder cannot be written; finished work remains in the folder beside it.
+        StorageError: the folder cannot be written; finished work remains in DIR.partial beside it.
     """
     return prepare_sources([CorpusSource("", tuple(inputs), options)], folder, options, progress)[""]
 
@@ -62,14 +63,17 @@ def prepare_sources(
     progress: Progress = no_progress,
     recipe: Recipe | None = None,
 ) -> dict[str, CorpusIndex]:
-    """Make a corpus folder for each source, with one tokenizer for all, trained on all of them.
+    """Make a corpus folder in `folder` for each source, with one tokenizer for all, trained on all of them. Return
+    source name -> index.
 
     Args:
-        options: of these, only tokenizer, sample_bytes, workers and force are used; each source has the others.
+        options: tokenizer, sample_bytes, workers and force for all sources; every other option comes from the source's
+            own options.
         recipe: the recipe that names the sources; a copy is written beside their folders.
 
     Raises:
-        InputError, StorageError: see `prepare`.
+        InputError: an input is missing or holds no text, the folder is not empty, or an option is wrong.
+        StorageError: the folder cannot be written; finished work remains in DIR.partial beside it.
     """
     _check(sources, options)
     check_target(folder, options.force)
@@ -108,7 +112,7 @@ def _check(sources: Sequence[CorpusSource], options: PrepareOptions) -> None:
 
 
 def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recipe | None) -> dict[str, Any]:
-    """Return everything that determines the result, as JSON values: only a command with equal values resumes unfinished
+    """Return everything that determines the result, as JSON values. Only a command with equal values resumes unfinished
     work."""
     libraries = ["tokenizers", *(["spacy"] if any(work.source.options.clean.sentences for work in works) else [])]
     return {
@@ -129,36 +133,39 @@ def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recip
 
 
 UNIT_SAMPLE_BYTES = 64 * 1024
-"""Least bytes of text that a work unit offers for the tokenizer's sample. A large unit offers twice its share of the
-input."""
+"""Least bytes of text that a work unit offers for the sample on which a tokenizer is trained. A large unit offers twice
+its share of the input, because a unit may hold more than its share of the smallest ranks."""
 
 _COUNTS = ("documents", "text_bytes", "skipped_not_text", "skipped_unreadable", "skipped_bad", "damaged_files")
-"""Counts of a scan that are added up for the index, which has the same names."""
+"""Fields of a UnitScan that are summed over the units; the index has fields of the same names."""
 
 _CLEAN_BYTES = 256 * 1024
-"""Bytes of the sample that one task cleans."""
+"""Size of the part of the tokenizer's sample that one task cleans, about."""
 
 
 @dataclass
 class SourceWork:
-    """One source: its files, its work units, and the results of its scans."""
+    """The work on one source: its files, its work units, and the results of its scans."""
 
     name: str
-    """Name of the source's folder within the work folder."""
+    """Name of the source's folder within DIR.partial."""
     source: CorpusSource
     input_files: InputFiles
     units: list[WorkUnit]
     total_bytes: int
-    """Size of the source's files on disk."""
+    """Size of the source's files on disk, in bytes."""
     scans: list[UnitScan] = field(default_factory=list)
-    """Scans of the first units; of all units, unless a limit was reached."""
+    """Scans of the units in their order: of all units, or of the first ones if the limit of bytes was reached."""
     scan_tasks: list[ScanTask] = field(default_factory=list)
     skipped: SkippedList = field(default_factory=SkippedList)
-    """Skipped files and records."""
+    """The source's files and records that were skipped."""
 
     @classmethod
     def find(cls, name: str, source: CorpusSource) -> SourceWork:
-        """Find the source's files.
+        """Return the work on a source, with its files found and divided into units; nothing is scanned yet.
+
+        Args:
+            name: name of the source's folder within DIR.partial.
 
         Raises:
             InputError: an input does not exist, or needs a library that is not installed.
@@ -181,11 +188,11 @@ class SourceWork:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the source's text that are used."""
+        """Bytes of text in the units scanned so far, without skipped input."""
         return sum(scan.text_bytes for scan in self.scans)
 
     def counts(self) -> Sources:
-        """Return the counts of the source's files, documents and skipped input, for the index."""
+        """Return the numbers of the source's files, documents and skipped inputs, for the index of its corpus."""
         pieces = [unit[number] for unit, scan in zip(self.units, self.scans, strict=False) for number in scan.pieces]
         counts = {name: sum(getattr(scan, name) for scan in self.scans) for name in _COUNTS}
         return Sources(
@@ -197,14 +204,14 @@ class SourceWork:
         )
 
     def take(self, scan: UnitScan, task: ScanTask) -> None:
-        """Add the scan of the next work unit to the source."""
+        """Add the scan of the next work unit, and the task that made the scan."""
         count = scan.skipped_not_text + scan.skipped_unreadable + scan.skipped_bad
         self.skipped.add(scan.skipped, count - len(scan.skipped))
         self.scans.append(dataclasses.replace(scan, skipped=[]))
         self.scan_tasks.append(task)
 
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
-        """Yield (bytes in each bucket, sample) for each scanned unit."""
+        """Yield (bytes in each hash bucket, sample for the tokenizer) for each scanned unit, from the stored scans."""
         for task in self.scan_tasks:
             scan = read_scan(task.scan_file, task.limit_bytes)
             if scan is None:
@@ -212,7 +219,7 @@ class SourceWork:
             yield scan[1], scan[2]
 
     def valid_buckets(self) -> range:
-        """Return the buckets of the validation passages."""
+        """Return the hash buckets whose passages are for validation."""
         buckets = no_bytes()
         for unit_buckets, _ in self.read_scans():
             buckets += unit_buckets
@@ -222,7 +229,11 @@ class SourceWork:
 def scan_all(
     works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int, progress: Progress
 ) -> None:
-    """Scan the units of each source, up to its limit.
+    """Scan the units of each source, up to the source's limit of bytes, and add the scans to `works`.
+
+    Args:
+        partial: the folder DIR.partial, where scans are stored.
+        sample_bytes: bytes of text that are wanted to train a tokenizer; 0: none.
 
     Raises:
         InputError: a source holds no text, or a record cannot be used and may not be skipped.
@@ -249,7 +260,8 @@ def scan_all(
 
 
 def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int) -> Iterator[str]:
-    """Yield texts to train a tokenizer on, from each source by its share of the input, cleaned as for encoding."""
+    """Yield about `sample_bytes` of text to train a tokenizer on, cleaned as for encoding. Each source gives its share
+    of the whole text."""
     whole = sum(work.text_bytes for work in works)
     for work in works:
         share = max(1, sample_bytes * work.text_bytes // whole)
@@ -263,7 +275,8 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
 def encode_all(
     works: Sequence[SourceWork], partial: Path, target: Path, pool: WorkerPool, tokenizer: Tokenizer, progress: Progress
 ) -> list[list[Part]]:
-    """Encode every unit of each source to shards, which stay in the work folder."""
+    """Encode every unit of each source to shards in DIR.partial (`partial`). Return, for each source, the units'
+    folders with their shards."""
     report = _counter(progress, "encoding", sum(work.text_bytes for work in works))
     info = tokenizer.save(partial)
     encoded: list[list[Part]] = []
@@ -291,8 +304,9 @@ def encode_all(
 
 
 def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, report: Callable[[int], None]) -> None:
-    """Scan units in order; the unit that exceeds the limit is scanned again, up to the limit. Of a source without text
-    so far, at least one passage is taken."""
+    """Scan a source's units in order and add them to `work`. The unit that exceeds the source's limit of bytes is
+    scanned again, up to the limit, and is the last. If even its first passage exceeds the limit and the source has no
+    text yet, this one passage is taken."""
     limit = work.source.options.limit_bytes
     results = pool.run(tasks, report)
     for task, scan in zip(tasks, results, strict=True):
@@ -310,7 +324,11 @@ def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, 
 
 
 def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
-    """Return the bytes of text that a unit offers for the tokenizer's sample."""
+    """Return the bytes of text that a unit offers for the sample on which a tokenizer is trained.
+
+    Args:
+        sample_bytes: size of the whole sample.
+    """
     if not sample_bytes:
         return 0
     limit = work.source.options.limit_bytes

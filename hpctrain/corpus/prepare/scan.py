@@ -1,5 +1,5 @@
-"""The first of two readings of a work unit: it finds the files that are text, counts bytes by hash bucket, and takes a
-sample for the tokenizer."""
+"""The first of the two readings of a work unit (the second is the encoding): it finds the files that are text, counts
+bytes by hash bucket, and takes a sample of passages for training a tokenizer."""
 
 from __future__ import annotations
 
@@ -26,55 +26,58 @@ from hpctrain.corpus.input.passages import BUCKETS, NotTextError, Passage, bucke
 from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, BadRecords, SkippedInput
 
 _HELD_PASSAGES = 2**16
-"""Passages whose bucket and size are buffered before they are summed."""
+"""Number of passages whose buckets and sizes are buffered before they are added to the sums."""
 
 TextSample = list[tuple[int, str]]
-"""Texts with their sampling ranks."""
+"""(sampling rank, text) of the passages that a tokenizer may be trained on."""
 
 
 def no_bytes() -> NDArray[np.int64]:
-    """Return an array of zeros, one for each hash bucket: [BUCKETS]."""
+    """Return zero bytes for each hash bucket: [BUCKETS]."""
     return np.zeros(BUCKETS, dtype=np.int64)
 
 
 @dataclass
 class UnitScan:
-    """Result of the scan of a work unit; its size does not grow with the unit."""
+    """Result of the scan of a work unit: what is used of its files, and what is skipped. Its size does not grow with
+    the unit."""
 
     pieces: list[int] = field(default_factory=list)
-    """Indices of the unit's file ranges that are used."""
+    """Indices, within the unit, of the files and parts of files whose text is used."""
     passages: int = 0
     documents: int = 0
     text_bytes: int = 0
     text_sha256: str = ""
-    """Hash over the hashes of all passages that are used."""
+    """SHA-256 over the hashes of all passages that are used, in order."""
     skipped_not_text: int = 0
-    """Files that are binary or not UTF-8."""
+    """Number of files that are binary or not UTF-8."""
     skipped_unreadable: int = 0
     skipped_bad: int = 0
-    """Number of skipped records."""
+    """Number of skipped records, plus one for each damaged file of records."""
     damaged_files: int = 0
-    """Damaged files: their content after the damage is lost. A damaged compressed text file is not used at all."""
+    """Number of damaged files. Of a damaged file of records, what comes after the damage is lost; nothing is used of a
+    damaged compressed text file."""
     skipped: list[SkippedInput] = field(default_factory=list)
-    """The first skipped files and records."""
+    """The first LISTED_IN_UNIT skipped files and records."""
 
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Task that scans a unit and stores the result in a file; if the file exists, it is read instead."""
+    """Task that scans a work unit and stores the result in `scan_file`. If that file has a result already, the task
+    reads the result instead."""
 
     unit: WorkUnit
     reading: ReadOptions
     scan_file: Path
     sample_bytes: int
     limit_bytes: int | None = None
-    """Most bytes of text to take; with 0, one passage is taken."""
+    """Most bytes of text to take; None: no limit. With 0, one passage is taken, whatever its size."""
 
     def run(self, report: Callable[[int], None]) -> UnitScan:
-        """Scan the unit; `report` receives the bytes on disk that were scanned.
+        """Return the scan of the unit; `report` is called with numbers of bytes on disk that were scanned.
 
         Raises:
-            InputError: a record cannot be used and may not be skipped.
+            InputError: a record cannot be used and may not be skipped, or a part of a large file is not text.
             StorageError: the result cannot be stored.
         """
         earlier = read_scan(self.scan_file, self.limit_bytes)
@@ -100,7 +103,8 @@ class ScanTask:
 
 
 def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np.int64], TextSample] | None:
-    """Return the stored scan, the bytes in each bucket, and the sample; None if there is no valid file."""
+    """Return the stored scan, the bytes of text in each hash bucket ([BUCKETS]), and the sample for a tokenizer. Return
+    None if the file is missing or damaged, or if the scan had another limit of bytes."""
     try:
         with np.load(path) as file:
             head = json.loads(bytes(file["head"]))
@@ -116,11 +120,12 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
 
 
 def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> range:
-    """Return the buckets whose passages are for validation: as many whole buckets as fit into `fraction` of the bytes,
-    from the first on. If none fits, it is the one with the least text.
+    """Return the hash buckets whose passages are for validation: from bucket 0 on, as many as fit into the share
+    `fraction` of all bytes. If not even the first one with text fits, it is the bucket with the least text alone.
 
-    The order of the files does not matter, and equal passages are in the same split. With a fraction above 0 there is
-    at least one bucket, unless all the text is in one bucket. The bucket with the least text holds at most half of it.
+    The result does not depend on the order of the files, and equal passages are in the same split. With a fraction
+    above 0 there is validation text, unless all the text is in one bucket; the bucket with the least text holds at most
+    half of it.
 
     Args:
         bytes_in_bucket: bytes of all passages in each bucket, [BUCKETS].
@@ -137,7 +142,8 @@ def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> r
 
 
 def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
-    """Return the texts with the smallest ranks up to `size_bytes`, in the order of their ranks."""
+    """Return the texts with the smallest ranks of all samples, together at most `size_bytes`, in the order of their
+    ranks. At least one text is returned if there is any."""
     chosen = _Sample(size_bytes)
     for sample in samples:
         for rank, text in sample:
@@ -146,7 +152,7 @@ def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
 
 
 class _Sample:
-    """Collects the texts with the smallest ranks, up to a number of bytes."""
+    """Collects the texts with the smallest sampling ranks: up to a number of bytes, but at least one text."""
 
     def __init__(self, size_bytes: int) -> None:
         self._limit = size_bytes
@@ -167,7 +173,8 @@ class _Sample:
 
 @dataclass
 class _Tally:
-    """Counts over the passages of a work unit."""
+    """What the scan of a work unit counts: the UnitScan, the bytes in each hash bucket, and the sample for a tokenizer.
+    `full` is whether the limit of bytes was reached."""
 
     limit_bytes: int | None
     sample_bytes: int
@@ -183,11 +190,11 @@ class _Tally:
         self.sample = _Sample(self.sample_bytes)
 
     def add_all(self, passages: Iterator[Passage]) -> None:
-        """Add passages to the counts as long as they fit within the limit of bytes."""
+        """Add passages to the counts until one does not fit within the limit of bytes."""
         all(map(self.add, passages))
 
     def add(self, passage: Passage) -> bool:
-        """Add a passage to the counts; return whether it fits within the limit of bytes."""
+        """Add a passage to the counts if it fits within the limit of bytes; return whether it does."""
         scan, size, limit = self.scan, passage.size_bytes, self.limit_bytes
         if limit is not None and scan.text_bytes + size > limit and (limit or scan.passages):
             self.full = True
@@ -212,10 +219,11 @@ class _Tally:
 
 
 def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> None:
-    """Add a part of a file to the tally.
+    """Add the passages of a file or a part of one to the tally.
 
     Raises:
-        InputError: a part of a large file turns out not to be text when other parts may be in use already.
+        InputError: a part of a large file is not text or cannot be read; other parts may be in use already, so the file
+            cannot be skipped.
     """
     if piece.format == "text" and piece.stop is None and not piece.start:
         _scan_whole_text(piece, reading, tally, bad)
@@ -231,8 +239,8 @@ def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
 
 
 def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> None:
-    """Scan a text file: first check that all of it is text, then count, because a file that turns out not to be text
-    must not be used in part."""
+    """Add the passages of a whole text file to the tally, or count the file as skipped. The file is read twice: first
+    to check that all of it is text, because nothing of another file may be used."""
     size = 0
     try:
         for passage in read_file_range(piece, reading, bad):
@@ -254,7 +262,8 @@ def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
 
 
 def _keep(path: Path, tally: _Tally) -> None:
-    """Store the scan atomically. Checksums detect damage after a power cut; the scan is then repeated."""
+    """Store the tally in a file, atomically. The file's format has checksums; if a power cut damages it, the scan is
+    repeated."""
     tally.flush()
     values = {"limit_bytes": tally.limit_bytes, "sample": tally.sample.texts()}
     head = json.dumps({**dataclasses.asdict(tally.scan), **values}).encode()

@@ -1,4 +1,5 @@
-"""Writes token shards of bounded size, moves those of all work units into one corpus folder, and checks that folder."""
+"""Writes token shards of bounded size, collects the shards of all work units in one corpus folder, and checks a corpus
+folder against its index."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ SHARD_TOKENS = 2**26
 
 
 class ShardWriter:
-    """Writes the tokens of one split to shards; starts a new shard when one is full."""
+    """Writes the tokens of one split (training or validation) to shards; starts a new shard when one is full."""
 
     def __init__(self, folder: Path, split: Literal["train", "valid"], dtype: str, shard_tokens: int) -> None:
         self._folder = folder
@@ -38,7 +39,7 @@ class ShardWriter:
         self._done: list[Shard] = []
 
     def append(self, tokens: NDArray[np.int64]) -> None:
-        """Append the tokens; raise OSError if they cannot be written."""
+        """Append the tokens to the current shard, or to new ones; raise OSError if they cannot be written."""
         while len(tokens):
             if self._file is None:
                 self._file = (self._folder / self._name()).open("wb")
@@ -51,12 +52,12 @@ class ShardWriter:
                 self._finish_shard()
 
     def finish(self) -> list[Shard]:
-        """Close the last shard and return all shards; they are then on disk."""
+        """Finish the last shard and return the entries of all shards, whose files are then on disk."""
         self._finish_shard()
         return self._done
 
     def close(self) -> None:
-        """Drop an unfinished shard."""
+        """Close the file of an unfinished shard, which is not used."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # its content is dropped anyway
                 self._file.close()
@@ -80,10 +81,13 @@ class ShardWriter:
 
 
 def check_target(folder: Path, force: bool) -> None:
-    """Check before any work that the target folder may be written.
+    """Check, before any other work, that the output folder may be written.
+
+    Args:
+        force: whether an existing corpus may be replaced.
 
     Raises:
-        InputError: the folder is not empty and `force` is not given, or it holds something other than a corpus.
+        InputError: the folder holds a corpus and `force` is false, or it holds anything else.
     """
     if not folder.exists():
         return
@@ -98,7 +102,8 @@ def check_target(folder: Path, force: bool) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name by a hard link; where that is not supported, move it to the new name."""
+    """Give the file `source` the second name `target` by a hard link; on a file system without hard links, rename
+    it."""
     try:
         os.link(source, target)
     except OSError:
@@ -108,21 +113,26 @@ def link(source: Path, target: Path) -> None:
 _CHUNK_TOKENS = 2**20
 
 Part = tuple[Path, list[Shard]]
-"""The folder of a work unit, and the shards in it."""
+"""The folder of a work unit, and the entries of the shards in it."""
 
 
 def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """Return the dtype in which tokens are stored."""
+    """Return the smallest dtype that holds all token ids of a vocabulary."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def write_corpus(
     folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, sources: Sources, shard_tokens: int
 ) -> CorpusIndex:
-    """Fill a folder, which may exist, with the shards of the parts, and write its index last.
+    """Fill a new or empty folder with the shards of all work units (`parts`), write its index last, and return the
+    index.
 
-    Training shards are the units' own files. Validation shards are joined, because a unit's may be too short for a
-    sequence.
+    Training shards are the units' own files. Validation shards are joined, because those of one unit may be shorter
+    than a sequence.
+
+    Args:
+        sources: counts of the source's files, documents and skipped inputs.
+        shard_tokens: most tokens in a validation shard.
 
     Raises:
         InputError: there are no tokens.
@@ -166,10 +176,11 @@ def _join_validation(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, 
 
 
 def corpora_in(folder: Path) -> list[Path]:
-    """Return the corpus folders that `folder` stands for: the folder itself, or those that a recipe made in it.
+    """Return the corpus folders in an output folder of `data prepare`: the folder itself, or the folders of the
+    recipe's sources.
 
     Raises:
-        InputError: `folder` is neither a corpus folder nor the output of a recipe.
+        InputError: the folder does not exist.
     """
     if (folder / RECIPE_NAME).is_file() and not (folder / INDEX_NAME).exists():
         return [folder / source.name for source in Recipe.read(folder / RECIPE_NAME).sources]
@@ -179,10 +190,11 @@ def corpora_in(folder: Path) -> list[Path]:
 
 
 def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
-    """Read every file of a corpus folder and compare it with the index; `report` receives the bytes read.
+    """Read every file of a corpus folder, compare it with the index, and return the index. `report` is called with
+    numbers of bytes read.
 
     Raises:
-        InputError: it is not a corpus folder.
+        InputError: the folder is no corpus folder.
         FileError: files are missing, truncated or changed; the message names all of them.
     """
     index = read_index(folder)
@@ -204,10 +216,10 @@ def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of the existing files that the index of a corpus folder names.
+    """Return the bytes of all existing files that the index of a corpus folder names.
 
     Raises:
-        InputError: it is not a corpus folder.
+        InputError: the folder is no corpus folder.
     """
     index = read_index(folder)
     names = [shard.file for shard in index.shards] + ([index.tokenizer.file] if index.tokenizer.file else [])
@@ -215,7 +227,7 @@ def size_of(folder: Path) -> int:
 
 
 def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
-    """Return the SHA-256 of a file, as hex.
+    """Return the SHA-256 of a file, as hex; `report` is called with numbers of bytes read.
 
     Raises:
         FileError: the file cannot be opened, or is not a regular file.
@@ -226,7 +238,8 @@ def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) 
 
 
 def _difference(path: Path, sha256: str, size_bytes: int | None, report: Callable[[int], None]) -> str:
-    """Return how a file differs from its size and hash in the index; '' if it does not."""
+    """Return how a file differs from the hash and size in the index (None: the index has no size), in words; '' if it
+    does not differ."""
     try:
         size = path.stat().st_size
         if size_bytes is not None and size != size_bytes:

@@ -1,5 +1,5 @@
-"""Converts text to tokens: one per byte, or byte-level BPE of the `tokenizers` library, trained on the corpus or read
-from a file."""
+"""Converts text to tokens: one for each byte, or by a tokenizer of the `tokenizers` library, which is trained on the
+corpus (byte-level BPE) or read from a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from hpctrain.records.format.input_file import read_input_text
 TOKENIZER_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
-"""Names of the end-of-document token in published tokenizers; the first one present is used."""
+"""Names of the end-of-document token in published tokenizers; of these, the first one that a tokenizer has is used."""
 TRAINED_RANGE = (257, 32_768)
-"""Range of trainable vocabulary sizes: from all bytes and the end of text, to 15 bits."""
+"""Smallest and largest vocabulary that can be trained: 256 bytes and the end-of-document token, to 2^15."""
 
 Tokens = NDArray[np.int64]
 
 
 class ByteTokenizer:
-    """A tokenizer with one token per byte of UTF-8; token 256 ends a document."""
+    """A tokenizer with one token for each UTF-8 byte, whose id is the byte; token 256 ends a document."""
 
     vocab_size = 257
     end_of_text = 256
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text, without begin or end."""
+        """Return the tokens of each text, without tokens for its begin or end."""
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
 
     def save(self, folder: Path) -> TokenizerInfo:
-        """Return the tokenizer's entry for the index; it has no file."""
+        """Return the tokenizer's entry for the index. Nothing is written, because this tokenizer needs no file."""
         return TokenizerInfo(kind="bytes", end_of_text=self.end_of_text)
 
 
 class FileTokenizer:
-    """A tokenizer of the `tokenizers` library, stored with the corpus as tokenizer.json."""
+    """A tokenizer of the `tokenizers` library, which is stored with the corpus as tokenizer.json."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, kind: Literal["trained", "given"], end_of_text: int) -> None:
         self._tokenizer = tokenizer
@@ -57,8 +57,8 @@ class FileTokenizer:
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text, without begin or end; the name of the end-of-text token counts as plain
-        text."""
+        """Return the tokens of each text, without tokens for its begin or end. A text that contains the name of the
+        end-of-document token gets the tokens of that name's letters."""
         pieces = [self._pieces(text) for text in texts]
         flat = [piece for text_pieces in pieces for piece in text_pieces]
         with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
@@ -67,8 +67,8 @@ class FileTokenizer:
         return [np.concatenate([next(ids) for _ in text_pieces]) for text_pieces in pieces]
 
     def _pieces(self, text: str) -> list[str]:
-        """Return the text in pieces, cut within each name of the end-of-document token, so that the name in a text does
-        not become that token."""
+        """Return the text in pieces, cut after the first letter of each name of the end-of-document token, so that such
+        a name in a text does not become that token."""
         parts = text.split(self._end)
         if len(parts) == 1:
             return parts
@@ -76,7 +76,7 @@ class FileTokenizer:
         return [parts[0] + first, *(rest + part + first for part in parts[1:-1]), rest + parts[-1]]
 
     def save(self, folder: Path) -> TokenizerInfo:
-        """Write the tokenizer's file into the folder, and return its entry for the index."""
+        """Write the tokenizer as tokenizer.json into the folder, and return its entry for the index."""
         text = self._tokenizer.to_str(pretty=True)
         write_text(folder / TOKENIZER_NAME, text)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -87,10 +87,10 @@ Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def trained_size(choice: str) -> int | None:
-    """Return the vocabulary size in 'train:N'; None for another choice.
+    """Return N if `choice` is 'train:N' (train a tokenizer with N tokens); None for another choice.
 
     Raises:
-        InputError: N is not a number, or out of range.
+        InputError: N is not a number, or is outside TRAINED_RANGE.
     """
     if not choice.startswith("train:"):
         return None
@@ -102,7 +102,8 @@ def trained_size(choice: str) -> int | None:
 
 
 def train_tokenizer(size: int, texts: Iterable[str]) -> FileTokenizer:
-    """Train byte-level BPE (Sennrich et al. 2016; bytes as in Radford et al. 2019) of at most `size` tokens.
+    """Return a byte-level BPE tokenizer of at most `size` tokens, trained on the texts (BPE: Sennrich et al. 2016; on
+    bytes: Radford et al. 2019).
 
     The same texts give the same tokenizer.
     """
@@ -120,7 +121,7 @@ def train_tokenizer(size: int, texts: Iterable[str]) -> FileTokenizer:
 
 
 def load_tokenizer(choice: str) -> Tokenizer:
-    """Load the tokenizer named by 'bytes' or by the path of a tokenizer.json.
+    """Return the tokenizer that `choice` names: 'bytes', or the path of a tokenizer.json.
 
     Raises:
         InputError: the file does not exist, is not a tokenizer, or has no end-of-document token.
@@ -143,10 +144,13 @@ def load_tokenizer(choice: str) -> Tokenizer:
 
 
 def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
-    """Read the tokenizer in a file; `field` names the file's place in errors ('--tokenizer', 'model.hf').
+    """Return the tokenizer in a file.
+
+    Args:
+        field: option or key that names the file, for errors: '--tokenizer', 'model.hf'.
 
     Raises:
-        InputError: it is not a regular file, not a tokenizer, or has ids beyond any vocabulary.
+        InputError: the file is not regular, not a tokenizer, or has token ids of VOCAB_MAX or above.
     """
     try:
         text = read_input_text(path, TOKENIZER_BYTES)
@@ -165,7 +169,7 @@ def library_errors(words: str) -> Iterator[None]:
     """Turn errors of the `tokenizers` library in the `with` block into an InputError of one line that begins with
     `words`.
 
-    A panic of its Rust code is a BaseException, which `except Exception` would miss.
+    A panic of the library's Rust code is a BaseException, which `except Exception` would miss.
     """
     try:
         yield
