@@ -1,1 +1,2 @@
-"""Chooses the pairs of nodes that a probe measures, their rounds, and the pairs to measure again; infers switches."""
+"""Selects which pairs of nodes a probe measures in which round, and which it measures again. Infers from latencies
+which nodes share a switch."""

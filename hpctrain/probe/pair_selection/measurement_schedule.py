@@ -1,4 +1,4 @@
-"""Makes the measurement schedule of a probe: the next rounds, given the measurements so far. Pure."""
+"""Makes the measurement schedule of a probe: chooses the next rounds from the measurements so far. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from hpctrain.probe.pair_selection.rounds import Round
 from hpctrain.probe.pair_selection.switches import SwitchTree
 
 MIN_NODES_TO_RETEST = 4
-"""Fewest nodes for a retest: a suspect, a partner, and a good pair to compare with."""
+"""Fewest living nodes for a retest: a suspect, its partner, and two good nodes that measure each other for
+comparison."""
 
 
 def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """Yield the rounds of a probe in several lists. Each list is chosen when the results of the previous one are in
-    `outcome`.
+    """Yield lists of rounds, in the order in which a probe measures them. The caller measures each list and enters the
+    results into `outcome` before it takes the next list, which depends on them.
 
-    The first list has the rounds with which the mode begins. The mode sampled adds rounds until it is known which nodes
-    share a switch. Every mode but health then loads each switch level. Retests of suspects come last. Virtual nodes of
-    one machine have no switches and differ by chance, so they get only the first list.
+    The first list has the rounds with which the mode begins. In the mode sampled, further lists follow until it is
+    known which nodes share a switch. In every mode but health, the next list has the rounds that show the
+    oversubscription of each switch level. The last list has the retests of suspects. With `settings.loopback` there is
+    only the first list, because virtual nodes of one machine have no switches and differ by chance.
     """
     yield rounds.plan_rounds(len(outcome.nodes), _first_step(outcome, settings))
     if settings.loopback:
@@ -42,7 +44,12 @@ def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iter
 
 
 def switch_tree(outcome: ProbeOutcome, settings: ProbeSettings) -> SwitchTree:
-    """Return the switches: inferred from latencies when the mode measures enough, else as declared."""
+    """Return the switch levels above the nodes.
+
+    The mode full infers them from latencies. The mode health takes those that the prior or Slurm declares. The mode
+    sampled takes the declared ones unless latencies contradict them, and otherwise infers them. The tree has no levels
+    for virtual nodes of one machine, and with fewer than `MIN_NODES_FOR_TREE` living nodes.
+    """
     declared = _declared_tree(outcome)
     if settings.loopback or len(outcome.alive) < switches.MIN_NODES_FOR_TREE:
         return SwitchTree()
@@ -61,7 +68,12 @@ def switch_tree(outcome: ProbeOutcome, settings: ProbeSettings) -> SwitchTree:
 def retest_candidates(
     outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the nodes and links to measure again before they are called slow; the worst first."""
+    """Return (nodes, links) to measure again before they are reported as slow, each list with the worst first. A node
+    is given by its index, a link by the indexes of its two nodes.
+
+    The links of listed nodes are left out. The mode health lists no links, because it measures too few pairs to judge
+    one.
+    """
     matrix = outcome.matrix()
     now = relative_performance(matrix, tree)
     nodes = suspects(now, settings.slow_ratio)
@@ -84,17 +96,18 @@ def _retests(outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree) -
 
 
 def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings:
-    """Return the settings for the first rounds. With declared switches, the mode sampled needs fewer random rounds:
-    they judge the nodes and need not find the switches."""
+    """Return the settings for the first rounds of a probe. With declared switches, the mode sampled begins with fewer
+    random rounds: they only judge the nodes and need not find the switches."""
     if settings.mode == "sampled" and _declared_tree(outcome).levels:
         return replace(settings, sampled_rounds=settings.health_rounds)
     return settings
 
 
 def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """Yield rounds that find out which nodes share a switch.
+    """Yield lists of rounds until it is known which nodes share a switch.
 
-    With declared switches, rounds within each leaf test the declaration; further ones follow only if it is wrong.
+    If switches are declared, the first list has rounds within each leaf switch, which test the declaration. Further
+    lists follow only if their latencies contradict it.
     """
     declared = _declared_tree(outcome)
     if declared.levels:
@@ -111,7 +124,8 @@ def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Rou
 
 
 def _inside_leaves(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
-    """Return rounds with every pair within a leaf, all leaves at the same time."""
+    """Return rounds that together have every pair of the nodes `alive` that share a leaf switch. All leaf switches are
+    measured at the same time."""
     schedules = [
         [[(nodes[a], nodes[b]) for a, b in met] for met in rounds.rounds(len(nodes), seed)]
         for nodes in tree.members(1, alive)
@@ -126,7 +140,8 @@ def _groups(outcome: ProbeOutcome) -> switches.SwitchGroups:
 
 
 def _declared_tree(outcome: ProbeOutcome) -> SwitchTree:
-    """Return the switches of the prior, else those of Slurm, which writes 'top.middle.leaf.node' for each node."""
+    """Return the switches that the prior declares, else those that Slurm declares. Slurm writes 'top.middle.leaf.node'
+    for each node. The tree has no levels if neither declares any."""
     given = switches.declared_tree([outcome.prior.get(name, ()) for name in outcome.nodes], "prior")
     if given.levels:
         return given

@@ -1,7 +1,8 @@
-"""Finds nodes and links that are slower than their peers. Each pair is compared with the pairs of its class. Pure.
+"""Finds nodes and links that are slower than the others. Each pair is compared with the pairs that cross the same
+switch level. Pure.
 
-A node's bandwidth is its bandwidth with its better partners, so that traffic on a shared uplink, or a slow partner,
-does not count against the node. A slow port is slow with every partner.
+A node's bandwidth is the 90th percentile over its partners, so that traffic on a shared uplink, or a slow partner, does
+not count against the node. A slow port is slow with every partner.
 """
 
 from __future__ import annotations
@@ -18,40 +19,48 @@ Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
 BANDWIDTH_QUANTILE = 0.9
+"""Quantile over a node's partners that counts as the node's bandwidth."""
 OUTLIER_DEVIATIONS = 4.0
-"""A node is suspect beyond this many robust standard deviations (1.4826 MAD) of all nodes; on a busy network, nodes
-differ by chance."""
+"""Fewest robust standard deviations (1.4826 × the median absolute deviation over all nodes) between a suspect and the
+median. On a busy network, nodes differ by chance."""
 LATENCY_WARN, LATENCY_EXCLUDE = 1.15, 1.5
-"""Ratio of the median latency to that of the peers: above the first a node is suspect, above the second excluded."""
+"""Ratio of a node's median latency to the median of all nodes. Above `LATENCY_WARN` the node is suspect. Above
+`LATENCY_EXCLUDE`, also in its retest, it is excluded."""
 LATENCY_FLOOR_S = 5e-6
-"""Smallest difference of latencies in seconds that counts: smaller ones come from the processors, not from the
-network."""
+"""Smallest excess of a node's latency over the median that counts, in seconds. Smaller ones come from the processors,
+not from the network."""
 MIN_PAIRS_BELOW_SWITCH = 4
+"""Fewest measured pairs below a node's leaf switch with which its pairs across switches are ignored."""
 LINK_SUSPECT = 0.6
-"""A link below this share of the bandwidth expected from its ends and its class is measured again."""
+"""A link is measured again if its bandwidth is below this share of what its two nodes reach with other partners across
+the same switch level."""
 
 
 @dataclass(frozen=True)
 class RelativePerformance:
-    """The performance of each node relative to all nodes, by index; NaN for a node without measurements."""
+    """Figures of each node relative to the median of all nodes, as arrays by the node's index. A ratio is NaN for a
+    node without measurements. `latency_excess_s` is in seconds, `partners` counts measured partners."""
 
     sent: Floats
-    """Bandwidth from this node, 90th percentile over its partners, relative to the median of all nodes."""
+    """Bandwidth from the node, 90th percentile over its partners, relative to the median of all nodes."""
     received: Floats
+    """Bandwidth to the node, computed in the same way as `sent`."""
     latency: Floats
     """Median latency over the partners, relative to the median of all nodes."""
     latency_excess_s: Floats
+    """Seconds by which the node's median latency is above the median of all nodes."""
     partners: Ints
     """Number of measured partners."""
 
     @property
     def bandwidth(self) -> Floats:
-        """Relative bandwidth of the slower direction."""
+        """Relative bandwidth of each node's slower direction: the smaller one of `sent` and `received`."""
         return np.fmin(self.sent, self.received)
 
 
 def relative_performance(matrix: PairMatrix, tree: SwitchTree) -> RelativePerformance:
-    """Return the performance of each node relative to its peers."""
+    """Return each node's bandwidth and latency relative to the median of all nodes. Each pair's figure is first divided
+    by the median of the pairs that cross the same switch level, so that far partners do not count against a node."""
     rate = matrix.rate
     relative = _unshared(_by_kind(rate, tree), tree)
     seconds = matrix["latency_p50_s"]
@@ -67,7 +76,11 @@ def relative_performance(matrix: PairMatrix, tree: SwitchTree) -> RelativePerfor
 
 
 def suspects(now: RelativePerformance, slow_ratio: float) -> list[int]:
-    """Return the nodes to measure again, the worst first."""
+    """Return the indexes of the nodes to measure again, the slowest first.
+
+    A node is a suspect if its latency is clearly high (`is_late`), or if its bandwidth in one direction is below
+    `slow_ratio` of the median of all nodes and an outlier (`OUTLIER_DEVIATIONS`).
+    """
     behind = np.zeros(len(now.sent), dtype=bool)
     for values in (now.sent, now.received):
         behind |= (values < slow_ratio) & (1 - values > OUTLIER_DEVIATIONS * _spread(values))
@@ -77,14 +90,16 @@ def suspects(now: RelativePerformance, slow_ratio: float) -> list[int]:
 
 
 def is_late(now: RelativePerformance) -> npt.NDArray[np.bool_]:
-    """Return for each node whether its latency is clearly above that of its peers."""
+    """Return a boolean array by node: whether the node's latency is above the median of all nodes by more than
+    `LATENCY_WARN`, `LATENCY_FLOOR_S` and `OUTLIER_DEVIATIONS`."""
     late = (now.latency > LATENCY_WARN) & (now.latency_excess_s > LATENCY_FLOOR_S)
     clear: npt.NDArray[np.bool_] = late & (now.latency - 1 > OUTLIER_DEVIATIONS * _spread(now.latency))
     return clear
 
 
 def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance, most: int) -> list[tuple[int, int]]:
-    """Return up to `most` links far below the bandwidth of their two ends with other partners, the worst first."""
+    """Return up to `most` links as (a, b), node indexes with a < b, the worst first. The bandwidth of each is far below
+    what its two nodes reach with other partners (`LINK_SUSPECT`)."""
     rate = matrix.rate
     promised = np.minimum(now.sent[:, None], now.received[None, :])
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -96,8 +111,9 @@ def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance
 
 
 def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
-    """Return the figures without pairs across switches, for nodes that have enough pairs below one switch. Such pairs
-    share no uplink with others."""
+    """Return `relative`, an array [a, b], with NaN for pairs across leaf switches, if both nodes have
+    `MIN_PAIRS_BELOW_SWITCH` measured pairs below their own leaf switches. Pairs below a leaf switch share no uplink
+    with other pairs."""
     if not tree.levels:
         return relative
     below = (tree.pair_levels == 1) & np.isfinite(relative)
@@ -106,7 +122,8 @@ def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
 
 
 def _by_kind(values: Floats, tree: SwitchTree) -> Floats:
-    """Return each pair's value divided by the median over the pairs that cross the same switch level."""
+    """Return an array [a, b]: each pair's value divided by the median over the pairs that cross the same switch level.
+    Without known switches it is the median over all pairs."""
     if not tree.levels:
         return values / _median(values.ravel())
     made = np.full(values.shape, np.nan)
@@ -122,7 +139,8 @@ def _relative(values: Floats) -> Floats:
 
 
 def _spread(values: Floats) -> float:
-    """Return the robust standard deviation; 0 with too few values."""
+    """Return the robust standard deviation of the finite values (1.4826 × the median absolute deviation); 0 with three
+    values or fewer."""
     finite = values[np.isfinite(values)]
     return float(1.4826 * np.median(np.abs(finite - np.median(finite)))) if len(finite) > 3 else 0.0
 
@@ -133,8 +151,8 @@ def _median(values: Floats) -> float:
 
 
 def _quantile_rows(values: Floats, share: float) -> Floats:
-    """Return the quantile of each row, ignoring NaN (nearest rank). It sorts once, because numpy's nanquantile is a
-    Python loop."""
+    """Return the quantile `share` of each row by nearest rank, ignoring NaN; NaN for a row without values. The function
+    sorts once, because numpy's nanquantile loops over the rows in Python."""
     ordered = np.sort(values, axis=1)  # NaN last
     counts = np.isfinite(values).sum(axis=1)
     place = np.floor(share * np.maximum(counts - 1, 0) + 0.5).astype(np.int_)

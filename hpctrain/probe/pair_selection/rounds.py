@@ -1,10 +1,10 @@
-"""Makes the rounds of a probe: all pairs, all members of a switch level at once, and retests of suspects.
+"""Makes the rounds of a probe: rounds with all pairs, rounds that show oversubscription, and retests of suspects.
 
-It also computes the oversubscription and the results of retests from the measurements. Pure.
+The module also computes the oversubscription and the results of retests from the measurements. Pure.
 
-Random pairs load each uplink by chance and do not show oversubscription. So the clusters of a level are matched in
-twos: first one pair of nodes measures alone across them, then all members of one cluster send to members of the other
-at once.
+To show oversubscription, clusters of a switch level are matched in twos. First one pair of nodes, one from each
+cluster, measures alone. Then all members of one cluster send to the members of the other at once. Random pairs would
+load each uplink by chance and hide the oversubscription.
 """
 
 from __future__ import annotations
@@ -24,39 +24,50 @@ from hpctrain.probe.pair_selection.switches import Pair, SwitchTree
 
 Purpose = Literal["pairs", "contention", "retest"]
 ROUNDS_PER_LEVEL = 3
-"""Number of rounds with one pair, and of rounds with all members, for each level; each round matches other clusters."""
+"""Contention rounds of each switch level with one pair of nodes for each two clusters, and as many rounds with all
+members. Each round matches other clusters."""
 MIN_MEMBERS = 2
-"""Fewest nodes of a cluster: a single node shares no uplink."""
+"""Fewest living nodes with which a cluster takes part in contention rounds: a single node shares no uplink."""
 OVERSUBSCRIBED_FROM = 1.5
-"""Ratio from which a finding is made. Below, the hashing of flows onto equal uplinks may explain it."""
+"""Oversubscription from which the probe reports the fault OVERSUBSCRIBED. A smaller ratio can come from flows that hash
+onto the same one of several equal uplinks."""
 RETEST_PARTNERS = 2
+"""Number of partners with which each suspected node measures again."""
 RETEST_REPEATS = 3
-"""Number of measurements with each partner. Their median counts, so that one burst of other traffic decides nothing."""
+"""Number of measurements of each pair in a retest. Their median counts for a node, their best for a link, so that one
+burst of other traffic decides nothing."""
 PAIRS_AT_ONCE = 16
-"""Most pairs of one round, suspects and good pairs together, so that the network is quiet."""
+"""Most pairs of one retest round, suspects and good pairs together, so that the network is quiet."""
 MAX_SUSPECTS = 64
 MAX_LINKS = 16
 
 
 @dataclass(frozen=True)
 class Round:
-    """Pairs that measure at the same time, no node twice. The first node of a pair connects and sends first."""
+    """Pairs of nodes that measure at the same time, no node twice. A node is given by its index. The first node of a
+    pair connects and sends first.
+
+    `alone` says whether so few pairs measure that each has the network to itself, `purpose` what the measurements are
+    for.
+    """
 
     pairs: tuple[Pair, ...]
     alone: bool
     """Whether so few pairs measure that each has the network to itself."""
     purpose: Purpose = "pairs"
-    """pairs: figures of links. contention: bandwidth of a switch level. retest: suspects with good partners."""
+    """pairs: figures of links. contention: bandwidth of a switch level. retest: suspects, measured again with good
+    partners."""
 
 
 def rounds(n: int, seed: int, most: int | None = None) -> list[list[Pair]]:
-    """Return rounds with all pairs (a < b) of 0…n-1 once, no node twice in a round: n-1 rounds for even n, n for odd n.
+    """Return rounds that together have every pair (a, b) of the nodes 0 to n-1 once, with a < b, no node twice in a
+    round. There are n-1 rounds for even n and n rounds for odd n (circle method).
 
     The nodes are shuffled first: in the order of their names, all pairs of a round would cross the same uplinks of a
-    fat tree at once. The same seed gives the same schedule.
+    fat tree at once. The same seed gives the same rounds.
 
     Args:
-        most: return only the first so many rounds.
+        most: largest number of rounds to return; None for all.
     """
     rng = random.Random(seed)
     circle: list[int | None] = list(range(n))
@@ -75,9 +86,11 @@ def rounds(n: int, seed: int, most: int | None = None) -> list[list[Pair]]:
 
 
 def plan_rounds(n: int, settings: ProbeSettings) -> list[Round]:
-    """Return the first rounds of a probe: all rounds, or as many as the mode begins with.
+    """Return the first rounds of a probe of `n` nodes: every pair in the mode full, otherwise as many rounds as the
+    mode begins with (`health_rounds`, `sampled_rounds`).
 
-    In the mode full, few nodes first measure each pair alone. With two or three nodes a round is one pair anyway.
+    In the mode full with 4 to `isolated_up_to` nodes, rounds of a single pair, which measure each pair alone, come
+    first. With two or three nodes every round has only one pair anyway.
     """
     begin: dict[Mode, int | None] = {
         "full": None,
@@ -94,8 +107,12 @@ def plan_rounds(n: int, settings: ProbeSettings) -> list[Round]:
 
 
 def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
-    """Return, for each switch level, rounds with one pair for each two clusters, and rounds with all members of both
-    clusters."""
+    """Return the rounds that show the oversubscription of each switch level: `ROUNDS_PER_LEVEL` rounds with one pair of
+    nodes for each two clusters, then as many rounds with all members of both clusters.
+
+    Args:
+        alive: indexes of the living nodes.
+    """
     rng = random.Random(seed)
     planned: list[Round] = []
     for height in range(1, len(tree.levels) + 1):
@@ -115,11 +132,16 @@ def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list
 
 
 def oversubscription(tree: SwitchTree, index: dict[str, int], done: Sequence[ContentionRound]) -> dict[int, float]:
-    """Return switch level -> oversubscription: bandwidth of a pair alone, divided by a pair's bandwidth while all
-    members send at once.
+    """Return switch level (1 is the lowest) -> oversubscription: median bandwidth of a pair alone, divided by the mean
+    bandwidth of a pair while all members send at once; at least 1.
 
-    The ratio of a level includes the levels below it: a pair that crosses a spine also crosses two leaves. With fixed
-    routes it includes the loss when several flows take the same uplink. A level that was not measured is absent.
+    The ratio of a level includes the levels below it: a pair that crosses a spine also crosses two leaf switches. With
+    fixed routes the ratio includes the loss when several flows take the same uplink. A level that was not measured is
+    absent.
+
+    Args:
+        index: node -> its index in the tree.
+        done: results of the contention rounds.
     """
     ratios: dict[int, float] = {}
     for height in range(1, len(tree.levels) + 1):
@@ -144,14 +166,23 @@ def _rates(
 
 
 def _crossed(tree: SwitchTree, index: dict[str, int], result: PairResult) -> int:
-    """Return the highest level whose clusters this pair leaves."""
+    """Return the highest switch level on which the two nodes of the pair are in different clusters; 0 if they share a
+    leaf switch.
+
+    Args:
+        index: node -> its index in the tree.
+    """
     shared = int(tree.pair_levels[index[result.a], index[result.b]])
     return (shared or len(tree.levels) + 1) - 1
 
 
 def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.Random) -> list[list[list[int]]]:
-    """Return the members of this level's clusters, grouped by the cluster above. Only clusters of one group are
-    matched, because other flows would cross the level above as well."""
+    """Return the clusters of switch level `height` as lists of living nodes in random order, grouped by the cluster
+    above them.
+
+    Only clusters of one group are matched with each other, because pairs across groups would cross the level above as
+    well. Clusters with fewer than `MIN_MEMBERS` nodes are left out.
+    """
     families: dict[int, list[list[int]]] = {}
     for nodes in tree.members(height, alive):
         family = families.setdefault(int(tree.levels[height][nodes[0]]) if height < len(tree.levels) else 0, [])
@@ -163,32 +194,38 @@ def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.R
 
 
 def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pair]:
-    """Return pairs of nodes from one cluster to the other. The first nodes of all pairs are in one cluster, so that one
-    direction is fully loaded."""
+    """Return pairs of a node of the cluster `ones` and a node of the cluster `others`: one pair if `alone`, else as
+    many as the smaller cluster has nodes. All pairs begin in `ones`, so that one direction is fully loaded."""
     pairs = list(zip(ones, others, strict=False))
     return pairs[:1] if alone else pairs
 
 
 @dataclass(frozen=True)
 class NodePerformance:
-    """Performance of a node relative to all nodes; in a retest that with its better partner, relative to good pairs in
-    the same rounds."""
+    """Bandwidth and latency of one node as ratios. In the first measurement they are relative to the median of all
+    nodes. In a retest they are those with the node's better partner, relative to good pairs in the same rounds."""
 
     sent: float
     received: float
     latency: float
     times: int
-    """Number of measurements; in the first one, that of partners."""
+    """Number of measurements behind the ratios: partners in the first measurement, repeats with all partners in a
+    retest."""
 
     @property
     def bandwidth(self) -> float:
-        """Relative bandwidth of the slower direction."""
+        """The ratio of the slower direction: the smaller one of `sent` and `received`."""
         return min(self.sent, self.received)
 
 
 def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree) -> list[Round]:
-    """Return rounds in which each suspect measures with two good nodes, of the suspect's own leaf switch where there
-    are some."""
+    """Return rounds in which each suspect measures again with `RETEST_PARTNERS` good nodes, below the suspect's own
+    leaf switch where there are some. Good pairs measure in the same rounds, for comparison.
+
+    Args:
+        suspects: indexes of the suspected nodes.
+        good: indexes of the other living nodes.
+    """
     planned: list[Round] = []
     batch = max(1, min(PAIRS_AT_ONCE // 2, len(good) // 4 or 1))
     for start in range(0, len(suspects), batch):
@@ -200,7 +237,13 @@ def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree)
 
 
 def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Round]:
-    """Return rounds of suspected links with good pairs. No two suspected links of a round touch the same switch."""
+    """Return rounds in which suspected links measure again, together with good pairs for comparison. No two suspected
+    links of a round touch the same node or switch.
+
+    Args:
+        links: suspected links, as pairs of node indexes.
+        good: indexes of the living nodes that are not suspected.
+    """
     planned: list[Round] = []
     remaining = list(links)
     while remaining:
@@ -224,7 +267,12 @@ def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
 def retested_nodes(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[str, NodePerformance]:
-    """Return the retest results of the suspects; a suspect that was not measured again is absent."""
+    """Return suspect -> its ratios to good pairs in the retest. A suspect that was not measured again is absent.
+
+    Args:
+        results: measurements of the retest rounds.
+        links: suspected links; they do not count as good pairs.
+    """
     doubted = set(suspects)
     usual = _usual(results, doubted, set(links))
     retested: dict[str, NodePerformance] = {}
@@ -249,9 +297,14 @@ def retested_nodes(
 def retested_links(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return the bandwidth (first to second, back) of each suspected link, relative to good pairs in the same rounds.
+    """Return link -> (bandwidth from its first node to its second, bandwidth back), both relative to good pairs in the
+    retest. A link that was not measured again is absent.
 
-    The best measurement counts: a bad cable is always slow, other traffic comes in bursts.
+    The best measurement of a link counts: a bad cable is always slow, other traffic comes in bursts.
+
+    Args:
+        results: measurements of the retest rounds.
+        suspects: suspected nodes; their pairs do not count as good pairs.
     """
     usual = _usual(results, set(suspects), set(links))
     ratios = {}
@@ -264,7 +317,12 @@ def retested_links(
 
 
 def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, turn: int) -> list[Pair]:
-    """Return the suspects with their partners in round number `turn`, and good pairs of the remaining nodes."""
+    """Return a pair (suspect, partner) for each suspect in `some`, and good pairs of the remaining nodes for
+    comparison.
+
+    Args:
+        turn: 0 for the rounds with each suspect's first partner, 1 for those with the second.
+    """
     free = list(good)
     met: list[Pair] = []
     for place, suspect in enumerate(some):
@@ -280,8 +338,9 @@ def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, t
 
 
 def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Pair]:
-    """Return good pairs to compare with, about as many as `taken`, from free nodes. Where switches are known, the two
-    nodes of a pair share a switch, because such pairs share no uplink with others."""
+    """Return good pairs for comparison, about as many as `taken`, from the nodes in `good` that are in no pair of
+    `taken`. Where switches are known, the two nodes of a pair share a leaf switch, because such pairs share no uplink
+    with others."""
     busy = {node for pair in taken for node in pair}
     free = [node for node in good if node not in busy]
     wanted = max(1, min(len(taken), PAIRS_AT_ONCE - len(taken)))
@@ -295,7 +354,8 @@ def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> l
 
 
 def _usual(results: Sequence[PairResult], doubted: set[str], links: set[tuple[str, str]]) -> tuple[float, float] | None:
-    """Return the median bandwidth and latency of the good pairs; None when there are none."""
+    """Return the median bandwidth in bytes/s and the median latency in seconds of the good pairs: those that have no
+    node in `doubted` and are not in `links`. None when there are none."""
     good = [
         result
         for result in results

@@ -1,7 +1,8 @@
-"""Infers from latencies which nodes share a switch, and checks declared switches against them.
+"""Infers from latencies which nodes share a switch, and checks declared switches against the latencies. Pure.
 
-Where nearly all pairs are measured, it is average-linkage clustering, cut where the heights jump. Where measuring all
-takes too long, the next pairs are chosen between groups of nodes that may still share a switch. Pure.
+Where nearly all pairs are measured, the switches are clusters of average-linkage clustering, with a switch level
+wherever the height of the merges jumps. Where measuring all pairs takes too long, nodes with a short latency form
+groups, and the next pairs are chosen between groups that may still share a switch.
 """
 
 from __future__ import annotations
@@ -22,29 +23,32 @@ Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
 MIN_NODES_FOR_TREE = 8
-"""Fewest nodes for which switches are inferred. With fewer, noise hides a switch, and the topology lists every pair
-anyway."""
+"""Fewest living nodes for which switches are inferred. With fewer, noise hides a switch, and the topology lists every
+pair anyway."""
 MIN_GAP = 0.10
-"""Least share that a switch level adds to the latency of the level below."""
+"""Least latency that a switch level adds, as a share of the latency within the level's clusters."""
 MIN_SEPARATION = 3.0
-"""Least latency that a switch level adds, in standard deviations of the latencies within its clusters."""
+"""Least latency that a switch level adds, in standard deviations of the latencies within the level's clusters."""
 ROUNDS_SHARE_MAX = 0.5
-"""Most rounds of a sampled measurement, as a share of the rounds of a full one; more rounds find no further
-switches."""
+"""Most rounds of the mode sampled, as a share of the rounds of the mode full. More rounds find no further switches."""
 COMPARISONS = 2
-"""Number of far pairs between two groups after which the groups count as different switches: a single pair may have
-been delayed."""
+"""Number of measured pairs between two groups after which they count as two switches, if none of the pairs is near. A
+single pair may have been delayed."""
 BIN = 0.01
-"""Width of the bins of the histogram of latencies: 1 %."""
+"""Width of the bins of the histogram of latencies, in natural logarithms: 1 %."""
 _SMOOTH = np.array([1.0, 2.0, 3.0, 2.0, 1.0])
 Bools = npt.NDArray[np.bool_]
 PriorSwitches = Mapping[str, Sequence[str]]
-"""Node -> the switches above it, the highest first."""
+"""Node -> names of the switches above the node, the highest first."""
 
 
 @dataclass(frozen=True)
 class SwitchTree:
-    """The switch levels, lowest first: for each node the number of its cluster, -1 where it is unknown."""
+    """The switches above the nodes of a probe.
+
+    `levels` has an array for each switch level, the leaf switches first. The array holds for each node the number of
+    its cluster, -1 where it is unknown. `source` says where the switches come from: measured, slurm, prior.
+    """
 
     levels: tuple[Ints, ...] = ()
     source: str = "measured"
@@ -61,8 +65,8 @@ class SwitchTree:
         return lowest
 
     def members(self, height: int, nodes: Iterable[int]) -> list[list[int]]:
-        """Return the given nodes grouped by their cluster of a level (1 is the lowest), without those whose cluster is
-        unknown."""
+        """Return the given nodes grouped by their cluster on level `height` (1 is the lowest), without nodes whose
+        cluster is unknown."""
         labels, clusters = self.levels[height - 1], dict[int, list[int]]()
         for node in nodes:
             if labels[node] >= 0:
@@ -71,7 +75,8 @@ class SwitchTree:
 
 
 def distances_of(matrix: PairMatrix) -> Floats:
-    """Return an array [a, b]: latency of each pair in seconds, the same in both directions, NaN where not measured.
+    """Return an array [a, b]: latency between the nodes a and b in seconds, the same in both directions, NaN where not
+    measured.
 
     The latency is the mean of both directions' minima and medians: the minimum depends on one sample, the median on
     other traffic.
@@ -82,16 +87,17 @@ def distances_of(matrix: PairMatrix) -> Floats:
 
 
 def infer_tree(sided: Floats) -> SwitchTree:
-    """Infer the switches from the distances of (nearly) all pairs.
+    """Return the switches, inferred from the latencies of (nearly) all pairs.
 
-    The latency that a node adds to all its pairs is subtracted first, because a slow processor does not change a
-    node's switch.
+    The latency that a node adds to all its pairs is subtracted first, because a slow processor does not change a node's
+    switch.
 
     Args:
-        sided: [a, b] in seconds, NaN where not measured.
+        sided: latency [a, b] in seconds, NaN where not measured.
 
     Returns:
-        The tree; without levels when all distances are alike. Nodes without any distance get -1.
+        The tree. It has no levels when all latencies are alike, or when fewer than `MIN_NODES_FOR_TREE` nodes measured.
+            Nodes without any latency get the cluster -1.
     """
     known = np.flatnonzero(np.isfinite(sided).sum(axis=1) > 0)
     if len(known) < MIN_NODES_FOR_TREE:
@@ -107,8 +113,8 @@ def infer_tree(sided: Floats) -> SwitchTree:
 
 
 def _completed(distances: Floats) -> Floats:
-    """Return the distances with unmeasured pairs filled in: the mean of the two nodes' median distances, which is
-    neither near nor far."""
+    """Return the latencies [a, b] with unmeasured pairs filled in: by the mean of the two nodes' median latencies,
+    which is neither near nor far."""
     np.fill_diagonal(distances, np.nan)
     usual = np.nanmedian(distances, axis=1)
     filled = np.where(np.isnan(distances), (usual[:, None] + usual[None, :]) / 2, distances)
@@ -117,9 +123,10 @@ def _completed(distances: Floats) -> Floats:
 
 
 def _without_node_effects(distances: Floats) -> Floats:
-    """Return the distances without the latency that each node adds to all its pairs, near and far.
+    """Return the latencies [a, b] without the latency that each node adds to all its pairs, near and far.
 
-    A node on a small switch has fewer near pairs, but its nearest and farthest are as far as those of other nodes.
+    A node's addition follows from its nearest or its farthest pairs, not from all: a node on a small switch has fewer
+    near pairs, but its nearest and farthest are as far as those of other nodes.
     """
     n, made = len(distances), distances
     for _ in range(3):  # a slow node is among the farthest of all others until its excess is subtracted
@@ -133,7 +140,8 @@ def _without_node_effects(distances: Floats) -> Floats:
 
 
 def _cuts(distances: Floats) -> list[Ints]:
-    """Return for each switch level, lowest first, the cluster number of each node."""
+    """Return an array for each switch level, the lowest first: the number of each node's cluster. `distances` are
+    latencies [a, b]."""
     # Imported here, because scipy takes a third of an agent's start and few agents need it.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -154,7 +162,15 @@ def _cuts(distances: Floats) -> list[Ints]:
 
 
 def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
-    """Whether pairs across these clusters are clearly farther apart than pairs within them (and not within `below`)."""
+    """Return whether the clusters form a switch level: whether pairs across clusters clearly have a higher latency than
+    pairs within them.
+
+    Args:
+        distances: latency [a, b].
+        labels: number of each node's cluster.
+        below: number of each node's cluster on the level below, whose inner pairs are not counted; None for the lowest
+            level.
+    """
     same = labels[:, None] == labels[None, :]
     np.fill_diagonal(same, False)
     if below is not None:
@@ -170,10 +186,10 @@ def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
 
 
 def declared_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
-    """Return the switches as Slurm or an earlier file declares them.
+    """Return the switches as Slurm or a prior declares them. A level with only one switch is left out.
 
     Args:
-        paths: for each node the switches above it, the highest first; empty for an undeclared node.
+        paths: for each node the names of the switches above it, the highest first; empty for an undeclared node.
         source: where the paths come from: slurm, prior.
     """
     depth = min((len(path) for path in paths if path), default=0)
@@ -187,13 +203,15 @@ def declared_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
 
 
 class SwitchGroups:
-    """Groups of nodes taken to share a switch: a chain of pairs with latencies below `near_below` links them."""
+    """Groups of nodes that share a leaf switch as far as latencies show: two nodes are in one group if a chain of pairs
+    with latencies below `near_below` links them."""
 
     def __init__(self, distances: Floats, alive: Bools) -> None:
-        """Group the nodes by the measured distances.
+        """Group the nodes by the measured latencies.
 
         Args:
-            distances: [a, b] in seconds, NaN where not measured.
+            distances: latency [a, b] in seconds, NaN where not measured.
+            alive: for each node whether it is alive; the pairs of other nodes are ignored.
         """
         sided = distances.copy()
         sided[~alive] = np.nan
@@ -201,7 +219,7 @@ class SwitchGroups:
         self.alive = alive
         self.latency = sided - _node_effects(sided)
         self.near_below = near_limit(self.latency)
-        """Seconds below which a pair shares a switch; None when the latencies have no gap."""
+        """Seconds below which a pair shares a leaf switch; None when the latencies have no gap."""
         # Imported here, because scipy takes a third of an agent's start and few agents need it.
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
@@ -211,7 +229,8 @@ class SwitchGroups:
         """For each node the number of its group. A node without a near pair is alone in its group."""
 
     def unknown(self) -> Bools:
-        """Return an array [a, b]: whether the groups of the two nodes have not been compared often enough."""
+        """Return an array [a, b]: True if the pair is not measured and fewer than `COMPARISONS` pairs are measured
+        between the groups of its two nodes. False within a group and for lost nodes."""
         count = int(self.labels.max()) + 1
         compared = np.zeros((count, count), dtype=np.int_)
         rows, columns = np.nonzero(np.triu(np.isfinite(self.latency), 1))
@@ -228,7 +247,10 @@ def near_limit(latency: Floats) -> float | None:
     """Return the seconds below which a pair shares a leaf switch; None when the latencies show no such limit.
 
     The limit is the valley after the lowest peak of the histogram of latencies. A valley is at most half as high as the
-    highest peaks on both sides, with at least a thousandth of the pairs, and at least eight, on each side.
+    highest peak on each of its two sides, and each side has at least a thousandth of the pairs, and at least eight.
+
+    Args:
+        latency: [a, b] in seconds, NaN where not measured.
     """
     values = latency[np.isfinite(latency)]
     values = values[values > 0]
@@ -253,7 +275,8 @@ def near_limit(latency: Floats) -> float | None:
 
 
 def next_round(groups: SwitchGroups, rng: random.Random) -> list[Pair]:
-    """Return a round of pairs whose groups were not compared often enough; empty when all groups were."""
+    """Return a round of pairs between groups that were not compared often enough, one pair for each two groups; empty
+    when all groups were."""
     unknown = groups.unknown()
     order: list[int] = np.flatnonzero(unknown.any(axis=1)).tolist()
     rng.shuffle(order)
@@ -273,7 +296,8 @@ def next_round(groups: SwitchGroups, rng: random.Random) -> list[Pair]:
 
 
 def sampled_tree(groups: SwitchGroups) -> SwitchTree:
-    """Return the switches: groups are leaf switches, and levels above come from the latencies between groups."""
+    """Return the switches of a probe in the mode sampled. Groups are the leaf switches, and the levels above follow
+    from the latencies between groups. The tree has no levels if the latencies show no leaf switches."""
     names, compact = np.unique(groups.labels[groups.alive], return_inverse=True)
     if groups.near_below is None or not 1 < len(names) <= groups.alive.sum() // 2:
         return SwitchTree()
@@ -289,10 +313,11 @@ def sampled_tree(groups: SwitchGroups) -> SwitchTree:
 
 
 def _node_effects(latency: Floats) -> Floats:
-    """Return an array [a, b]: the latency in seconds that the two nodes add to all their pairs.
+    """Return an array [a, b]: the latency in seconds that the nodes a and b together add to their pair, as to all their
+    pairs.
 
-    A node adds the difference of its upper quartile to the median of all upper quartiles. The upper quartile is a far
-    pair for every node; with two switches, the median is not.
+    A node adds the upper quartile of its latencies minus the median of all nodes' upper quartiles. The upper quartile
+    is a far pair for every node; with two switches, the median is not.
     """
     upper = np.full(len(latency), np.nan)
     measured = np.isfinite(latency).any(axis=1)
@@ -305,7 +330,7 @@ def _node_effects(latency: Floats) -> Floats:
 
 
 def switches_of(topology: Topology) -> PriorSwitches:
-    """Return the switches of an earlier probe, or of another tool's file (`hpctrain topology import`)."""
+    """Return the switches in the topology file of an earlier probe or of another tool (`hpctrain topology import`)."""
     above: dict[str, list[str]] = {}
     for cluster in sorted(topology.fabric.clusters, key=lambda cluster: -cluster.level):
         for member in cluster.members:
@@ -314,7 +339,8 @@ def switches_of(topology: Topology) -> PriorSwitches:
 
 
 def contradicts(declared: SwitchTree, groups: SwitchGroups) -> bool:
-    """Whether latencies show that a node is not on its declared switch: most of its measured pairs there are far.
+    """Return whether latencies show that a node is not on its declared leaf switch: most of its measured pairs within
+    that switch are far.
 
     False when latencies have no gap between near and far. Two declared switches that look like one do not count: the
     declaration may be finer than latencies show.

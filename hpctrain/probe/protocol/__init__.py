@@ -1,1 +1,2 @@
-"""The probe's processes: one coordinator, a member on each node, and the connections and messages between them."""
+"""The probe's processes: a member on each node, one of which also runs the coordinator, and the messages between
+them."""

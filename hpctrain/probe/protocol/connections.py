@@ -1,6 +1,8 @@
-"""Authenticated connections between the nodes of a probe: a listener admits only peers that know the probe's token.
+"""Authenticated connections between the nodes of a probe: a listener admits only peers that know the token, a random
+secret of one probe.
 
-The token itself is never sent over the network (`hpctrain.base.net.authentication`)."""
+The token itself is never sent over the network (`hpctrain.base.net.authentication`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Me
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
 
 HANDSHAKE_S = 5.0
-"""A connection that is not authenticated after this time is closed."""
+"""Seconds after which a connection that is not authenticated is closed."""
 
 
 class PeerError(Exception):
@@ -24,13 +26,14 @@ class PeerError(Exception):
 
 
 class ProbeListener:
-    """A listening socket on this node's address. A caller that does not know the token is disconnected, and delays no
-    other caller."""
+    """A socket of a probe that listens on an address of this node. A caller that does not know the token is
+    disconnected, and delays no other caller."""
 
     def __init__(self, addr: str, token: str, clock: Clock, peers: int = 1) -> None:
         """Listen on address `addr` only, on a port that the system chooses.
 
         Args:
+            token: the secret that callers have to know.
             peers: number of peers that may connect at a time.
 
         Raises:
@@ -48,7 +51,12 @@ class ProbeListener:
         return self._listener.address[1]
 
     def admit(self, wanted: Callable[[Message], bool], deadline: float) -> tuple[LineChannel, Message] | None:
-        """Return the next authenticated connection with wanted claims, and the claims; None after `deadline`."""
+        """Return the next authenticated connection, and its claims: what the peer reports about itself. None when there
+        is none before `deadline`, a time of the listener's clock.
+
+        Args:
+            wanted: returns whether to admit a peer with these claims; other peers are refused.
+        """
         while (remaining_s := deadline - self._clock.now()) > 0:
             self._watch.wait(min(remaining_s, HANDSHAKE_S))
             self._listener.accept(self._clock.now())
@@ -66,7 +74,7 @@ class ProbeListener:
 
 
 def connect(addr: str, port: int, token: str, claims: Message, timeout_s: float, clock: Clock) -> LineChannel:
-    """Connect to a listener; both sides prove that they know the token.
+    """Return a new connection to a listener, after both sides have proved that they know the token.
 
     Args:
         claims: what this side reports about itself.
@@ -105,29 +113,33 @@ def _channel(sock: socket.socket) -> LineChannel:
 
 @dataclass(frozen=True)
 class ConnectionLost:
-    """The connection to a node is closed."""
+    """What `Transport.receive` returns for a node when the connection to the node is closed; `why` is the reason."""
 
     why: str = "its process ended"
 
 
 class Transport(Protocol):
-    """Carries messages between the coordinator and the nodes."""
+    """The coordinator's way to send messages to the nodes and to receive their answers. `StarTransport` does it over
+    TCP; tests use a fake."""
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
-        """Return the join message of the next node out of `expected`; None when none joined before `deadline`."""
+        """Return the join message of the next node whose name is in `expected`; None when none joined before
+        `deadline`, a time of the clock."""
 
     def send(self, node: str, message: Message) -> None:
-        """Send one message to a node. A lost connection shows in `receive`."""
+        """Send one message to a node. A lost connection raises no error here; `receive` reports it."""
 
     def receive(self, seconds: float) -> Iterable[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
+        """Wait up to `seconds` for answers. Return (node, answer) for each answer that arrived, and (node,
+        ConnectionLost) for each connection that closed."""
 
     def close(self) -> None:
         """Close every connection."""
 
 
 class StarTransport:
-    """A TCP connection to each node that the listener admitted."""
+    """A `Transport` with one TCP connection from the coordinator to each node, admitted by the coordinator's
+    listener."""
 
     def __init__(self, listener: ProbeListener) -> None:
         self._listener = listener
@@ -135,7 +147,8 @@ class StarTransport:
         self._selector = selectors.DefaultSelector()
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
-        """Return the join message of the next node out of `expected`; None when none joined before `deadline`."""
+        """Return the join message of the next node whose name is in `expected`; None when none joined before
+        `deadline`, a time of the clock."""
 
         def is_missing(claims: Message) -> bool:
             try:
@@ -153,11 +166,12 @@ class StarTransport:
         return join
 
     def send(self, node: str, message: Message) -> None:
-        """Send one message to a node. A lost connection shows in `receive`."""
+        """Send one message to a node. A lost connection raises no error here; `receive` reports it."""
         self._channels[node].send(message)
 
     def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
+        """Wait up to `seconds` for answers. Yield (node, answer) for each answer that arrived, and (node,
+        ConnectionLost) for each connection that closed."""
         for key, _ in self._selector.select(seconds):
             name = str(key.data)
             channel = self._channels[name]

@@ -1,4 +1,5 @@
-"""The coordinator of a probe: one connection to each node, one round at a time, a deadline for every answer."""
+"""The coordinator of a probe: it orders the nodes to measure, one round at a time, over one connection to each node,
+and sets a deadline for every answer."""
 
 from __future__ import annotations
 
@@ -17,21 +18,25 @@ from hpctrain.probe.protocol.connections import ConnectionLost, Transport
 from hpctrain.probe.protocol.messages import BackendReport, backend_lines, choose_backend
 
 GRACE_S = 3.0
-"""Seconds beyond a node's own deadline, in which it can report that its measurement failed, on a busy machine too."""
+"""Seconds that the coordinator waits beyond a node's own deadline for a pair. In this time even a node on a busy
+machine can report that its measurement failed."""
 
 BACKEND_GRACE_S = 10.0
-"""Seconds beyond the deadline of the training backend's measurement: a node first ends its measuring process, which may
-hang in a collective."""
+"""Seconds that the coordinator waits beyond the deadline of the measurement over the training backend. In this time a
+node ends its measuring process, which may hang in a collective, and reports the failure."""
 
 Wanted = TypeVar("Wanted", bound=messages.Answer)
 MAX_SECOND_TRIES = 16
-"""Most broken pairs that are measured once more, one at a time. A pair whose link is cut costs another deadline."""
+"""Most broken pairs that are measured once more, one at a time. A pair whose link is cut costs a whole deadline
+again."""
 Progress = Callable[[str, int, int], None]
-"""Called with (phase, done, planned); the phases are join, links, devices and backend."""
+"""Function called with (phase, done, planned). The phases are join, links, devices and backend. `done` and `planned`
+count rounds in the phase links, and nodes in the other phases."""
 
 
 class Coordinator:
-    """Runs a probe over a connection to each node. A node that dies or hangs is lost and costs one deadline."""
+    """The leader of a probe: sends orders to the nodes and collects their answers. A node that dies or hangs counts as
+    lost from then on, and delays the probe by one deadline."""
 
     def __init__(
         self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings,
@@ -40,7 +45,7 @@ class Coordinator:
         """Prepare a probe of `nodes`.
 
         Args:
-            progress: called after every step, when the outcome is consistent.
+            progress: called between steps of the probe, when `outcome` is consistent.
             prior: the switches in an earlier topology file.
         """
         self._transport = transport
@@ -101,7 +106,13 @@ class Coordinator:
         self._tell("links", number, self.outcome.rounds_planned)
 
     def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:
-        """Run one round. Return whether at least one pair was measured."""
+        """Let the pairs of one round measure, and store their results. Return whether at least one pair was measured.
+
+        Args:
+            number: number of the round within the probe, by which late answers are recognised.
+            planned: the round as the schedule has it.
+            pairs: the round's pairs whose two nodes are alive.
+        """
         for a, b in pairs:
             self._tell_pair(number, a, b)
         busy = {name for pair in pairs for name in pair}
@@ -162,7 +173,8 @@ class Coordinator:
                 self._take_report(name, answer)
 
     def _backend(self) -> None:
-        """Measure messages over the training backend between the processes that measured the devices."""
+        """Measure messages over the training backend between the processes that measured the devices. Skipped if there
+        are fewer than two, or if the link between two of their nodes is broken."""
         # A process group forms only when all members reach each other, so a broken pair would cost a time-out.
         names = [name for name in self.outcome.alive if name in self.outcome.devices]
         apart = [pair for pair in self.outcome.broken if set(pair) <= set(names)]
@@ -217,6 +229,10 @@ class Coordinator:
         """Wait for one answer of type `kind` from each node in `waiting`, and return node -> answer.
 
         A node that closes its connection, sends a malformed message or exceeds the time limit is lost.
+
+        Args:
+            when: the step of the probe, in words for the reason why a node is lost, as 'in round 3'.
+            wanted: returns whether an answer belongs to this step; other answers come too late and are dropped.
         """
         answers: dict[str, Wanted] = {}
         waiting = waiting - set(self.outcome.lost)

@@ -1,10 +1,11 @@
-"""The messages of a probe as models that validate on arrival: joins, orders to nodes, and answers from nodes.
+"""The messages of a probe as models, which check each message when it arrives: joins, orders to nodes, and answers from
+nodes.
 
-Every sender has proved that it knows the probe's token. A malformed message closes its connection, with the reason, but
-ends neither the coordinator nor the probe.
+Every sender has proved that it knows the probe's token. On a malformed message the receiver closes the connection and
+notes the reason; neither the coordinator nor the probe ends.
 
-For messages over the training backend (gloo, NCCL), the module also has the rounds of pairs, a rank's report, and the
-fit of t = alpha + beta·bytes to its times.
+For the measurement of messages over the training backend (gloo, NCCL), the module also has the rounds of pairs, the
+report of a rank, and the fit of t = alpha + beta·bytes to the reported times.
 """
 
 from __future__ import annotations
@@ -25,17 +26,21 @@ from hpctrain.records.format.message import parse_message
 from hpctrain.records.topology.link import BackendFigures
 
 MAX_ROUNDS = 15
-"""Most rounds: each node measures with at most this many others, which is enough for the medians of the link
-classes."""
+"""Most rounds over the training backend. A rank measures with at most this many others, which is enough for the medians
+of the link classes."""
 SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
-"""Sizes of the messages in bytes. Each message is answered by one of the first size."""
+"""Sizes in bytes of the messages over the training backend. Each message is answered by one of the first size."""
 LARGE_BYTES = 131072
+"""Size in bytes above which fewer messages are timed (`TIMES_LARGE`)."""
 TIMES, TIMES_LARGE, TIMES_MIN = 12, 5, 3
-"""Messages of each size; of each size above `LARGE_BYTES`; and of each size when the time is up."""
+"""Timed messages over the training backend: `TIMES` of each size up to `LARGE_BYTES`, `TIMES_LARGE` of each larger
+size, and `TIMES_MIN` of a size once the time limit has passed."""
 WARM_UP, WARM_UP_LARGER = 5, 1
-"""Messages that are not counted: of the first size, and of each other size."""
+"""Messages over the training backend that are sent before the timed ones: `WARM_UP` of the first size, `WARM_UP_LARGER`
+of each other size."""
 LIMIT_S = 0.5
-"""Time limit of a size sweep in seconds: a slow link stops at the size that exceeds it."""
+"""Time limit of a size sweep over the training backend, in seconds. A slow link stops at the size at which the limit
+passes."""
 
 _NETWORK = re.compile(r"NCCL INFO .*Using network (\S+)")
 ERROR_CHARS = 2000
@@ -44,28 +49,29 @@ Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class BackendReport(Part):
-    """The message times that one rank measured with its partners."""
+    """The times of messages over the training backend that one rank measured with its partners."""
 
     backend: str
     """Name of the backend: gloo or nccl."""
     times: dict[int, SizeTimes]
-    """Peer's rank -> (bytes, one-way seconds) of messages to it."""
+    """Partner's rank -> (bytes, one-way seconds) of messages to the partner."""
     network: str | None = None
     """The network that NCCL reports for traffic between nodes: IB, Socket."""
 
 
 def backend_rounds(world: int, seed: int) -> list[list[Pair]]:
-    """Return rounds of pairs of ranks: all pairs of a small group, the first `MAX_ROUNDS` rounds of a large one."""
+    """Return the rounds of pairs of ranks that measure over the training backend: every pair of up to 16 ranks, and the
+    first `MAX_ROUNDS` rounds of a larger group."""
     return rounds(world, seed)[:MAX_ROUNDS]
 
 
 def times_of(size: int) -> int:
-    """Return the number of timed messages of this size."""
+    """Return the number of timed messages of `size` bytes over the training backend."""
     return TIMES_LARGE if size > LARGE_BYTES else TIMES
 
 
 def warm_up_of(size: int) -> int:
-    """Return the number of warm-up messages of this size."""
+    """Return the number of warm-up messages of `size` bytes over the training backend."""
     return WARM_UP if size == SIZES[0] else WARM_UP_LARGER
 
 
@@ -73,8 +79,8 @@ def choose_backend(kinds: Sequence[set[str]], loopback: bool) -> str:
     """Return 'nccl' when every node has CUDA devices that no other node shares, else 'gloo'.
 
     Args:
-        kinds: the kinds of devices on each node.
-        loopback: whether the nodes are processes of one machine; NCCL refuses devices that they share.
+        kinds: for each node the kinds of its devices (cuda, cpu).
+        loopback: whether the nodes are processes of one machine, which share its devices; NCCL refuses shared devices.
     """
     return "nccl" if kinds and all("cuda" in on_node for on_node in kinds) and not loopback else "gloo"
 
@@ -82,7 +88,8 @@ def choose_backend(kinds: Sequence[set[str]], loopback: bool) -> str:
 def backend_lines(
     names: Sequence[str], reports: Mapping[str, BackendReport]
 ) -> dict[tuple[str, str], tuple[str, BackendFigures]]:
-    """Return (sender, receiver) -> the backend and the line through its message times.
+    """Return (sending node, receiving node) -> (name of the backend, figures of the line through the message times). A
+    direction whose times give no line is absent.
 
     Args:
         names: the node of each rank.
@@ -110,20 +117,23 @@ def backend_lines(
 
 
 def network_used(log: str) -> str | None:
-    """Return the network that NCCL uses between nodes, from its log at NCCL_DEBUG=INFO: IB, Socket, or a plugin."""
+    """Return the network that NCCL uses between nodes, from its log at NCCL_DEBUG=INFO: IB, Socket, or the name of a
+    plugin. None if the log names none."""
     match = _NETWORK.search(log)
     return match.group(1) if match else None
 
 
 class Join(JoinedNode):
-    """The message with which a node joins the coordinator."""
+    """The first message of a node to the coordinator: what the node is named, and where its listener and its host
+    are."""
 
     kind: Literal["join"]
     node: Text
 
 
 class PairOrder(Part):
-    """Order to measure with a peer node: connect to it at `addr` and `port`, or wait for its connection."""
+    """Order to measure with the node `peer` in a round. The caller of the pair connects to the peer at `addr` and
+    `port`; the other node waits for this connection."""
 
     kind: Literal["pair"]
     round: Count
@@ -141,20 +151,22 @@ class PairOrder(Part):
 
 class PlainOrder(Part):
     """An order without content. idle: nothing to do in this round. devices: start the measuring process. go: start to
-    measure. over: the probe has ended."""
+    measure the devices. over: the probe has ended."""
 
     kind: Literal["idle", "devices", "go", "over"]
 
 
 class RendezvousOrder(Part):
-    """Order to open a port on this address for the store (torch's TCPStore) of all ranks."""
+    """Order to the node of rank 0 to open a port on the address `addr` for the store (torch's TCPStore) through which
+    the ranks of the training backend find each other."""
 
     kind: Literal["rendezvous"] = "rendezvous"
     addr: Text
 
 
 class ExchangeOrder(Part):
-    """Order to measure messages to the other ranks over the training backend."""
+    """Order to measure messages to the other ranks over the training backend. The ranks find each other through the
+    store (torch's TCPStore) at `addr` and `port`, with the secret `token`."""
 
     kind: Literal["exchange"]
     backend: Literal["gloo", "nccl"]
@@ -169,7 +181,8 @@ class ExchangeOrder(Part):
 
 
 class FailableAnswer(Part):
-    """An answer with either its content, in the field `content`, or an error."""
+    """Base class of the answers that have either content or an error. `content` is the name of the field with the
+    content."""
 
     content: ClassVar[str] = "report"
     error: Annotated[str, Field(max_length=ERROR_CHARS)] | None = None
@@ -182,7 +195,7 @@ class FailableAnswer(Part):
 
 
 class PairAnswer(FailableAnswer):
-    """Answer: the figures that one end of a pair measured, or the error."""
+    """Answer to `PairOrder`: the figures that this end of the pair measured, or the error."""
 
     content = "figures"
     kind: Literal["pair"]
@@ -191,20 +204,20 @@ class PairAnswer(FailableAnswer):
 
 
 class Ready(Part):
-    """Answer: the node's measuring process is loaded."""
+    """Answer to the order devices: the node's measuring process is loaded and waits for the order go."""
 
     kind: Literal["ready"] = "ready"
 
 
 class DevicesAnswer(FailableAnswer):
-    """Answer: the report of the node's devices, or the error."""
+    """Answer to the orders devices and go: the report of the node's devices, or the error."""
 
     kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
 
 
 class RendezvousAnswer(FailableAnswer):
-    """Answer: the port for the store of all ranks, or the error."""
+    """Answer to `RendezvousOrder`: the port of the store, or the error."""
 
     content = "port"
     kind: Literal["rendezvous"] = "rendezvous"
@@ -212,7 +225,7 @@ class RendezvousAnswer(FailableAnswer):
 
 
 class ExchangeAnswer(FailableAnswer):
-    """Answer: a rank's report of messages over the training backend, or the error."""
+    """Answer to `ExchangeOrder`: a rank's report of messages over the training backend, or the error."""
 
     kind: Literal["exchange"] = "exchange"
     report: BackendReport | None = None
@@ -227,7 +240,7 @@ _ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator
 
 
 def read_join(message: Message) -> Join:
-    """Parse the message of a node that joins.
+    """Return the message of a node that joins, checked.
 
     Raises:
         MalformedMessage: the message does not fit the model.
@@ -236,7 +249,7 @@ def read_join(message: Message) -> Join:
 
 
 def read_order(message: Message) -> Order:
-    """Parse an order of the coordinator.
+    """Return an order of the coordinator, checked.
 
     Raises:
         MalformedMessage: the message does not fit the model.
@@ -245,7 +258,7 @@ def read_order(message: Message) -> Order:
 
 
 def read_answer(message: Message) -> Answer:
-    """Parse an answer of a node.
+    """Return an answer of a node, checked.
 
     Raises:
         MalformedMessage: the message does not fit the model.

@@ -1,8 +1,9 @@
 """Measures a pair of nodes over their connection: pings from each side, a size sweep from each side, and a transfer in
 each direction.
 
-Both ends follow the same script; the caller starts. The end of each part is agreed between the two, so the coordinator
-sends nothing during a timed part."""
+Both ends run the same parts in the same order, and the end that made the connection starts. The sender of a part marks
+its last message, so the two ends need no message from the coordinator during a timed part.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from hpctrain.probe.protocol.connections import PeerError
 PING_BYTES = 8
 BLOCK_BYTES = 128 * 1024
 MIN_MESSAGES = 3
-"""Fewest single messages of a size, when the time is up."""
+"""Fewest messages of a size in a size sweep, even after the time limit."""
 _MORE, _LAST, _LARGER = 0, 1, 2
 _MIN_BLOCKS = 8
 _MIN_PINGS = 8
@@ -31,13 +32,15 @@ _WALL = struct.Struct("<d")
 
 Result = TypeVar("Result")
 RoundTrip = tuple[float, float]
-"""(seconds of the round trip, the peer's clock minus ours, if its answer was written half-way)"""
+"""(seconds of the round trip, the peer's clock minus this node's in seconds, if the peer wrote its answer in the middle
+of the round trip)"""
 
 
 class DeadlineSocket:
     """A connected socket with a deadline for everything sent and received.
 
-    It uses the kernel's time-outs (SO_RCVTIMEO), because Python's add a poll() to every call, and so to the latency.
+    It uses the kernel's time-outs (SO_RCVTIMEO, SO_SNDTIMEO), because Python's own add a poll() to every call, and so
+    to the latency.
     """
 
     def __init__(self, sock: socket.socket, clock: Clock, deadline: float) -> None:
@@ -46,7 +49,7 @@ class DeadlineSocket:
         self._deadline = deadline
 
     def arm(self) -> None:
-        """Set the kernel's time-outs to the remaining time.
+        """Set the kernel's time-outs to the time that remains until the deadline.
 
         Raises:
             PeerError: the deadline has passed.
@@ -77,7 +80,7 @@ class DeadlineSocket:
             raise PeerError(f"the connection broke: {error.strerror or error}") from None
 
     def fill(self, view: memoryview) -> None:
-        """Receive until the buffer is full.
+        """Receive until the buffer `view` is full.
 
         Raises:
             PeerError: the peer stopped sending, the connection broke or closed, or the deadline has passed.
@@ -98,8 +101,8 @@ class DeadlineSocket:
 
 
 def cpu_demand_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:
-    """Return the seconds that this thread has run on a processor or waited for one. Without CONFIG_SCHED_INFO in the
-    kernel, the waiting is not counted."""
+    """Return the seconds so far in which this thread has run on a processor or waited for one. Without
+    CONFIG_SCHED_INFO in the kernel, the waiting is not counted."""
     try:
         on_cpu_ns, waiting_ns, _ = schedstat.read_text().split()
         return (int(on_cpu_ns) + int(waiting_ns)) / 1e9
@@ -113,10 +116,11 @@ def measure_pair(
     """Measure as one end of a pair and return the figures of this end.
 
     Args:
+        caller: whether this end made the connection; the caller starts.
         cpu_s: returns the seconds in which this thread has needed a processor, whether it got one or not.
 
     Raises:
-        PeerError: the peer died, hung, or the link is too slow for the slot.
+        PeerError: the peer died or hung, or the link is too slow for the deadline.
     """
     if caller:
         pings = ping(stream, settings)
@@ -153,7 +157,8 @@ def measure_pair(
 def _share_of_cpu(
     stream: DeadlineSocket, cpu_s: Callable[[], float], work: Callable[[], Result]
 ) -> tuple[float | None, Result]:
-    """Run `work`. Return the share of its time in which this thread needed a processor, and its result."""
+    """Run `work`. Return (share of its time in which this thread needed a processor, result of `work`). The share is
+    None if the clock measured no time."""
     began_s, used_s = stream.clock.now(), cpu_s()
     result = work()
     took_s = stream.clock.now() - began_s
@@ -161,8 +166,8 @@ def _share_of_cpu(
 
 
 def ping(stream: DeadlineSocket, settings: ProbeSettings) -> list[RoundTrip]:
-    """Time round trips of 8 bytes and return them without the warm-up; there are fewer than `settings.pings` on a slow
-    link."""
+    """Send pings of 8 bytes and return their round trips, without those of the warm-up. On a slow link there are fewer
+    than `settings.pings`."""
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     more, last = bytes([_MORE]) + bytes(PING_BYTES - 1), bytes([_LAST]) + bytes(PING_BYTES - 1)
@@ -200,9 +205,10 @@ def echo(stream: DeadlineSocket) -> None:
 
 
 def size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> list[tuple[int, list[float]]]:
-    """Return (bytes, round trips in seconds) of single messages of growing size, each answered by 8 bytes.
+    """Send single messages of growing size, each answered by 8 bytes. Return for each size (bytes, seconds of each
+    round trip).
 
-    The sweep stops at the size that exceeds the time limit.
+    The sweep ends with the size at which the time limit passes.
     """
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
@@ -227,7 +233,7 @@ def size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> list[tuple[in
 
 
 def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
-    """Answer every message of the peer's size sweep."""
+    """Answer every message of the peer's size sweep with 8 bytes, until the message that is marked as the last."""
     stream.arm()
     answer = bytes(PING_BYTES)
     for size in settings.ladder_bytes:
@@ -242,7 +248,8 @@ def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 
 def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
-    """Send blocks of data until both volume and time reach their minimum, or one of them reaches its maximum."""
+    """Send blocks of data until volume and time have both reached their minimum (`bulk_bytes`, `bulk_s`), or one of
+    them its maximum (`bulk_bytes_max`, `bulk_limit_s`)."""
     stream.arm()
     more = bytes(BLOCK_BYTES)
     last = bytes([_LAST]) + bytes(BLOCK_BYTES - 1)
@@ -259,7 +266,8 @@ def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 
 def stream_receive(stream: DeadlineSocket) -> list[tuple[float, int]]:
-    """Receive blocks up to the last. Return for each (seconds when it was complete, bytes so far)."""
+    """Receive the peer's blocks up to the last one. Return for each block (clock time in seconds when it was complete,
+    bytes received so far)."""
     stream.arm()
     buffer = bytearray(BLOCK_BYTES)
     view = memoryview(buffer)

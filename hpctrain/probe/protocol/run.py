@@ -1,6 +1,7 @@
-"""Runs a probe inside the node processes: every node calls `probe_nodes`, and the first node gets the topology.
+"""Runs a probe inside the node processes: every node calls `probe_nodes`, which returns the topology on the first node.
 
-Every node, the first too, is a member: it joins the coordinator and executes its orders until the probe is over.
+Every node is a member: it joins the coordinator and executes its orders until the probe is over. The first node also
+runs the coordinator.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from hpctrain.records.topology.topology import Topology
 
 PROBE_FOLDER = "probe"
 PARTIAL_EVERY_S = 2.0
-"""Least seconds between two partial topologies; the time between them is also at least twenty times as long as writing
-the last one."""
+"""Least seconds between two partial topologies (the topology measured so far). The time between two of them is also at
+least twenty times as long as making and storing the last one took."""
 
 SavePartial = Callable[[Topology], None]
+"""Function that stores the topology measured so far."""
 COORDINATOR_FILE = "coordinator.json"
 """File in the probe's folder, readable by its owner only: address, port and token of the coordinator."""
 
@@ -49,20 +51,21 @@ def probe_nodes(
     node: ProbeNode, nodes: Sequence[str], progress: Progress | None = None, job_id: str | None = None,
     keep: SavePartial | None = None, prior: PriorSwitches | None = None,
 ) -> Topology | None:  # fmt: skip
-    """Run a probe of `nodes`. Each of them calls this with the same folder, `nodes` and settings.
+    """Run a probe of `nodes`. Every node calls this function with the same folder, `nodes` and settings.
 
-    The first node coordinates and returns the topology; the others return None when the probe is over. Only
-    `node.folder`/probe is written, and removed at the end; no thread, socket or process stays.
+    On the first node, which coordinates, it returns the topology; on the others it returns None when the probe is over.
+    Only `node.folder`/probe is written, and removed at the end; no thread, socket or process stays.
 
     Args:
-        progress: called with (phase, done, planned) on the coordinating node.
-        keep: called from time to time with the topology measured so far, on the coordinating node, so that it survives
-            when the probe is killed.
-        prior: the switches in an earlier topology file; only that of the first node counts.
+        progress: called with (phase, done, planned) on the first node.
+        job_id: Slurm job of the probe.
+        keep: called from time to time on the first node with the topology measured so far, so that it survives when the
+            probe is killed.
+        prior: the switches in an earlier topology file; only the first node's argument counts.
 
     Raises:
-        InputError: this machine does not have that address.
-        HpctrainError: on a node that is not the first, when the first is dead or silent.
+        InputError: `node.addr` is not an address of this machine.
+        HpctrainError: on another node than the first, when the first node is dead or silent.
     """
     node = replace(node, folder=node.folder / PROBE_FOLDER)
     if node.name != nodes[0]:
@@ -87,7 +90,7 @@ def probe_nodes(
 
 
 def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
-    """Run the coordinator, and this node's member on another thread; return the measurements.
+    """Run the coordinator, and this node's member on another thread; return the measurements of all nodes.
 
     The coordinator sleeps in the kernel while pairs measure, so it takes no processor time from the member.
     """
@@ -110,8 +113,8 @@ def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
 
 
 def _saves_partial(coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> Progress:
-    """Return a progress callback that calls the coordinator's, and from time to time also passes the topology measured
-    so far to `keep`."""
+    """Return a progress callback that calls the coordinator's present one, and from time to time also passes the
+    topology measured so far to `keep`."""
     progress, due_s = coordinator.progress, clock.now() + PARTIAL_EVERY_S
 
     def report(phase: str, done: int, planned: int) -> None:
@@ -138,11 +141,12 @@ def _publish(node: ProbeNode, listener: ProbeListener) -> None:
 
 @dataclass(frozen=True)
 class ProbeNode:
-    """One node of a probe: its name, address, folder and settings."""
+    """What the process of one node needs to take part in a probe: the node's name and address, and the probe's folder
+    and settings."""
 
     name: str
     addr: str
-    """Address of this node that the others can reach."""
+    """Address of this node that the other nodes can reach."""
     folder: Path
     """Folder of the probe, which all nodes share."""
     settings: ProbeSettings
@@ -152,7 +156,8 @@ class ProbeNode:
 
 
 class ProbeMember:
-    """One node of a probe, connected to the coordinator."""
+    """One node's side of a probe: executes the orders of the coordinator, to which `channel` leads. Other nodes connect
+    to `listener` to measure pairs."""
 
     def __init__(self, node: ProbeNode, channel: LineChannel, listener: ProbeListener) -> None:
         self._node = node
@@ -199,7 +204,8 @@ class ProbeMember:
             self._measuring = None
 
     def _pair(self, order: PairOrder) -> Message:
-        """Measure with the peer of this round. Return an answer with the figures, or with the error."""
+        """Measure with the peer of the order. Return the answer to the coordinator, with the figures or with the
+        error."""
         deadline = self._node.clock.now() + self._node.settings.slot_deadline_s
         answer: Message = {"kind": "pair", "round": order.round}
         try:
@@ -243,7 +249,8 @@ class ProbeMember:
         return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
 
     def _ask(self, order: RendezvousOrder | ExchangeOrder) -> Message:
-        """Return the measuring process's answer, or an answer with the error."""
+        """Pass the order to the measuring process. Return the answer to the coordinator: that of the process, or one
+        with the error."""
         if self._measuring is None:
             return {"kind": order.kind, "error": "its devices were not measured"}
         try:
@@ -259,13 +266,14 @@ class ProbeMember:
 
 
 def run_member(node: ProbeNode, given_up: Callable[[], bool] = lambda: False) -> None:
-    """Join the probe whose coordinator published its address in the node's folder, and serve until the probe is over.
+    """Join the probe whose coordinator published its address in `node.folder`, and execute its orders until the probe
+    is over.
 
     Args:
         given_up: returns whether to stop searching for a coordinator.
 
     Raises:
-        HpctrainError: no coordinator before the deadline, or it died.
+        HpctrainError: there was no coordinator before the deadline, or it died.
     """
     channel, listener = _find(node, given_up)
     member = ProbeMember(node, channel, listener)
@@ -278,7 +286,15 @@ def run_member(node: ProbeNode, given_up: Callable[[], bool] = lambda: False) ->
 
 
 def _find(node: ProbeNode, given_up: Callable[[], bool]) -> tuple[LineChannel, ProbeListener]:
-    """Try until the coordinator admits this node. Return the connection, and this node's own listener."""
+    """Try to join until the coordinator admits this node. Return the connection to the coordinator, and this node's
+    listener for other nodes.
+
+    Args:
+        given_up: returns whether to stop trying.
+
+    Raises:
+        HpctrainError: no coordinator admitted this node before the deadline.
+    """
     clock, limit_s = node.clock, node.settings.join_deadline_s
     deadline = clock.now() + limit_s
     hostname = socket.gethostname()
