@@ -1,11 +1,11 @@
-"""State of sparse sums: the step, the number of values to send of each tensor, and the residuals.
+"""State of sparse sums: the step, how many numbers of each tensor to send, and the residuals.
 
-Error feedback adds the residual, which a step did not send, to the next gradient. g is the gradient, e the residual, a
-the corrected gradient that the codec compresses, C(a) what was sent.
+Error feedback adds the residual, which earlier steps did not send, to the next gradient. g is the gradient, e the
+residual, a the corrected gradient that the codec compresses, C(a) what was sent, e' the next residual. The modes are:
 
     standard    a = g + e       e' = a − C(a)                   every number arrives in the end
     decayed     a = g + β·e     e' = a − C(a)                   the residual fades
-    paper       a = g + e       e' = g − C(a) + β·e             equation (5), word for word
+    paper       a = g + e       e' = g − C(a) + β·e             equation (5) of the paper, word for word
     none        a = g           no residual
 
 Equation (5) is no error feedback in the usual sense: a number that is sent leaves −(1−β)·e behind, and one that stays
@@ -247,7 +247,7 @@ class SparseState(Residuals):
         return self._step + 1
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
-        """Return how many numbers to send of each of `count` tensors, from tensor `first` on; None: send everything."""
+        """Return how many numbers of each of `count` tensors a step sends, from tensor `first` on; None: all numbers."""
         counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self.sizes)
         return None if counts is None else counts[first : first + count]
 

@@ -190,7 +190,7 @@ class CodecReducer(Reducer):
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._chosen = list(chosen)
         self._exempt, self._whole = DenseReducer(group), DenseReducer(group)
-        """The reducers of the other gradients, and of the chosen ones in steps that sum them exactly."""
+        """The reducers of the gradients that are not chosen, and of the chosen ones in steps that sum them exactly."""
 
     def _split(self, gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients that the codec sends, and the others."""
@@ -231,6 +231,8 @@ class WarmUp:
         return torch.tensor(self.step)
 
     def load_state(self, taken: Tensor | None) -> None:
-        """Restore what `state` returned. None: start at the beginning, unless another rank is further."""
+        """Restore what `state` returned; None: no steps were counted. The next `over` takes the largest count of any
+        rank.
+        """
         self.step = 0 if taken is None else int(taken)
         self.agreed = False

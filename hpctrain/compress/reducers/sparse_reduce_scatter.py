@@ -1,8 +1,11 @@
-"""A top-k reduce-scatter: each rank sends each owner the selected numbers of the owner's part.
+"""A top-k reduce-scatter for a sharded state: each rank owns a part of the gradient, and gets the numbers of its part
+that other ranks selected.
 
-The sender keeps the other numbers in its residuals. The owner adds up what it receives in fp32 and sends nothing on.
+The sender keeps the numbers that it did not select in its residuals. The owner adds up what it receives in fp32 and
+sends nothing on.
 
-At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is a message's bytes per number.
+At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is the length in bytes of a rank's encoded selection,
+divided by the count of the gradient's numbers.
 
 Numbers are selected over a whole parameter, whose shards are first gathered out of the flat gradient. So a rank selects
 the same numbers as if the parameter were not sharded.
@@ -191,12 +194,12 @@ class _Choice:
         """For each parameter, the positions within the owner's part and the values, divided by the scale."""
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
-        """Return the positions, ascending, and the values that this owner adds up, over all parameters."""
+        """Return the positions in an owner's part, ascending, and the values divided by scales, over all parameters."""
         positions = [parts.positions[owner] for parts in self._parts]
         return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])
 
     def read(self, rank: int) -> list[Tensor]:
-        """Return the values as the owners decode them, by parameter; values that `rank` owns are not rounded."""
+        """Return each parameter's selected values as the owners decode them; values that `rank` owns are not rounded."""
         by_owner = []
         for owner, values in enumerate(zip(*(parts.values for parts in self._parts), strict=True)):
             sent = torch.cat(values)
