@@ -1,1 +1,1 @@
-"""Compresses gradients and sums them over replicas."""
+"""Compresses gradients and sums them over replicas; compresses the messages between pipeline stages."""

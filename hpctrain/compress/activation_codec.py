@@ -1,4 +1,4 @@
-"""Compression of stage messages: activations and their gradients.
+"""Compresses stage messages: activations and their gradients.
 
 There is no residual: rounding errors are lost, because the next message is about other samples (decision 78).
 """
@@ -14,26 +14,29 @@ from hpctrain.records.plan.gradient_codec import Messages
 
 
 class Bf16ActivationCodec:
-    """The codec `bf16`: each number is rounded to 8 bits of mantissa, half the bytes of fp32."""
+    """Codec of stage messages in the format `bf16`: each number is rounded to 8 bits of mantissa, half the bytes of
+    fp32.
+    """
 
     def empty(self, tensor: Tensor) -> Tensor:
-        """Return an uninitialised message for a tensor of this shape, on its device."""
+        """Return an uninitialised bf16 message with the shape of a tensor, on the tensor's device."""
         return torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
 
     def write(self, tensor: Tensor) -> Tensor:
-        """Encode a tensor of any shape as a newly allocated message."""
+        """Return a tensor of any shape, encoded as a newly allocated message."""
         return self.empty(tensor).copy_(tensor)
 
     def read(self, message: Tensor, tensor: Tensor) -> None:
-        """Decode a message into `tensor`, which has the shape of the encoded one."""
+        """Decode a message into `tensor`, which has the shape of the tensor that was encoded."""
         tensor.copy_(message)
 
 
 class Int8ActivationCodec:
-    """The codec `int8`: 8-bit integers with an fp32 scale per `BLOCK` consecutive numbers, padded with zeros.
+    """Codec of stage messages in the format `int8`: 8-bit integers with an fp32 scale for each `BLOCK` consecutive
+    numbers. The last block is padded with zeros.
 
-    A block is smaller than a token's activations in most models, so a channel with large activations makes only its own
-    block coarse. A block with a number that is not finite is decoded as not finite.
+    In most models, a block is smaller than a token's activations, so a channel with large activations makes only its
+    own block coarse. A block with a number that is not finite is decoded as not finite.
     """
 
     def __init__(self) -> None:
@@ -58,11 +61,14 @@ class Int8ActivationCodec:
 
 
 ActivationCodec = Bf16ActivationCodec | Int8ActivationCodec
-"""Encodes tensors as messages whose length depends only on the tensor's shape, and decodes them."""
+"""A codec of stage messages. A message's length depends only on its tensor's shape, so the receiver knows the length.
+"""
 
 
 def build_activation_codec(messages: Messages) -> ActivationCodec | None:
-    """Return the codec for a setting of stage messages; None for messages that are not compressed."""
+    """Return the codec for a format of stage messages; None for the format `none`, in which tensors are sent as they
+    are.
+    """
     match messages:
         case "none":
             return None
@@ -78,24 +84,28 @@ def _padded_numel(tensor: Tensor) -> int:
 
 
 class BoundaryCodec:
-    """Encodes and decodes the messages between this stage and one neighbour.
+    """Encodes and decodes the messages between a stage and its previous or its next stage.
 
-    torch's stages send a tensor and receive into one. The codec puts the encoded message in place of that tensor.
+    torch's pipeline stages make a `P2POp` for each tensor to send or to receive. This class puts the encoded message in
+    place of the operation's tensor.
     """
 
     def __init__(self, codec: ActivationCodec) -> None:
         self._codec = codec
         self._expected: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        """Micro-batch -> pairs of a message to be received and the tensor that it is decoded into."""
+        """Micro-batch -> pairs of a message to be received and the tensor that the message is decoded into."""
 
     def encode_sends(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Replace the tensor of each send by its encoded message; return the sends."""
+        """Replace the tensor of each send operation by its encoded message; return the operations."""
         for operation in operations:
             operation.tensor = self._codec.write(operation.tensor.detach())
         return operations
 
     def receive_encoded(self, micro_batch: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Replace the tensor of each receive by a message, which `read` decodes later; return the receives."""
+        """Replace the tensor of each receive operation by an empty message; return the operations.
+
+        Once the messages have arrived, call `read` to decode them into the replaced tensors.
+        """
         pairs = [(self._codec.empty(operation.tensor), operation.tensor.detach()) for operation in operations]
         for operation, (message, _) in zip(operations, pairs, strict=True):
             operation.tensor = message
@@ -103,6 +113,8 @@ class BoundaryCodec:
         return operations
 
     def read(self, micro_batch: int) -> None:
-        """Decode the received messages of a micro-batch into their tensors. Do nothing if no message was expected."""
+        """Decode a micro-batch's received messages into the tensors that `receive_encoded` replaced. Do nothing if
+        there are none.
+        """
         for message, tensor in self._expected.pop(micro_batch, []):
             self._codec.read(message, tensor)

@@ -1,4 +1,4 @@
-"""Builds the reducer of a rank from the plan's codec."""
+"""Builds what sums a rank's gradients with the plan's codec: a reducer, or reduce-scatters if the state is sharded."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from hpctrain.records.plan.compression import (
 def build_reducer(
     group: dist.ProcessGroup, names: Sequence[str], shapes: Sequence[torch.Size], spec: CodecSpec
 ) -> Reducer:
-    """Build the reducer of gradients with these names and shapes, in this order.
+    """Return the reducer that sums gradients over the ranks of `group` with a plan's codec.
 
     Args:
-        group: the ranks whose gradients are summed.
-        names: names of the parameters, as 'layers.3.attention.wq.weight'.
-        shapes: shapes of this rank's parts of the parameters.
+        group: the replicas.
+        names: names of the parameters, as 'layers.3.attention.wq.weight', in the order of the gradients.
+        shapes: shapes of this rank's parts of the parameters, in the order of the gradients.
         spec: the codec and its settings.
     """
     codec = spec.codec
@@ -96,11 +96,17 @@ def _sparse_settings(codec: TopK | Adaptive) -> SparseSettings:
 def build_reduce_scatters(
     spec: CodecSpec, parts: Sequence[Sequence[ShardedParameter]], group: dist.ProcessGroup, device_type: str
 ) -> list[ReduceScatter | None]:
-    """Build the reduce-scatter of each part of a sharded stage; None stands for torch's own reduce-scatter.
+    """Return the reduce-scatter of each `fully_shard` module of a sharded stage; None stands for torch's own
+    reduce-scatter.
 
     Args:
-        parts: by part, the parameters in the order of its flat gradient.
-        group: the ranks that share the state.
+        spec: the codec and its settings.
+        parts: for each `fully_shard` module, its parameters in the order of its flat gradient.
+        group: the ranks over which the state is sharded.
+        device_type: type of the stage's device, as 'cpu'.
+
+    Raises:
+        ValueError: the codec cannot sum the gradients of a sharded state.
     """
     exact = DenseReduceScatter() if device_type == "cpu" else None
     """gloo's own reduce-scatter sends each number twice; NCCL's sends it once."""
@@ -136,7 +142,9 @@ def _compressible_indices(pieces: Sequence[ShardedParameter], layers: Layers) ->
 
 
 def is_compressible(shape: Sequence[int], name: str, layers: Layers) -> bool:
-    """Whether a gradient is compressed: it is a matrix, is large enough, and `layers` includes it."""
+    """Return whether the codec sends a gradient: it has at least two dimensions and `MIN_COMPRESSED_ELEMENTS` numbers,
+    and the codec's setting `layers` includes its parameter's name.
+    """
     if len(shape) < 2 or math.prod(shape) < MIN_COMPRESSED_ELEMENTS:
         return False
     if layers == "all":

@@ -1,1 +1,1 @@
-"""Packs numbers into messages: integers, values, indices, sketches."""
+"""Packs numbers into messages: integers with scales, selected numbers with their positions, and count sketches."""

@@ -1,4 +1,4 @@
-"""Memory that is reused from call to call, because fresh pages cost more than writing to them."""
+"""Memory that is reused from call to call, because page faults of new memory take longer than writing to it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from torch import Tensor
 
 
 class Scratch:
-    """Memory for one purpose on a CPU. On CUDA torch's allocator reuses memory, and knows which stream has finished
-    with it.
+    """Temporary memory for one purpose, which `take` reuses on a CPU.
+
+    On CUDA, `take` allocates, because torch's allocator reuses memory itself and knows which stream has finished with
+    it.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self._memory = torch.empty(0, dtype=dtype)
 
     def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return uninitialised memory on the device of `like`; on a CPU the next call returns the same memory."""
+        """Return uninitialised memory of a shape on the device of `like`; on a CPU the next call returns the same
+        memory.
+        """
         if like.is_cuda:
             return like.new_empty(shape, dtype=self._memory.dtype)
         numbers = math.prod(shape)
@@ -27,18 +31,25 @@ class Scratch:
 
 
 class BufferPool:
-    """Reused buffers, of which several are in use at a time."""
+    """Buffers that are reused; several of them can be in use at a time."""
 
     def __init__(self, same_size: bool = False) -> None:
-        """
+        """Create an empty pool.
+
         Args:
-            same_size: whether a free buffer is reused only for its exact size; if False, for smaller sizes too.
+            same_size: True: `take` reuses a buffer only for its exact size, and False: for smaller sizes too.
         """
         self._same_size = same_size
         self._free: list[Tensor] = []
 
     def take(self, numbers: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return an uninitialised buffer [numbers], which is in use until `give_back`."""
+        """Return an uninitialised buffer [numbers], which belongs to the caller until `give_back`.
+
+        Args:
+            numbers: count of numbers.
+            like: a tensor on the pool's device; a pool serves one device.
+            dtype: dtype of the buffer.
+        """
         for index, buffer in enumerate(self._free):
             size = buffer.untyped_storage().nbytes() // buffer.element_size()
             if buffer.dtype == dtype and (size == numbers if self._same_size else size >= numbers):
@@ -46,5 +57,5 @@ class BufferPool:
         return like.new_empty(numbers, dtype=dtype)
 
     def give_back(self, *buffers: Tensor) -> None:
-        """Take back buffers that are no longer in use."""
+        """Take back buffers of `take` that the caller no longer uses."""
         self._free += buffers

@@ -1,7 +1,7 @@
 """Block quantization: integers of few bits with a scale per block, as in ZeRO++'s qgZ (Wang et al. 2023,
 arXiv:2306.10209).
 
-Rounding is to the nearest, because rounding errors go to the residual.
+Numbers are rounded to the nearest integer, not at random: rounding errors of gradients go to the residual.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from torch import Tensor
 from hpctrain.compress.codecs.buffers import Scratch
 
 BLOCK = 256
-"""Numbers that share a scale; its 4 bytes are 0.016 bytes per number. A message holds a multiple of `BLOCK` numbers."""
+"""Count of numbers that share a scale, whose 4 bytes add 0.016 bytes per number. A message holds a multiple of `BLOCK`
+numbers.
+"""
 SCALE_BYTES = 4
 _PIECE_BLOCKS = 512
-"""Blocks that are written or read at a time on a CPU, so that they stay in the L2 cache."""
+"""Count of blocks that are written or read at a time on a CPU, so that they stay in the L2 cache."""
 FEWEST_BITS, MOST_BITS = 2, 8
 
 
 class IntegerCode:
-    """Writes and reads numbers as integers: multiples of 1/m of their block's largest magnitude, m = 2^(bits−1) − 1.
+    """Encodes numbers as integers, and decodes them. An integer counts steps of 1/m of its block's largest magnitude,
+    with m = 2^(bits−1) − 1.
 
     A message holds the scales in fp32, then the integers of each block. The bits of an integer are cut into fields of
     8, 4, 2 or 1 bits that add up to `bits`, the lowest bits first. A byte holds one field of 8 bits, or the fields of
@@ -39,19 +42,15 @@ class IntegerCode:
         self._scratch = Scratch()
 
     def bytes_of(self, numbers: int) -> int:
-        """Return the length of a message in bytes.
-
-        Args:
-            numbers: count of numbers, a multiple of `BLOCK`.
-        """
+        """Return the length in bytes of a message with `numbers` numbers, a multiple of `BLOCK`."""
         return numbers // BLOCK * (SCALE_BYTES + BLOCK * self._bits // 8)
 
     def write(self, numbers: Tensor, message: Tensor) -> None:
-        """Write numbers to a message, and replace them by their rounding errors.
+        """Encode numbers as a message, and replace the numbers by their rounding errors.
 
         Args:
             numbers: [n], fp32, contiguous; n is a multiple of `BLOCK`. Overwritten.
-            message: [bytes_of(n)], uint8; its memory begins at a multiple of 4.
+            message: [bytes_of(n)], uint8, written to; its memory begins at a multiple of 4.
         """
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
@@ -86,12 +85,12 @@ class IntegerCode:
             blocks.addcmul_(self._unpack(packed, self._scratch.take(blocks.shape, blocks)), scale[:, None])
 
     def finite(self, message: Tensor) -> Tensor:
-        """Whether all numbers of a message are finite: a scalar tensor on the message's device."""
+        """Return whether all numbers of a message are finite, as a bool tensor [] on the message's device."""
         scales, _ = self._parts(message)
         return scales.isfinite().all()
 
     def _parts(self, message: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parts of a message: the scales [blocks], fp32, and the integers [bytes], uint8."""
+        """Return views of the two parts of a message: the scales [blocks], fp32, and the integers [bytes], uint8."""
         blocks = message.numel() // (SCALE_BYTES + BLOCK * self._bits // 8)
         return message[: SCALE_BYTES * blocks].view(torch.float32), message[SCALE_BYTES * blocks :]
 
@@ -130,7 +129,10 @@ class IntegerCode:
         return steps
 
     def _fields(self, packed: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield the lowest bit, the width and the bytes [blocks, bytes], int8, of each field of the integers."""
+        """Yield each field of the packed integers as (its lowest bit, its width in bits, its bytes).
+
+        The bytes are a view [blocks, bytes], int8, of `packed` [blocks, bytes], uint8.
+        """
         integers = packed.view(torch.int8)
         start = 0
         for width in self._widths:

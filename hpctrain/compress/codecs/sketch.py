@@ -1,11 +1,12 @@
 """Count sketches: sparse vectors folded so that the sum of the sketches is the sketch of the sum.
 
-The method is lossless homomorphic compression (Li et al. 2024, arXiv:2402.07529). All ranks know the index, which is
-the union of the positions that are not zero in their vectors. The slot of a number is its entry in the index. Each
-number is added to three cells of the sketch. A cell that holds a single number gives that number, which is then
-subtracted from its other two cells, and so on until nothing remains ("peeling"). This almost surely succeeds while
-there are fewer than 0.818 numbers per cell, the threshold of three hash functions (Molloy 2005, Random Structures &
-Algorithms 27). Numbers that cannot be peeled are reported, never estimated.
+The method is lossless homomorphic compression (Li et al. 2024, arXiv:2402.07529). The index is the sorted list of the
+positions that any rank sends, and all ranks know it. The slot of a number is the place of its position in the index.
+Three hash functions of the slot give three cells of the sketch, and the number is added to each of them. A cell that
+holds a single number gives that number, which is then subtracted from its other two cells, and so on until nothing
+remains ("peeling"). Peeling almost surely succeeds while there are fewer than 0.818 numbers per cell, the threshold of
+three hash functions (Molloy 2005, Random Structures & Algorithms 27). Numbers that cannot be peeled are reported, never
+estimated.
 
 Slots are cut into pieces of equal size, each with its own cells. So all pieces have equal loads, and one piece fits a
 processor's cache.
@@ -20,26 +21,30 @@ import torch
 from torch import Tensor
 
 PEELING_LOAD = 0.818
-"""Numbers per cell up to which three hash functions can be undone."""
+"""Count of numbers per cell below which peeling almost surely decodes a sketch with three hash functions."""
 HASHES = 3
 _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _WORD = 0xFFFFFFFF
 _PIECE = 1 << 15
-"""Largest number of slots in a piece, so that peeling a piece stays in a processor's cache."""
+"""Largest count of slots in a piece, so that peeling a piece stays in a processor's cache."""
 _ONE = 1 << 40
-"""Added to a cell's census for each number, together with the number's slot; larger than any sum of slots."""
+"""Unit of the count in a cell's census, which is `_ONE` times the count of numbers plus the sum of their slots. It is
+larger than any sum of slots.
+"""
 _HOPELESS_LOAD = 4
-"""Numbers per cell above which hardly any cell would hold a single number."""
+"""Count of numbers per cell above which `unfold` decodes nothing, because hardly any cell would hold a single number.
+"""
 
 
 def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
-    """Return the sketch of a vector: int32. Sketches with the same `count` and `cells` have the same length.
+    """Return the sketch of a sparse vector, int32. Sketches with the same `count` and `cells` have the same length.
 
     Args:
-        slots: int64 [k], distinct and sorted: the slots of the numbers.
+        slots: int64 [k], distinct and sorted: the slot of each number, which is the place of its position in the index.
         numbers: int32 [k].
         count: number of slots in the index.
-        cells: length of the sketch, at least 3; fewer than 3 cells per piece stay unused.
+        cells: largest length of the sketch, at least 3. The sketch is a little shorter if its pieces do not divide
+            `cells`.
     """
     layout = _Layout(count, cells)
     sketch = torch.zeros(layout.pieces * layout.cells, dtype=torch.int32, device=numbers.device)
@@ -51,14 +56,16 @@ def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
 
 
 def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
-    """Decode the numbers of all slots from a sum of sketches; this overwrites the sketch.
+    """Decode the numbers of all slots from a sum of sketches. The sketch is overwritten.
 
     Args:
         sketch: int32, the sum of sketches made with the same `count` and `cells`.
+        count: number of slots in the index, as given to `fold`.
+        cells: largest length of the sketch, as given to `fold`.
 
     Returns:
-        int32 [count], exact modulo 2³² where decoded and 0 elsewhere; and bool [count], whether each number was
-        decoded.
+        The numbers, int32 [count], exact modulo 2³² where decoded and 0 elsewhere; and whether each was decoded, bool
+        [count].
     """
     layout = _Layout(count, cells)
     numbers = torch.zeros(count, dtype=torch.int32, device=sketch.device)
@@ -73,19 +80,20 @@ def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
 
 
 class _Layout:
-    """The division of slots and cells into pieces."""
+    """Division of a sketch's slots and cells into pieces of equal size, each of which fits a processor's cache."""
 
     def __init__(self, count: int, cells: int) -> None:
         self.pieces = max(1, min(-(-count // _PIECE), cells // HASHES))
         self.slots = max(1, -(-count // self.pieces))
-        """Number of slots in a piece; the last piece may have fewer."""
+        """Count of slots in a piece; the last piece may have fewer."""
         self.cells = cells // (HASHES * self.pieces) * HASHES
-        """Number of cells in a piece."""
+        """Count of cells in a piece."""
 
 
 def _cells_of(slots: Tensor, cells: int) -> Tensor:
-    """Return the three cells of each slot within its piece, int64 [3, slots]. Each lies in another third, so they
-    differ.
+    """Return the three cells of each slot, int64 [3, slots], as positions in the `cells` cells of the slot's piece.
+
+    Each of the three lies in another third of the piece, so they differ.
     """
     third = cells // HASHES
     out = torch.empty(HASHES, len(slots), dtype=torch.int64, device=slots.device)
@@ -99,7 +107,14 @@ def _cells_of(slots: Tensor, cells: int) -> Tensor:
 
 
 def _peel(sketch: Tensor, cells: Tensor, numbers: Tensor, decoded: Tensor) -> None:
-    """Decode the numbers of one piece; write to `sketch`, `numbers` and `decoded`."""
+    """Decode the numbers of one piece of a sketch by peeling.
+
+    Args:
+        sketch: int32, the cells of the piece; decoded numbers are subtracted from it.
+        cells: int64 [3, slots], the three cells of each slot.
+        numbers: int32 [slots], zeros; decoded numbers are written to it.
+        decoded: bool [slots], False; set to True where a number was decoded.
+    """
     # The census of a cell is its count of numbers and the sum of their slots: for a single number, that is its slot.
     entries = torch.arange(len(numbers), device=sketch.device) + _ONE
     census = torch.zeros(len(sketch), dtype=torch.int64, device=sketch.device)

@@ -1,7 +1,8 @@
-"""A self-describing message with selected numbers of a tensor: header, values, positions.
+"""Encodes selected numbers of a tensor as a message: a header that describes the message, values, positions.
 
 Values are in full or reduced precision; the caller adds rounding errors to its residual. Ascending positions are
-written without loss, in the smallest of three forms."""
+written without loss, in the smallest of three forms.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +18,27 @@ _SKIP = 255
 
 
 class IndexForm(IntEnum):
-    """How positions are written."""
+    """Form in which a message holds the positions of the selected numbers."""
 
     BITMAP = 0
-    """One bit per number of the tensor: n/8 bytes. Smallest from a density of about 1/8 up."""
+    """One bit per number of the tensor: n/8 bytes for n numbers. Smallest from a density of about 1/8 up."""
     SHORTS = 1
     """A 4-byte count per block of 65,536 numbers, and 16 bits per position. Smallest far below a density of 1 %."""
     GAPS = 2
-    """One byte per gap to the previous position. The byte 255 means "skip 255 numbers" and stands for no position."""
+    """One byte per position: the count of numbers between it and the position before. The byte 255 means "skip 255
+    numbers" and stands for no position.
+    """
 
 
 def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
-    """Write positions in the form that takes the fewest bytes.
+    """Encode positions in the form that takes the fewest bytes.
 
     Args:
         positions: [k], int64, ascending, distinct, in [0, numel).
-        numel: numbers of the tensor.
+        numel: count of numbers in the tensor.
 
     Returns:
-        The form, and the bytes: [·], uint8, on the device of the positions.
+        The form, and the encoded positions: [bytes], uint8, on the device of `positions`.
     """
     count = positions.numel()
     bitmap_bytes = -(-numel // 8)
@@ -59,12 +62,12 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
 
 
 def decode_positions(form: IndexForm, data: Tensor, numel: int) -> Tensor:
-    """Return the positions that `encode_positions` wrote: [k], int64, ascending.
+    """Return the positions that `encode_positions` encoded: [k], int64, ascending.
 
     Args:
         form: the form that `encode_positions` returned.
         data: the bytes that `encode_positions` returned; their memory begins at a multiple of 4.
-        numel: numbers of the tensor, as for `encode_positions`.
+        numel: count of numbers in the tensor, as given to `encode_positions`.
     """
     match form:
         case IndexForm.BITMAP:
@@ -84,7 +87,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(data: Tensor, numel: int) -> Tensor:
-    """Return the mask [numel], bool, that `pack_bits` wrote."""
+    """Return the mask [numel], bool, that `pack_bits` packed into `data`."""
     if data.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(data.numpy(), count=numel).view(np.bool_))
     return ((data.unsqueeze(1) >> _bits(data.device)) & 1).flatten()[:numel].bool()
@@ -95,7 +98,7 @@ def _bits(device: torch.device) -> Tensor:
 
 
 def mask_of(positions: Tensor, numel: int) -> Tensor:
-    """Return a mask [numel], bool, which is true at these positions."""
+    """Return a mask [numel], bool, which is true at the given positions and false elsewhere."""
     mask = torch.zeros(numel, dtype=torch.bool, device=positions.device)
     mask[positions] = True
     return mask
@@ -128,8 +131,13 @@ def _from_shorts(data: Tensor, numel: int) -> Tensor:
 
 
 def _to_gaps(gaps: Tensor, large: Tensor, skips: Tensor, size: int) -> Tensor:
-    """Return the form GAPS, `size` bytes: one byte per gap, and `skips` bytes of 255 before each of the `large`
-    gaps.
+    """Return gaps in the form GAPS: [size], uint8. Each gap is one byte, after a byte of 255 for each 255 in the gap.
+
+    Args:
+        gaps: [k], int64: counts of numbers between one position and the next.
+        large: indices of the gaps of at least 255.
+        skips: for each large gap, its count of bytes of 255.
+        size: length in bytes.
     """
     if size == gaps.numel():
         return gaps.to(torch.uint8)
@@ -149,34 +157,38 @@ def _from_gaps(data: Tensor) -> Tensor:
 
 
 BLOCK = 256
-"""Numbers that share a scale, whose 4 bytes are 0.016 bytes per number."""
+"""Count of numbers that share a scale, whose 4 bytes add 0.016 bytes per number."""
 _LARGEST = 15
-"""The code FP16 scales a block so that its largest magnitude is just below 2 to this power; fp16 itself reaches
+"""`ValueCode.FP16` scales a block so that its largest magnitude is below 2 to this power; fp16 itself almost reaches
 2^16.
 """
 _LEAST_EXPONENT = -100
-"""Smallest exponent of a block: far below it, 2^(15−exponent) overflows fp32; such small gradients count as zero."""
+"""Smallest exponent that a block is scaled by, because 2^(15−exponent) of a far smaller one overflows fp32. Far smaller
+gradients become zero.
+"""
 
 
 class ValueCode(IntEnum):
-    """The precision in which numbers are sent."""
+    """Precision in which a message holds the selected numbers."""
 
     FP32 = 0
     """Full precision, exact."""
     FP16 = 1
-    """11 bits of mantissa, after each block is scaled by a power of two, because unscaled gradients underflow fp16."""
+    """11 bits of mantissa, after each block of 256 is scaled by a power of two, because unscaled gradients underflow
+    fp16.
+    """
     BF16 = 2
     """8 bits of mantissa, and the range of fp32."""
     INT8 = 3
-    """255 steps between plus and minus the largest magnitude of the block."""
+    """8-bit integers from −127 to 127, in steps of 1/127 of the largest magnitude of a block of 256."""
     SIGN = 4
-    """One bit per number, times the block's mean magnitude (Seide et al. 2014; the mean as in signSGD-EF, Karimireddy
-    2019).
+    """One bit per number, its sign, times the mean magnitude of a block of 256 (Seide et al. 2014; the mean as in
+    signSGD-EF, Karimireddy et al. 2019).
     """
 
 
 def encode_values(values: Tensor, code: ValueCode) -> Tensor:
-    """Return encoded numbers: [·], uint8, the scales of the blocks first.
+    """Return numbers encoded in the precision `code`: [bytes], uint8. If the precision has scales, they come first.
 
     Args:
         values: [k], fp32, contiguous, finite.
@@ -204,11 +216,11 @@ def encode_values(values: Tensor, code: ValueCode) -> Tensor:
 
 
 def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
-    """Return the decoded numbers: [count], fp32.
+    """Return the numbers that `encode_values` encoded: [count], fp32.
 
     Args:
         data: what `encode_values` returned; its memory begins at a multiple of 4.
-        count: number of values.
+        count: count of numbers.
         code: precision, as given to `encode_values`.
     """
     match code:
@@ -233,7 +245,9 @@ def _blocks(values: Tensor) -> Tensor:
 
 
 def _exponents(blocks: Tensor) -> Tensor:
-    """Return for each block the exponent of the smallest power of two above all magnitudes: [blocks, 1]."""
+    """Return the exponent of the smallest power of two above all magnitudes of each block, at least `_LEAST_EXPONENT`:
+    [blocks, 1], fp32.
+    """
     return torch.frexp(blocks.abs().amax(1, keepdim=True)).exponent.clamp_min(_LEAST_EXPONENT).float()
 
 
@@ -247,22 +261,20 @@ def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 _HEAD_BYTES = 6 * 8
-"""Bytes of the header. It has six int64 numbers: value code, index form, numel, count, bytes of values, bytes of
-index.
+"""Bytes of the header. It has six int64 numbers: value code, index form, numbers in the tensor, selected numbers, bytes
+of values, bytes of positions.
 """
 ALIGNMENT = 8
-"""Each part of a message, and each message, begins at a multiple of this many bytes, so that it is read without a
-copy.
-"""
+"""Each message and each of its parts begins at a multiple of this many bytes, so that it can be read without a copy."""
 
 
 def encode(positions: Tensor, values: Tensor, numel: int, code: ValueCode) -> Tensor:
-    """Return a message with these positions and values: [·], uint8; its length is a multiple of 8.
+    """Return a message with the selected numbers of a tensor: [bytes], uint8; its length is a multiple of 8.
 
     Args:
-        positions: [k], int64, ascending, distinct, in [0, numel).
+        positions: [k], int64, ascending, distinct, in [0, numel): positions of the selected numbers.
         values: [k], fp32: the numbers at these positions.
-        numel: numbers of the tensor.
+        numel: count of numbers in the tensor.
         code: precision of the values.
     """
     form, index = encode_positions(positions, numel)
@@ -278,8 +290,8 @@ def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     """Return the positions [k], int64, ascending, and the values [k], fp32, of a message.
 
     Args:
-        message: what `encode` returned; its memory begins at a multiple of 8, and padding may follow it.
-        numel: numbers of the reader's tensor.
+        message: what `encode` returned; its memory begins at a multiple of 8, and padding may follow the message.
+        numel: count of numbers in the tensor that the message should be about.
 
     Raises:
         ValueError: the message is about a tensor of another size, or is truncated.
@@ -297,7 +309,7 @@ def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
 
 
 def rounded(values: Tensor, code: ValueCode) -> Tensor:
-    """Return the values [k], fp32, after encoding and decoding."""
+    """Return the values [k], fp32, as a receiver decodes them from a message in the precision `code`."""
     if code is ValueCode.FP32:
         return values
     return decode_values(encode_values(values.contiguous(), code), values.numel(), code)

@@ -1,1 +1,1 @@
-"""Sends compressed gradients between ranks: all-gather, exchange and reduce-scatter."""
+"""Collectives that send compressed gradients between ranks: all-gather, all-to-all and reduce-scatter."""

@@ -1,4 +1,6 @@
-"""All-gather, and exchanges of messages of unequal size between ranks: sizes first, then bytes."""
+"""All-gather and all-to-all of messages of unequal size: ranks send sizes first, then bytes. Cuts tensors into equal
+loads.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,26 @@ from hpctrain.base.activity import ACTIVITY
 
 # torch 2.13 warns about the old name; torch 2.11 does not have the new one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Called with (output [world · n], input [n], group, async_op), as `torch.distributed.all_gather_into_tensor`."""
+"""All-gather of messages of equal size, called with (output [world · n], input [n], group, async_op) as
+`torch.distributed.all_gather_into_tensor`.
+"""
 
 
 _SIZE_BYTES = 8
 
 
 def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> list[int]:
-    """Cut a list of concatenated tensors into one part per rank, with equal loads.
+    """Return the borders that cut a list of concatenated tensors into one part per rank, with equal loads.
 
     The load of a tensor counts as evenly distributed over its numbers. If all loads are 0, the parts have equal sizes.
 
     Args:
         loads: for each tensor, how many of its numbers are expected to be sent.
-        sizes: for each tensor, how many numbers it has.
-        world: number of parts.
+        sizes: for each tensor, its count of numbers.
+        world: number of ranks.
 
     Returns:
-        The world + 1 borders, ascending, from 0 to the sum of the sizes.
+        The world + 1 borders, as ascending positions in the concatenated tensors, from 0 to the sum of the sizes.
     """
     if not sum(loads):
         loads = sizes
@@ -49,20 +53,20 @@ def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> 
 
 
 def counts_between(positions: Tensor, borders: Sequence[int]) -> list[int]:
-    """Return how many of these ascending positions lie between each border and the next."""
+    """Return how many of the ascending positions lie between each border (included) and the next (excluded)."""
     counts: list[int] = torch.searchsorted(positions, torch.tensor(borders, device=positions.device)).diff().tolist()
     return counts
 
 
 def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
-    """Send each rank its message and receive the messages of all: an all-to-all. Collective over the group.
+    """Send each rank its message and receive the messages of all ranks: an all-to-all. Collective over the group.
 
     Args:
         messages: uint8, by receiving rank; the message to this rank itself may be empty.
         group: the ranks.
 
     Returns:
-        The messages by sending rank, and the bytes that this rank sent.
+        The received messages, by sending rank, and the bytes that this rank sent to others.
     """
     outgoing = torch.cat(messages)
     sizes = [message.numel() for message in messages]
@@ -87,8 +91,8 @@ def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int
         group: the ranks.
 
     Returns:
-        The messages by sending rank, and the bytes that this rank sent. All messages are padded to the length of the
-        largest.
+        The messages by sending rank, and the bytes that this rank sent. On the wire, all messages are padded to the
+        length of the largest.
     """
     world = dist.get_world_size(group)
     size = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)

@@ -1,4 +1,4 @@
-"""The reduce-scatter of one part of a sharded stage, the layout of the flat gradient that it sums, and exact sums."""
+"""The interface of a reduce-scatter of a sharded stage's gradients, the layout of the flat gradient, and exact sums."""
 
 from __future__ import annotations
 
@@ -18,47 +18,56 @@ from hpctrain.compress.codecs.buffers import Scratch
 
 
 class StepState:
-    """An object without state, unless a subclass overrides the methods or sets `holder`."""
+    """Base class of objects that may have state between steps, such as residuals.
+
+    An object has no state unless a subclass overrides the methods, or sets `holder`.
+    """
 
     holder: StepState | None = None
-    """The object that holds the state; None: this object."""
+    """The object whose methods hold the state; None: this object has no state, or its class overrides the methods."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's state between steps, such as residuals: `kind.position` of the gradient -> tensor, not
-        copied.
+        """Return this rank's state between steps, such as residuals: key -> tensor, not copied.
+
+        A key is the kind of state and the gradient's position, as 'residual.3'.
         """
         return {} if self.holder is None else self.holder.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; missing entries start afresh."""
+        """Restore what `state` returned; entries that are missing start as in a new run."""
         if self.holder is not None:
             self.holder.load_state(state)
 
     def drop_state(self) -> None:
-        """Drop all state and start afresh. Either all ranks must do so, or none."""
+        """Drop all state, as in a new run. Either all ranks call it or none, because some state must be equal on all
+        ranks.
+        """
         if self.holder is None:
             self.load_state({})
         else:
             self.holder.drop_state()
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of the last reduction for the metrics of the step: those of `REDUCER_METRICS` that apply."""
+        """Return figures of the last reduction for `metrics.jsonl`: name -> value, as 'density'; empty if there are
+        none.
+        """
         return {} if self.holder is None else self.holder.metrics()
 
 
 class ReduceScatter(ABC):
-    """A reduce-scatter of a flat gradient over a process group."""
+    """Interface of a reduce-scatter of the flat gradient of one `fully_shard` module."""
 
     residuals: Residuals | None = None
-    """Residuals that this reduce-scatter shares with the others of its stage; None if the codec has none."""
+    """Residuals that the reduce-scatters of one stage share; None if the codec has none."""
 
     @abstractmethod
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
-        """Write the sum of this rank's part over the group. Collective over the group.
+        """Sum the gradients of all ranks, and write the part of the sum that this rank owns. Collective over the group.
 
         Args:
             output: [part], fp32; written to.
-            gradient: [world · part], fp32: the parts of all ranks one after the other; unchanged.
+            gradient: [world · part], fp32: the parts that the ranks own, one after the other; unchanged.
+            group: the ranks.
 
         Returns:
             Bytes that this rank sent.
@@ -66,12 +75,12 @@ class ReduceScatter(ABC):
 
 
 class ResidualStats(NamedTuple):
-    """What a stage's last reduction sent and left in the residuals."""
+    """Figures of a stage's last reduction: what this rank sent, and what is left in its residuals."""
 
     sent: int
-    """Count of numbers that were selected; 0 for a codec that sends all numbers."""
+    """Count of numbers that were selected and sent; 0 for a codec that sends all numbers."""
     of: int
-    """Count of numbers from which they were selected."""
+    """Count of numbers from which the sent ones were selected; 0 for a codec that sends all numbers."""
     square: float
     """Squared norm of this rank's gradient."""
     residual_square: float
@@ -79,14 +88,19 @@ class ResidualStats(NamedTuple):
 
 
 class Residuals(StepState, ABC):
-    """The residuals of a sharded stage's reduce-scatters, or of a reducer; they last from one step to the next."""
+    """Residuals of a sharded stage's reduce-scatters, or of a reducer. They last from one step to the next."""
 
     def end_step(self, device: torch.device) -> None:
-        """End a step, after all parts were summed. Collective in some steps."""
+        """End a step after all its gradients were summed. Collective in the steps in which ranks agree on new
+        densities.
+
+        Args:
+            device: device of the gradients.
+        """
 
     @abstractmethod
     def stats(self) -> ResidualStats:
-        """Return the figures of the last step."""
+        """Return the figures of the last step on this rank."""
 
     def metrics(self) -> dict[str, float]:
         return residual_metrics([self])
@@ -94,21 +108,24 @@ class Residuals(StepState, ABC):
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """A parameter in the flat gradient of a part of a sharded stage."""
+    """A parameter of a `fully_shard` module, as it lies in the module's flat gradient."""
 
     name: str
     """Name within the stage, as 'layers.3.attention.wq.weight'."""
     shape: torch.Size
     """Shape before sharding."""
     owned: int
-    """Count of the parameter's numbers that each rank owns, including padding."""
+    """Count of the parameter's numbers that each rank owns, with padding."""
 
 
 class FlatGradientLayout:
-    """The position of each parameter of a part among the numbers of the flat gradient that one rank owns."""
+    """Layout of the flat gradient of a `fully_shard` module: the place of each parameter in the numbers that one rank
+    owns.
+    """
 
     def __init__(self, pieces: Sequence[ShardedParameter], compressed: Sequence[int]) -> None:
-        """
+        """Compute the layout.
+
         Args:
             pieces: the parameters, in the order of the flat gradient.
             compressed: indices of the parameters to compress, ascending; at least one.
@@ -118,16 +135,16 @@ class FlatGradientLayout:
         self.numbers = starts[-1]
         """Count of numbers that each rank owns."""
         self.compressed = [stretches[index] for index in compressed]
-        """Start and end of each compressed parameter."""
+        """Start and end of each compressed parameter among these numbers."""
         self.exempt = [stretch for index, stretch in enumerate(stretches) if index not in frozenset(compressed)]
-        """Start and end of each parameter that is summed exactly."""
+        """Start and end of each parameter that is summed exactly, among these numbers."""
         self._names = ", ".join(piece.name for piece in pieces)
 
     def rows(self, gradient: Tensor, world: int) -> Tensor:
-        """Return the flat gradient as [world, numbers], one row per owner.
+        """Return the flat gradient as [world, numbers]: row i holds the numbers that rank i owns.
 
         Raises:
-            HpctrainError: the gradient does not hold all of these parameters.
+            HpctrainError: the gradient does not hold all parameters of the layout.
         """
         if gradient.numel() != world * self.numbers:
             raise HpctrainError(
@@ -139,7 +156,11 @@ class FlatGradientLayout:
 
 
 def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
-    """Return the entries of `Reducer.metrics` for the last step, over all sharded stages of a rank."""
+    """Return `density` and `residual_norm_ratio` of a rank's last step, over the residuals of all its stages.
+
+    A figure is left out if it does not apply: `density` if all numbers are sent, the ratio if the gradient is zero or
+    not finite.
+    """
     total = ResidualStats(*map(sum, zip(*(residuals.stats() for residuals in stages), strict=True)))
     metrics = {"density": total.sent / total.of} if total.of else {}
     if 0 < total.square < math.inf:
@@ -148,7 +169,7 @@ def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
 
 
 def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
-    """Return the residuals that a stage's reduce-scatters share; None if the codec has none."""
+    """Return the residuals that the reduce-scatters of a stage share; None if the codec has none."""
     return next((scatter.residuals for scatter in scatters if scatter is not None and scatter.residuals), None)
 
 
@@ -156,7 +177,7 @@ class DenseReduceScatter(ReduceScatter):
     """Reduce-scatter that sends every number once, in fp32 or bf16, straight to the rank that owns its sum.
 
     The owner adds up in fp32, in rank order. gloo's own reduce-scatter is an all-reduce after which each rank keeps its
-    part. It sends twice as much, and every rank adds up everything.
+    part: it sends twice as much, and every rank adds up everything.
     """
 
     def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:

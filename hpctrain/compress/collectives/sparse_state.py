@@ -32,7 +32,7 @@ _PREFIX = "residual."
 
 
 class ErrorFeedback:
-    """The residuals of several tensors, by key."""
+    """Error feedback: holds the residuals of several tensors, by key, and adds them to the next gradients."""
 
     def __init__(
         self,
@@ -43,12 +43,13 @@ class ErrorFeedback:
         reset_every: int = 1000,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """
+        """Create error feedback without residuals.
+
         Args:
             mode: how the residual follows from the gradient; see the table in the docstring of this module.
             beta: β of the modes decayed and paper.
-            reset: what happens to the residuals every `reset_every` steps. zero: they are dropped (as in the paper).
-                flush: the caller sends everything in that step; see `is_flush_step`.
+            reset: what happens to the residuals every `reset_every` steps. none: nothing. zero: they are dropped (as in
+                the paper). flush: the caller sends everything in that step; see `is_flush_step`.
             reset_every: number of steps between two resets.
             dtype: dtype of the residuals, fp32 or bf16; in bf16 each step rounds them.
         """
@@ -60,9 +61,9 @@ class ErrorFeedback:
         self._residuals: dict[str, Tensor] = {}
 
     def add(self, key: str, gradient: Tensor) -> Tensor:
-        """Return a, the gradient plus the residual.
+        """Return the corrected gradient a: the gradient plus the residual, which mode decayed first multiplies by β.
 
-        `store_residual` must follow: until then the residual's memory may hold a. So call it only for a gradient that
+        Call `store_residual` next: until then the residual's memory may hold a. So call `add` only for a gradient that
         is finite on all ranks.
 
         Args:
@@ -87,9 +88,9 @@ class ErrorFeedback:
         return residual.add_(gradient)
 
     def add_to(self, key: str, gradient: Tensor) -> Tensor:
-        """Return a, the gradient plus the residual, in the memory of the gradient.
+        """Return the corrected gradient a, the gradient plus the residual, in the memory of the gradient.
 
-        The residual does not change, so `store_residual` need not follow.
+        The residual does not change, so the caller need not call `store_residual` next.
 
         Args:
             key: key of the tensor, the same in every step.
@@ -103,7 +104,8 @@ class ErrorFeedback:
         return gradient.add_(self._residual(key, gradient), alpha=self._beta if self._mode == "decayed" else 1.0)
 
     def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
-        """Set the residual to a minus the numbers that were sent (for mode paper, see the docstring of this module).
+        """Set the residual to the corrected gradient a minus the numbers that were sent (for mode paper, see the
+        docstring of this module).
 
         Args:
             key: as given to `add` or `add_to`.
@@ -121,7 +123,8 @@ class ErrorFeedback:
             residual.copy_(unsent)
 
     def add_residual(self, key: str, start: int, values: Tensor) -> None:
-        """Add the numbers that the owner of a sum did not send to the residual of a range of a tensor.
+        """Add to a range of a tensor's residual. The owner of a sum adds the summed numbers that it did not select to
+        send.
 
         Args:
             key: key of a tensor for which `store_residual` was called in this step.
@@ -132,36 +135,36 @@ class ErrorFeedback:
             self._residuals[key][start : start + values.numel()] += values
 
     def take_all(self, key: str, gradient: Tensor) -> Tensor:
-        """Return a, the gradient plus the residual, for a step that sends all of it; drop the residual."""
+        """Return the gradient plus the residual, and drop the residual; for a step that sends all of the sum."""
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a
 
     def forget(self, key: str) -> None:
-        """Drop the residual of a tensor. Call it after everything that `add_to` returned was sent."""
+        """Drop the residual of a tensor. Call it after all of what `add_to` returned was sent."""
         self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:
-        """Drop all residuals if a reset is due.
+        """Drop all residuals if the step that ends is due for a reset of kind zero.
 
         Args:
-            step: the step that ends, counted from 1.
+            step: number of the step, counted from 1.
         """
         if self._reset == "zero" and step % self._reset_every == 0:
             self.drop()
 
     def is_flush_step(self, step: int) -> bool:
-        """Return whether this step, counted from 1, must send everything."""
+        """Return whether this step, counted from 1, is due for a reset of kind flush, and so must send everything."""
         return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
 
     def norm(self) -> float:
-        """Return the Euclidean norm of all residuals."""
+        """Return the Euclidean norm over all residuals together."""
         if not self._residuals:
             return 0.0
         return float(torch.stack(torch._foreach_norm(list(self._residuals.values()), dtype=torch.float32)).norm())
 
     def state(self) -> dict[str, Tensor]:
-        """Return residual.KEY -> residual, without a copy."""
+        """Return 'residual.KEY' -> residual of the tensor KEY, without a copy."""
         return {_PREFIX + key: residual for key, residual in self._residuals.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -194,30 +197,39 @@ _STEP = "step"
 
 
 class SparseSettings(NamedTuple):
-    """How numbers are selected and encoded."""
+    """Settings of a sparse sum: how numbers are selected, and the precision in which they are sent."""
 
     selector: Selector
     values: ValueCode
 
     def select(self, values: Tensor, k: int, step: int, tensor: int) -> tuple[Tensor, Tensor]:
-        """Return the positions of about k values of a tensor, and copies of these values."""
+        """Select about k values of a tensor; return their positions, [about k], int64, ascending, and copies of the
+        values.
+
+        Args:
+            values: [n], fp32.
+            k: wanted count.
+            step: number of the step; with `tensor`, it seeds random choices.
+            tensor: index of the tensor.
+        """
         return select_with_values(values, k, self.selector, seed_of(step, tensor))
 
 
 class SparseState(Residuals):
-    """Step counter, send counts and residuals of a list of compressed tensors.
+    """State of sparse sums of several tensors: step counter, counts of numbers to send, and residuals.
 
-    A step in which a gradient is not finite on some rank does not count. The tensors of a sharded stage are summed part
-    by part, each part once a step, in an order that is the same on all ranks.
+    A step in which a gradient is not finite on some rank does not count. The tensors of a sharded stage are summed in
+    several parts (its `fully_shard` modules), each once a step, in an order that is the same on all ranks.
     """
 
     def __init__(
         self, positions: Sequence[int], sizes: Sequence[int], counts: SendCounts, feedback: ErrorFeedback
     ) -> None:
-        """
+        """Create the state before the first step.
+
         Args:
-            positions: number of each compressed tensor, under which the state holds its residual.
-            sizes: count of numbers of each tensor.
+            positions: for each compressed tensor, the number that names its residual in the state.
+            sizes: for each compressed tensor, its count of numbers.
             counts: decides how many numbers of each tensor a step sends.
             feedback: holds the residuals.
         """
@@ -234,9 +246,9 @@ class SparseState(Residuals):
         self.scratch = Scratch()
 
     def begin(self, device: torch.device) -> int:
-        """Begin a step, or continue it; return its number, counted from 1.
+        """Begin a step, unless one is under way; return the step's number, counted from 1.
 
-        Collective in the first call after a start or load.
+        Collective in the first call after a start or load, in which the ranks agree on the step.
         """
         if not self._agreed:
             self._step = self.counts.agree(self._step, device)
@@ -247,15 +259,15 @@ class SparseState(Residuals):
         return self._step + 1
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
-        """Return how many numbers of each of `count` tensors a step sends, from tensor `first` on; None: all numbers."""
+        """Return how many numbers of each of `count` tensors the step sends, from tensor `first` on; None: all numbers."""
         counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self.sizes)
         return None if counts is None else counts[first : first + count]
 
     def record_sent(self, sent: int, of: int, square: float) -> None:
-        """Record a part that was summed.
+        """Add the figures of a sum that this step has made; a sharded stage makes several.
 
         Args:
-            sent: count of numbers that this rank sent of the part's compressed tensors.
+            sent: count of numbers that this rank sent of the sum's compressed tensors.
             of: count of all numbers of these tensors.
             square: squared norm of this rank's gradient of these tensors.
         """
@@ -264,32 +276,36 @@ class SparseState(Residuals):
         self._square += square
 
     def not_finite(self) -> None:
-        """Record that a part was not summed, because its gradient is not finite on some rank."""
+        """Record that a sum was given up, because its gradient is not finite on some rank; the step then does not
+        count.
+        """
         self._finite = False
 
     def end_step(self, device: torch.device) -> None:
-        """End a step, after all parts were summed. Collective in some steps."""
+        """End a step after all its gradients were summed. Collective in the steps in which ranks agree on new
+        densities.
+        """
         if self._under_way and self._finite:
             self.counts.close(self._step + 1, self.sizes, device)
             self.count_step()
         self._under_way = False
 
     def count_step(self) -> None:
-        """Count a step. Call it after its gradients were summed and `counts` was closed."""
+        """Count a step. Call it after its gradients were summed and `counts.close` was called."""
         self._under_way = False
         self._step += 1
         self.feedback.end_step(self._step)
 
     def stats(self) -> ResidualStats:
-        """Return the figures of the last step."""
+        """Return the figures of the last step on this rank."""
         return ResidualStats(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's state between steps, without a copy."""
+        """Return this rank's step, residuals and densities: key -> tensor, without a copy."""
         return {_STEP: torch.tensor(self._step), **self.feedback.state(), **self.counts.state(self.positions)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; missing entries start afresh.
+        """Restore what `state` returned; entries that are missing start as in a new run.
 
         If ranks loaded different steps, the next step continues from the smallest.
         """

@@ -1,1 +1,1 @@
-"""Reducers: they sum gradients over replicas, one file per mode, and decide when each bucket is sent."""
+"""Reducers, one file per mode: they sum gradients over replicas, and decide when each bucket is sent."""

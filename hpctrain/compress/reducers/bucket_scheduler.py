@@ -1,4 +1,6 @@
-"""Groups the gradients of a step into buckets and decides when each is sent, if possible during the backward pass."""
+"""Groups the gradients of a step into buckets and decides when each bucket is sent, if possible during the backward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ class BucketScheduler:
     """Sends the buckets of each step in the same order on every rank, whichever bucket is ready first.
 
     With `register_hooks`, buckets are sent while the backward pass still runs. The first step counts the additions to
-    each gradient: one per micro-batch, none for parameters that the loss does not depend on. The count is the same in
-    all other steps, because the schedule is; a gradient is finished when it is reached.
+    each gradient: one per micro-batch, none for parameters that the loss does not depend on. Every step has the same
+    schedule and so the same counts. From the second step on, a gradient is ready when its count is reached.
     """
 
     def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
-        """
+        """Create the scheduler before the first step.
+
         Args:
             send: called with the number of a bucket, counted from 0 in each step, and its gradients.
             bucket_bytes: largest size of a bucket; a larger gradient is a bucket of its own.
@@ -26,17 +29,18 @@ class BucketScheduler:
         self._send = send
         self._bucket_bytes = bucket_bytes
         self._sent = 0
-        """Number of buckets sent in this step."""
+        """Count of buckets sent in the current step."""
         self.buckets: list[list[int]] = []
         """Indices into the list of gradients, by bucket in sending order; empty before the first step."""
         self._parameters: list[nn.Parameter] = []
         self._additions: list[int] = []
-        """[index of a parameter] -> additions to its gradient in this step."""
+        """[index of a parameter] -> additions to its gradient in the current step."""
         self._expected: list[int] | None = None
-        """The additions of the first step; None during the first step."""
+        """The additions to each gradient in the first step; None during the first step."""
 
     def register_hooks(self, parameters: list[nn.Parameter]) -> None:
-        """Send a bucket as soon as the backward pass has finished its gradients, from the second step on.
+        """Register hooks that send each bucket as soon as the backward pass has finished its gradients, from the second
+        step on.
 
         Args:
             parameters: in the order in which `send_remaining` gets their gradients.
@@ -48,6 +52,9 @@ class BucketScheduler:
 
     def send_remaining(self, gradients: list[Tensor]) -> None:
         """Send the buckets that were not sent during the backward pass, and prepare for the next step.
+
+        Args:
+            gradients: all gradients of the step, in the same order in every step.
 
         Raises:
             RuntimeError: a gradient was added to after it was sent.
@@ -84,14 +91,16 @@ class BucketScheduler:
 
 
 def unflatten_like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Return consecutive views of a flat tensor, in the shapes of `tensors`."""
+    """Return consecutive views of a flat tensor, one in the shape of each of `tensors`."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
-    """Return the buckets as lists of gradient indices, the last gradients first, because a backward pass finishes them
-    first.
+    """Return the buckets as lists of indices into `gradients`, each of at most `limit_bytes`.
+
+    The last gradients come first, because a backward pass finishes them first. A larger gradient is a bucket of its
+    own.
     """
     indices = list(range(len(gradients)))[::-1]
     groups = group_into_buckets([gradients[index] for index in indices], limit_bytes)
@@ -99,7 +108,10 @@ def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]
 
 
 def group_into_buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:
-    """Return consecutive tensors of one dtype, grouped up to `limit_bytes`; a larger tensor is a bucket of its own."""
+    """Return the tensors in groups of at most `limit_bytes`, in order; a larger tensor is a group of its own.
+
+    The tensors of a group have one dtype.
+    """
     groups: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:

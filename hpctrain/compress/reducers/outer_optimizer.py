@@ -1,16 +1,17 @@
-"""Local SGD: replicas train on their own and combine their weights at each outer sync (DiLoCo: Douillard et al., 2023,
+"""Local SGD: replicas train on their own and combine their weights at each outer sync (DiLoCo: Douillard et al. 2023,
 arXiv:2311.08105).
 
 Between two outer syncs the weights of the replicas differ. This has three consequences:
 
-- A checkpoint, and the state of this module, is taken only right after an outer sync (call `outer_sync` first).
+- A checkpoint, and the state of the outer optimizer, is taken only right after an outer sync (call `outer_sync` first).
 - A validation loss is that of the replica which computes it, unless it follows an outer sync.
-- Gradient norms and clipping are per replica: each divides its loss by its own number of tokens.
+- Gradient norms and clipping are per replica: each replica divides its loss by its own number of tokens.
 
-Moments of the inner optimizer are never averaged, as in the paper; after a restart they are those that were saved.
+Moments of the inner optimizer, which makes each replica's own steps, are never averaged, as in the paper on DiLoCo.
+After a restart they are those that were saved.
 
-Why checkpoints need an outer sync: one of all replicas would be n times as large and fit only n replicas, and one of a
-single replica would throw away the others' work.
+Why checkpoints need an outer sync: a checkpoint of all replicas would be n times as large and fit only n replicas, and
+a checkpoint of a single replica would throw away the others' work.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from hpctrain.records.plan.compression import LocalSteps
 
 
 class OuterOptimizer(StepState):
-    """Makes the weights of all replicas equal at each outer sync.
+    """Optimizer of local SGD over the replicas' weights: at each outer sync, it makes the weights of all replicas
+    equal.
 
-    It takes one Nesterov step along the replicas' mean change of weights since the last outer sync.
+    It takes one step with Nesterov momentum along the mean over replicas of the change of weights since the last outer
+    sync.
     """
 
     def __init__(self, group: dist.ProcessGroup, parameters: Sequence[Tensor], codec: LocalSteps) -> None:
-        """
+        """Remember the present weights as those of the last outer sync.
+
         Args:
             group: the replicas.
             parameters: plain local tensors, equal on all replicas now; the same list in the same order on every rank.
@@ -49,15 +53,18 @@ class OuterOptimizer(StepState):
         """Weights after the last outer sync."""
         self._velocities = [torch.zeros_like(anchor) for anchor in self._anchors]
         self._states_agree = False
-        """Whether the ranks have checked that the velocities of all ranks come from the same number of outer syncs."""
+        """Whether the ranks have checked that their velocities (momentum buffers) come from the same number of outer
+        syncs.
+        """
         self._sync_count = 0
-        """Number of outer syncs that the velocities come from."""
+        """Number of outer syncs that have changed the velocities."""
         self._in_sync = True
         """Whether all replicas have the same weights, because no step followed the last outer sync."""
 
     @torch.no_grad()
     def after_step(self, step: int) -> int:
-        """Run an outer sync if one is due; call it after each step of the inner optimizer. Collective over the group.
+        """Run an outer sync if one is due; call it after each step of the inner optimizer. Collective over the
+        replicas.
 
         Args:
             step: number of the step just done, counted from 1.
@@ -70,10 +77,12 @@ class OuterOptimizer(StepState):
 
     @torch.no_grad()
     def outer_sync(self) -> int:
-        """Combine the weights now, before a checkpoint or at the end of a run. Do nothing if in sync. Collective.
+        """Combine the replicas' weights now, as before a checkpoint or at the end of a run. Collective over the
+        replicas.
 
-        If the change of any replica is not finite, the weights of all replicas become NaN, so that the loss shows it;
-        velocities and anchors stay as they were.
+        Nothing happens if no step followed the last outer sync. If the change of any replica is not finite, the weights
+        of all replicas become NaN, so that the loss shows it; velocities (momentum buffers) and the weights of the last
+        outer sync stay.
 
         Returns:
             Bytes that this rank sent.
@@ -100,10 +109,13 @@ class OuterOptimizer(StepState):
         return sent_bytes
 
     def state(self) -> dict[str, Tensor]:
-        """Return the velocities, equal on every rank; the next outer sync changes them. The anchors equal the weights.
+        """Return the outer optimizer's momentum buffers, 'velocity.INDEX' of a parameter -> tensor, and 'met', the
+        count of outer syncs.
+
+        All are equal on every rank. The buffers are not copied, and the next outer sync changes them.
 
         Raises:
-            RuntimeError: the replicas are not in sync, so that no common weights belong to this state.
+            RuntimeError: a step followed the last outer sync, so that the replicas' weights differ.
         """
         if not self._in_sync:
             raise RuntimeError(
@@ -113,10 +125,10 @@ class OuterOptimizer(StepState):
         return {"met": torch.tensor(self._sync_count), **velocities}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned. The parameters must already hold the weights of that moment, equal on all
+        """Restore what `state` returned. The parameters must already hold the weights of the same moment, equal on all
         replicas.
 
-        If velocities are missing on one rank, they start at zero on all ranks.
+        If momentum buffers are missing on one rank, they start at zero on all ranks.
 
         Raises:
             CheckpointError: a tensor of the state has another shape than the parameter.
@@ -138,14 +150,17 @@ class OuterOptimizer(StepState):
         self._sync_count = int(state["met"])
 
     def drop_state(self) -> None:
-        """Drop the velocities."""
+        """Set the momentum buffers to zero."""
         for velocity in self._velocities:
             velocity.zero_()
         self._sync_count = 0
         self._states_agree = False
 
     def _agree_on_state(self) -> int:
-        """Drop the velocities of all ranks if they come from different outer syncs, because the weights would diverge.
+        """Drop the momentum buffers of all ranks if they come from different numbers of outer syncs, because weights
+        would diverge.
+
+        Collective over the replicas.
 
         Returns:
             Bytes that this rank sent.

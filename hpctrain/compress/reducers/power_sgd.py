@@ -1,4 +1,4 @@
-"""Gradients as products of two thin matrices (PowerSGD: Vogels, Karimireddy, Jaggi, 2019, arXiv:1905.13727)."""
+"""Sums gradients as products of two thin matrices (PowerSGD: Vogels, Karimireddy, Jaggi, 2019, arXiv:1905.13727)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ What remains of such a column is mostly fp32 rounding error.
 
 
 def orthonormalize(matrices: Tensor) -> None:
-    """Make the columns orthonormal in place; columns that depend on earlier ones become zero.
+    """Make the columns of each matrix orthonormal in place; columns that depend on earlier ones become zero.
 
-    This is Gram-Schmidt with every projection done twice, which is enough for orthogonality up to rounding (Giraud,
-    Langou and Rozložník 2005). For up to about 8 columns it is faster than LAPACK's QR. A zero column stays zero; QR
-    would replace it by an arbitrary direction that costs bytes and carries nothing.
+    The method is Gram-Schmidt with every projection done twice, which is enough for orthogonality up to rounding
+    (Giraud, Langou and Rozložník 2005). For up to about 8 columns it is faster than LAPACK's QR. A zero column stays
+    zero; QR would replace it by an arbitrary direction that costs bytes and carries nothing.
 
     Args:
         matrices: fp32 [batch, rows, columns], rows ≥ columns.
@@ -46,7 +46,7 @@ def orthonormalize(matrices: Tensor) -> None:
 
 
 class PowerSgdReducer(CodecReducer):
-    """The reducer of `power_sgd`: low-rank sums of matrices, in two messages per step for any number of matrices.
+    """The reducer of mode `power_sgd`: low-rank sums of matrices, in two messages per step for any number of matrices.
 
     M is a rank's gradient plus its residual. P = M·Q is summed over the ranks and made orthonormal, then Q = Mᵀ·P is
     summed (Vogels et al. 2019, algorithm 1). P·Qᵀ replaces the sum of the gradients. A rank's residual is M − P·Q_rᵀ
@@ -55,21 +55,22 @@ class PowerSgdReducer(CodecReducer):
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: PowerSgd) -> None:
-        """
+        """Create the reducer; the first step, which shows the gradients' shapes, allocates its memory.
+
         Args:
             group: the replicas.
-            chosen: indices of the gradients that may be compressed. Those with fewer than two dimensions, or too small
-                for the rank of the approximation, are summed exactly too.
+            chosen: indices of the gradients that may be compressed. A gradient with fewer than two dimensions, or too
+                small for the rank of the approximation, is summed exactly all the same.
             codec: the settings, the same on every rank.
         """
         super().__init__(group, chosen)
         self._codec = codec
         self._matrix_batches: list[MatrixBatch] = []
         self._loaded: dict[str, Tensor] = {}
-        """The argument of `load_state`, held until the first step shows the shapes."""
+        """The argument of `load_state`, held until the first step shows the gradients' shapes."""
         self._warm_up: WarmUp | None = None
         self._norms: list[Tensor] = []
-        """Norms of this rank's matrices in the last step; empty if that step was not compressed."""
+        """Norms of this rank's matrices in the last step; empty if the last step was not compressed."""
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -104,9 +105,9 @@ class PowerSgdReducer(CodecReducer):
         return sent_bytes + 2 * (self._world - 1) * self._q.numel() * self._q.element_size() // self._world
 
     def metrics(self) -> dict[str, float]:
-        """Return `residual_norm_ratio` of the last step, if it was compressed.
+        """Return `residual_norm_ratio` of the last step; empty if the step was not compressed.
 
-        It is the norm of this rank's residuals divided by that of its gradient.
+        The ratio is the norm of this rank's residuals divided by that of its gradient.
         """
         if not self._norms:
             return {}
@@ -114,8 +115,9 @@ class PowerSgdReducer(CodecReducer):
         return residual_ratio_metric(float(torch.stack(residuals).norm()), float(torch.stack(self._norms).norm()))
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, directions and step count, without a copy: the next step changes the
-        tensors.
+        """Return this rank's residuals, matrices Q and step count, without a copy: the next step changes the tensors.
+
+        Keys are 'residual.INDEX' and 'q.INDEX' of the gradient, and 'steps'.
         """
         if self._warm_up is None:
             return dict(self._loaded)
@@ -127,7 +129,7 @@ class PowerSgdReducer(CodecReducer):
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; missing entries start afresh.
+        """Restore what `state` returned; entries that are missing start as in a new run.
 
         Raises:
             CheckpointError: a tensor of the state has another shape than expected. Before the first step the shapes are
@@ -144,7 +146,9 @@ class PowerSgdReducer(CodecReducer):
                 _restore(matrix_batch.residual[row], state, f"residual.{index}")
 
     def drop_state(self) -> None:
-        """Drop residuals and directions. Either all ranks must do so, or none."""
+        """Drop residuals and restart Q from its initial values. Either all ranks must do so, or none, because Q is
+        equal on all ranks.
+        """
         self._loaded = {}
         for matrix_batch in self._matrix_batches:
             matrix_batch.residual.zero_()
@@ -182,39 +186,52 @@ class PowerSgdReducer(CodecReducer):
         return self._codec.rank <= min(rows, columns) and sent * self._codec.min_compression <= rows * columns
 
     def _sizes(self, shapes: dict[tuple[int, int], list[int]], side: int) -> list[int]:
-        """Return how many numbers of a message belong to each shape."""
+        """Return, for each shape of matrices, how many numbers of a message belong to its matrices.
+
+        Args:
+            shapes: (rows, columns) -> indices of the gradients with this shape.
+            side: 0: the message with P. 1: the message with Q.
+        """
         return [self._codec.rank * shape[side] * len(members) for shape, members in shapes.items()]
 
     def _views(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
-        """Return views of a message, one per shape: [matrices, rows or columns, rank]."""
+        """Return views of a message, one per shape of matrices: [matrices, rows or columns, rank of the approximation].
+
+        Args:
+            flat: the message.
+            shapes: (rows, columns) -> indices of the gradients with this shape.
+            side: 0: the message with P, by rows. 1: the message with Q, by columns.
+        """
         rank = self._codec.rank
         pairs = zip(flat.split(self._sizes(shapes, side)), shapes.items(), strict=True)
         return [part.view(len(members), shape[side], rank) for part, (shape, members) in pairs]
 
     def _broadcast_directions(self) -> None:
-        """Give all ranks the directions of the group's first rank, because a rank that joined later has others."""
+        """Give all ranks the matrices Q of the group's first rank, because a rank that joined later has others.
+        Collective.
+        """
         if self._matrix_batches:
             dist.broadcast(self._q, group=self._group, group_src=0)
 
 
 @dataclass
 class MatrixBatch:
-    """The matrices of one shape, batched so that a device starts one kernel for all of them."""
+    """Matrices of one shape, batched so that a device starts one kernel for all of them."""
 
     members: list[int]
     """Indices of the batch's matrices in the list of gradients."""
     p: Tensor
     """P of each matrix: [matrices, rows, rank], in the memory of the first message."""
     q: Tensor
-    """Q of each matrix: [matrices, columns, rank], in the memory of the second message; it lasts from step to step."""
+    """Q of each matrix: [matrices, columns, rank], in the memory of the second message; Q is kept from step to step."""
     fresh: Tensor
-    """Random directions, in the shape of `q`."""
+    """Random initial values of Q, in the shape of `q`."""
     residual: Tensor
     """Residuals: [matrices, rows, columns]."""
 
     def project(self, gradients: list[Tensor]) -> None:
-        """Compute P = (residual + gradient)·Q. The residual is only read, because the step may turn out not to
-        count.
+        """Compute P = (residual + gradient)·Q. The residual stays unchanged, because the step does not count if a sum
+        is not finite.
         """
         # A direction that the last sum did not have is zero. It would stay zero if it were not drawn again.
         torch.where(self.q.square().sum(dim=1, keepdim=True) > 0, self.q, self.fresh, out=self.q)

@@ -1,4 +1,6 @@
-"""Sums of gradients that travel as integers of few bits, whole or sharded. Rounding errors stay in the residuals."""
+"""Sums of gradients that travel as integers of few bits, for whole and for sharded states. Rounding errors stay in the
+residuals.
+"""
 
 from __future__ import annotations
 
@@ -27,33 +29,34 @@ _PREFIX = "residual."
 
 
 class IntegerResiduals(Residuals):
-    """The residuals of sums by integers; the key names the sum, for example a bucket.
+    """The residuals of sums by integers, by key. A key stands for the gradients that are summed together, as a bucket.
 
-    The next residual is written to another buffer; the two are swapped once the sums are known to be finite. So a sum
-    that is not finite leaves the residual as it was.
+    A sum writes the next residual to another buffer, and swaps the two buffers once the sums are known to be finite. So
+    a sum that is not finite leaves the residual as it was.
     """
 
     def __init__(self, bits: int, of: str) -> None:
-        """
+        """Create residuals of zero.
+
         Args:
             bits: bits of each number on the wire.
-            of: what a residual belongs to, for error messages.
+            of: what a residual belongs to, for error messages, as 'gradient'.
         """
         self.code = IntegerCode(bits)
         self._of = of
         self._residuals: dict[Hashable, _Residual] = {}
         self._loaded: dict[str, Tensor] = {}
-        """Loaded residuals of sums that have not run since the load."""
+        """Loaded residuals of sums that have not run since the load: 'residual.NAME' -> tensor."""
         self._pool = BufferPool(same_size=True)
 
     def begin(self, key: Hashable, names: Sequence[object], sizes: list[int], length: int, like: Tensor) -> Tensor:
         """Begin a sum; return an uninitialised buffer, [length], fp32.
 
-        The caller writes its numbers to the buffer, which holds the next residual afterwards.
+        The caller writes its gradients to the buffer, in which the sum leaves the next residual.
 
         Args:
             key: key of the sum, the same in every step.
-            names: names of its residuals in the state; the residuals lie one after the other.
+            names: names of the sum's residuals in the state; the residuals lie one after the other in the buffer.
             sizes: count of numbers of each residual.
             length: count of numbers of all residuals, including padding.
             like: a tensor on the device.
@@ -67,17 +70,18 @@ class IntegerResiduals(Residuals):
         return buffer
 
     def write(self, key: Hashable, messages: Tensor, exempt: int | None = None) -> Tensor:
-        """Add the residual to the numbers in the buffer and write them to messages, one part each.
+        """Add the residual to the numbers in the buffer, and encode the buffer as messages, one part of it for each
+        rank.
 
         The buffer then holds the rounding errors.
 
         Args:
             key: key of a sum that was begun.
-            messages: [ranks, bytes of a part], uint8.
-            exempt: rank whose part is not written, and stays unrounded in the buffer.
+            messages: [ranks, bytes of a part], uint8; written to.
+            exempt: rank whose part is not encoded, and stays unrounded in the buffer.
 
         Returns:
-            Squared norm of the numbers.
+            Squared norm of the numbers, before the residual was added.
         """
         residual = self._residuals[key]
         residual.square = torch.dot(residual.next, residual.next)
@@ -92,9 +96,10 @@ class IntegerResiduals(Residuals):
         return self._residuals[key].next.view(ranks, -1)
 
     def end(self, key: Hashable, finite: bool) -> Tensor:
-        """End a sum: make the buffer the residual if the sums are finite.
+        """End a sum: if `finite`, make the buffer the residual.
 
-        Return the memory that is now unused, [length]; pass it to `free` later.
+        Returns:
+            The memory, [length], that is now unused; pass it to `free` after its last use.
         """
         residual = self._residuals[key]
         if finite:
@@ -106,8 +111,8 @@ class IntegerResiduals(Residuals):
         self._pool.give_back(memory)
 
     def stats(self) -> ResidualStats:
-        """Return the figures of the last sum of each key; all numbers are sent, so the counts of selected numbers are
-        0.
+        """Return the figures of the last sum of each key, together. Integers send all numbers, so the counts of numbers
+        are 0.
         """
         if not self._residuals:
             return ResidualStats(0, 0, 0.0, 0.0)
@@ -117,7 +122,7 @@ class IntegerResiduals(Residuals):
         return ResidualStats(0, 0, float(squares.sum()), float(residual_squares.sum()))
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, flat, without a copy."""
+        """Return this rank's residuals, 'residual.NAME' -> flat tensor, without a copy."""
         return self._loaded | {
             f"{_PREFIX}{name}": part
             for residual in self._residuals.values()
@@ -125,9 +130,9 @@ class IntegerResiduals(Residuals):
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; missing residuals start at zero.
+        """Restore what `state` returned; residuals that are missing start at zero.
 
-        If a residual has another size than the numbers of its sum, the next such sum raises CheckpointError.
+        If a loaded residual has another size than the gradients of its sum, the next such sum raises CheckpointError.
         """
         self._residuals = {}
         self._loaded = {key: tensor.detach().flatten().clone() for key, tensor in state.items()}
@@ -149,34 +154,36 @@ class IntegerResiduals(Residuals):
 
 @dataclass
 class _Residual:
-    """The residuals of one sum, one after the other, padded with zeros."""
+    """The residuals of the gradients of one sum, one after the other, padded with zeros."""
 
     names: Sequence[object]
     sizes: list[int]
     current: Tensor
     """[n], fp32: the residual, which this rank has not sent."""
     next: Tensor
-    """[n], fp32: the next residual while the sum runs; otherwise memory that does not belong to this sum."""
+    """[n], fp32: the next residual while the sum runs; otherwise memory that does not belong to the sum."""
     square: Tensor
-    """Squared norm of this rank's numbers in the last step."""
+    """Squared norm of this rank's gradients in the last step."""
 
     def parts(self) -> tuple[Tensor, ...]:
         return self.current[: sum(self.sizes)].split(self.sizes)
 
 
 class QuantizedBucketCodec(BucketCodec):
-    """The codec of `quantized`: integers with a scale per block. Gradients are rounded, and so are their sums.
+    """The codec of modes `int8` and `int4`: integers with a scale per block. Gradients are rounded, and so are their
+    sums.
 
     A rank keeps the rounding errors of its own numbers and of the sums that it owns, and adds them to the next gradient
     (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888). So the applied sums and all residuals add up
-    to all gradients. If any number of a bucket is not finite on some rank, its sum is not finite either, and the
-    residuals of that bucket do not change.
+    to all gradients. If any number of a bucket is not finite on some rank, the bucket's decoded sums are not all finite
+    either, and the bucket's residuals do not change.
     """
 
     part_multiple = BLOCK
 
     def __init__(self, bits: int) -> None:
-        """
+        """Create the codec with residuals of zero.
+
         Args:
             bits: bits of each number on the wire.
         """
@@ -220,15 +227,15 @@ _FULL_BYTES = 4
 
 
 class QuantizedReduceScatter(ReduceScatter):
-    """The reduce-scatter of one part of a stage; exempt parameters are summed exactly.
+    """The reduce-scatter of one `fully_shard` module of a stage, by integers; exempt parameters are summed exactly.
 
-    Each rank sends each owner the numbers of the owner's part, rounded, and keeps the rounding errors in its residuals.
-    The owner adds up the numbers in fp32 and sends nothing on. At N ranks a number of the gradient costs (N−1)/N·b
-    bytes, where b is 1.016 (8 bits) or 0.516 (4 bits). ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends
-    gradients of a sharded state in this form, without residuals.
+    Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded, and keeps
+    the rounding errors in its residuals. The owner adds up the numbers in fp32 and sends nothing on. At N ranks a
+    number of the gradient costs (N−1)/N·b bytes, where b is 1.016 (8 bits) or 0.516 (4 bits). ZeRO++'s qgZ (Wang et al.
+    2023, arXiv:2306.10209) sends gradients of a sharded state in the same form, without residuals.
 
-    A rank's own numbers are not rounded. If any rank's gradient is not finite, all owners get NaN, and the residuals of
-    the part do not change.
+    The numbers of a rank's own part are not rounded. If any rank's gradient is not finite, all owners get NaN, and the
+    module's residuals do not change.
     """
 
     residuals: IntegerResiduals
@@ -236,12 +243,13 @@ class QuantizedReduceScatter(ReduceScatter):
     def __init__(
         self, pieces: Sequence[ShardedParameter], compressed: Sequence[int], number: int, shared: QuantizedStage
     ) -> None:
-        """
+        """Create the reduce-scatter before the first step.
+
         Args:
-            pieces: the parameters, in the order of the flat gradient.
+            pieces: the module's parameters, in the order of the flat gradient.
             compressed: indices of the parameters to compress, ascending; at least one.
-            number: index of the part in its stage.
-            shared: the residuals and message memory that all parts of the stage share.
+            number: index of the module in its stage.
+            shared: the residuals and message memory that all reduce-scatters of the stage share.
         """
         self.residuals = shared.residuals
         self._shared = shared
@@ -274,11 +282,12 @@ class QuantizedReduceScatter(ReduceScatter):
         return (world - 1) * length
 
     def _write(self, rows: Tensor, outgoing: Tensor, rank: int) -> None:
-        """Write the messages. The part of this rank stays unrounded.
+        """Write the messages to all owners. The part of this rank itself stays unrounded in the residuals' buffer.
 
         Args:
-            rows: [world, part]: the gradient.
-            outgoing: [world, bytes], uint8; only the head of the message to this rank itself is written.
+            rows: [world, part]: the gradient, by owner.
+            outgoing: [world, bytes], uint8; written to. Only the head of the message to this rank itself is written.
+            rank: this rank.
         """
         world, numbers = len(rows), sum(self._sizes)
         length = world * self._filled
@@ -297,8 +306,9 @@ class QuantizedReduceScatter(ReduceScatter):
 
         Args:
             incoming: [world, bytes], uint8: the messages of all ranks.
-            heads: [head]: the sum of the fp32 numbers of all messages.
-            output: [part].
+            heads: [head]: the sum over the messages of the fp32 numbers at their heads.
+            output: [part]; written to.
+            rank: this rank.
         """
         total = self.residuals.parts(self._number, len(incoming))[rank]
         for sender, message in enumerate(incoming):
@@ -312,7 +322,7 @@ class QuantizedReduceScatter(ReduceScatter):
         total.zero_()  # this rank's own numbers leave no residual
 
     def _heads(self, messages: Tensor) -> Tensor:
-        """Return the fp32 heads, [world, head], of messages [world, bytes]."""
+        """Return the fp32 numbers at the heads of messages [world, bytes], as a view [world, head]."""
         return messages[:, : _FULL_BYTES * self._head].view(torch.float32)
 
 
@@ -322,10 +332,11 @@ def _copy(targets: Sequence[Tensor], rows: Tensor, stretches: Sequence[tuple[int
 
 
 class QuantizedStage:
-    """The residuals and the message memory that the parts of a sharded stage share."""
+    """The residuals and the message memory that the reduce-scatters of one sharded stage share."""
 
     def __init__(self, bits: int) -> None:
-        """
+        """Create residuals of zero.
+
         Args:
             bits: bits of each number on the wire.
         """

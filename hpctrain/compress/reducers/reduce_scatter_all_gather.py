@@ -1,4 +1,4 @@
-"""All-reduce in fewer bytes than fp32 needs: each rank adds up a part of every bucket and sends the sums to all
+"""All-reduce in fewer bytes than fp32 needs: each rank adds up one part of every bucket and sends the sums to all
 ranks.
 """
 
@@ -21,19 +21,19 @@ from hpctrain.compress.reducers.reducer import CodecReducer
 from hpctrain.records.plan.compression import BUCKET_BYTES
 
 BUCKETS_SCATTERED_AHEAD = 2
-"""Number of buckets whose all-to-all starts before the first of them is added up, so that one is always on the wire."""
+"""Count of buckets whose all-to-all starts before the oldest of them is added up, so that one is always on the wire."""
 BUCKETS_IN_FLIGHT = 4
-"""Number of buckets whose memory is in use at a time."""
+"""Largest count of buckets whose memory is in use at a time."""
 
 
 class BucketCodec(StepState, ABC):
-    """Writes, adds up and reads a bucket, in one part per rank.
+    """Interface of a codec that encodes a bucket in one part per rank, adds up a part and decodes the sums.
 
-    Its state is keyed by the index of the gradient among the compressed ones.
+    Its state is keyed by the index of a gradient among the compressed gradients.
     """
 
     part_multiple: int
-    """The count of numbers in a part is a multiple of this."""
+    """The count of numbers in a part is a multiple of this number."""
 
     @abstractmethod
     def bytes_of(self, numbers: int) -> int:
@@ -41,51 +41,52 @@ class BucketCodec(StepState, ABC):
 
     @abstractmethod
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
-        """Write the gradients of a bucket, one after the other, with zeros after the last one.
+        """Encode the gradients of a bucket, one after the other, with zeros after the last one.
 
         Args:
             bucket: for each of `tensors`, its index among all compressed gradients; the same in every step.
-            tensors: the gradients of this bucket, fp32.
-            outgoing: [ranks, bytes of a part], uint8; written to.
+            tensors: the gradients of the bucket, fp32.
+            outgoing: [ranks, bytes of a part], uint8; written to. Row i is the message to rank i.
         """
 
     @abstractmethod
     def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
-        """Return the sums of this rank's part as a message, in newly allocated memory: [bytes of a part], uint8.
+        """Return the sums of this rank's part, encoded in newly allocated memory: [bytes of a part], uint8.
 
         Args:
-            bucket: indices of the gradients among the compressed ones.
+            bucket: indices of the bucket's gradients among the compressed gradients.
             incoming: [ranks, bytes of a part], uint8: all ranks' messages about the part.
             rank: rank of this process in its group, which is the index of its part.
         """
 
     @abstractmethod
     def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
-        """Replace the gradients of a bucket by their sums.
+        """Replace the gradients of a bucket by their decoded sums.
 
         Args:
-            bucket: indices of the gradients among the compressed ones.
-            gathered: [ranks, bytes of a part], uint8: the sums of all parts; the same on every rank.
+            bucket: indices of the bucket's gradients among the compressed gradients.
+            gathered: [ranks, bytes of a part], uint8: the encoded sums of all parts; the same on every rank.
             tensors: the gradients, fp32; overwritten.
         """
 
 
 class ReduceScatterAllGather(CodecReducer):
-    """A reducer in which each rank owns a part of every bucket and adds it up.
+    """Reducer in which each rank owns a part of every bucket and adds it up.
 
-    A bucket takes an all-to-all, which gives each rank its part of all gradients to add up in fp32, and an all-gather
-    of the sums. There are as many messages, of the same size, as in a ring all-reduce, but a ring would round after
-    every addition. All ranks decode the same bytes, so they have the same sums.
+    For each bucket, an all-to-all gives each rank its part of all ranks' gradients, which it adds up in fp32; an
+    all-gather then sends the sums to all ranks. There are as many messages, of the same size, as in a ring all-reduce,
+    but a ring would round after every addition. All ranks decode the same bytes, so they have the same sums.
     """
 
     def __init__(
         self, group: dist.ProcessGroup, chosen: Sequence[int], codec: BucketCodec, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
-        """
+        """Create the reducer before the first step.
+
         Args:
             group: the replicas.
-            chosen: indices of the gradients that `codec` writes; the others are summed exactly.
-            codec: writes, adds up and reads the buckets.
+            chosen: indices of the gradients that `codec` encodes; the others are summed exactly.
+            codec: encodes, adds up and decodes the buckets.
             bucket_bytes: largest size of a bucket.
         """
         super().__init__(group, chosen)
@@ -114,9 +115,13 @@ class ReduceScatterAllGather(CodecReducer):
         return sent_bytes + self._exempt.finish()
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
-        """Start the all-to-all of a bucket, then add up an earlier bucket.
+        """Start the all-to-all of a bucket; then add up the oldest bucket, if enough others are on the wire.
 
-        All ranks do so in the same order, as collectives must.
+        All ranks do so in the same order, because collectives must start in the same order on all ranks.
+
+        Args:
+            number: number of the bucket, counted from 0 in each step.
+            tensors: the bucket's gradients.
         """
         while len(self._in_reduce_scatter) + len(self._in_all_gather) >= BUCKETS_IN_FLIGHT:
             self._finish_all_gather()
@@ -134,7 +139,7 @@ class ReduceScatterAllGather(CodecReducer):
             self._start_all_gather()
 
     def _start_all_gather(self) -> None:
-        """Add up this rank's part of the bucket with the oldest all-to-all, and start the all-gather of the sums."""
+        """Add up this rank's part of the bucket whose all-to-all is the oldest, and start the all-gather of the sums."""
         flight = self._in_reduce_scatter.pop(0)
         with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
@@ -152,7 +157,7 @@ class ReduceScatterAllGather(CodecReducer):
 
 @dataclass(frozen=True)
 class _BucketInFlight:
-    """A bucket on the wire."""
+    """A bucket whose all-to-all or all-gather has begun and not ended."""
 
     number: int
     tensors: list[Tensor]
@@ -161,18 +166,18 @@ class _BucketInFlight:
     incoming: Tensor
     work: dist.Work
     part: Tensor | None = None
-    """This rank's sums; the reference keeps their memory until they are sent."""
+    """This rank's encoded sums; the reference keeps their memory until they are sent."""
 
 
 PIECE = 1 << 16
-"""Numbers that are added up at a time, so that their fp32 sums stay in the L2 cache.
+"""Count of numbers that are added up at a time, so that their fp32 sums stay in the L2 cache.
 
-This takes a third of the time that whole parts take.
+Adding up in pieces takes a third of the time that adding up whole parts takes.
 """
 
 
 class Bf16BucketCodec(BucketCodec):
-    """The codec of `bf16`: half the bytes of exact sums.
+    """The codec of mode `bf16`: half the bytes of exact sums.
 
     Each number is rounded to 8 bits of mantissa before it is sent, and so is each sum.
     """

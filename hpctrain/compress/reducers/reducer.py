@@ -1,4 +1,4 @@
-"""The interface of a reducer, the dense reducer, which sums exactly, and the count of steps that are summed exactly."""
+"""The interface of a reducer, the dense reducer, which sums exactly, and the counter of warm-up steps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatt
 from hpctrain.records.plan.compression import BUCKET_BYTES
 
 COPIES_IN_FLIGHT = 4
-"""Number of buckets on the wire at a time that are copies of their gradients."""
+"""Largest count of buckets on the wire whose gradients were copied into a buffer; more buffers would take more memory.
+"""
 
 
 class Reducer(StepState, ABC):
-    """Sums gradients over the replicas of a stage."""
+    """Interface of an object that sums gradients over the replicas of a stage."""
 
     @abstractmethod
     def reduce(self, gradients: list[Tensor]) -> int:
-        """Replace each tensor by its sum over the group. Collective over the group.
+        """Replace each gradient by its sum over the replicas. Collective over the group.
 
         Returns:
             Bytes that this rank sent.
@@ -37,16 +38,17 @@ class Reducer(StepState, ABC):
 
         A reducer that needs all gradients at once does nothing.
 
-        Call this method once, with plain parameters in the order in which `reduce` gets their gradients. Call it only
-        if nothing else is sent during the backward pass, and nothing changes gradients between the backward pass and
-        `reduce`.
+        Call this method once, with parameters that are plain tensors (no DTensors), in the order in which `reduce` gets
+        their gradients. Call it only if nothing else is sent during the backward pass, and nothing changes gradients
+        between the backward pass and `reduce`.
         """
 
     def after_step(self, step: int) -> int:
-        """Combine the replicas' weights if that is due after this step of the optimizer. Collective.
+        """Combine the replicas' weights if an outer sync of local SGD is due after this step. Collective over the
+        replicas.
 
         Args:
-            step: number of the step, counted from 1.
+            step: number of the optimizer step just done, counted from 1.
 
         Returns:
             Bytes that this rank sent.
@@ -54,11 +56,13 @@ class Reducer(StepState, ABC):
         return 0
 
     def before_checkpoint(self) -> None:
-        """Make the replicas' weights equal. Collective."""
+        """Make the replicas' weights equal, which local SGD lets differ between outer syncs. Collective over the
+        replicas.
+        """
 
 
 REDUCER_METRICS = ("density", "residual_norm_ratio")
-"""Names of a reducer's figures.
+"""Names of the figures that a reducer of any mode may give for `metrics.jsonl`.
 
 density: count of numbers sent, divided by the count of all numbers of the compressed tensors. residual_norm_ratio: norm
 of the residuals divided by the norm of the gradient.
@@ -66,15 +70,20 @@ of the residuals divided by the norm of the gradient.
 
 
 def residual_ratio_metric(residual: float, gradient: float) -> dict[str, float]:
-    """Return the entry `residual_norm_ratio` of `Reducer.metrics`, from the two norms; empty if the ratio is not
-    finite.
+    """Return the entry `residual_norm_ratio` of `Reducer.metrics`; empty if the ratio is not finite.
+
+    Args:
+        residual: norm of this rank's residuals.
+        gradient: norm of this rank's compressed gradients.
     """
     ratio = residual / gradient if gradient > 0 else math.nan
     return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
 
 
 class DenseReducer(Reducer):
-    """Exact sums in the gradients' dtype, by ring all-reduce; after `overlap`, during the backward pass."""
+    """Reducer that sums exactly, in the gradients' dtype, by ring all-reduce. After a call of `overlap`, it sums during
+    the backward pass.
+    """
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._group = group
@@ -86,13 +95,15 @@ class DenseReducer(Reducer):
         self._pool = BufferPool()
         self._parameters: list[nn.Parameter] = []
         self._flat_gradients: dict[int, Tensor] = {}
-        """Number of a bucket -> memory that holds its gradients, from the moment they are sent until the next step."""
+        """Number of a bucket -> memory that holds the bucket's gradients, from the moment they are sent until the next
+        step.
+        """
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """Send a bucket as soon as the backward pass has finished its gradients; see the base class.
+        """Send a bucket as soon as the backward pass has finished its gradients, from the second step on.
 
-        The parameters' `grad` moves into memory of the reducer, which the next step overwrites, so that sums need not
-        be copied back.
+        The parameters' `grad` moves into memory of the reducer, which the next step overwrites. So sums need not be
+        copied back.
         """
         if self._world > 1:
             self._parameters = parameters
@@ -103,7 +114,7 @@ class DenseReducer(Reducer):
         return self.finish()
 
     def begin(self, gradients: list[Tensor]) -> None:
-        """Run the first half of `reduce`: send everything, without waiting for the sums."""
+        """Run the first half of `reduce`: send all gradients that are not sent yet, without waiting for the sums."""
         if self._world > 1:
             self._scheduler.send_remaining(gradients)
 
@@ -134,16 +145,21 @@ class DenseReducer(Reducer):
         self._sent_bytes += flat.numel() * flat.element_size()
 
     def _are_grads(self, number: int, tensors: list[Tensor]) -> bool:
-        """Return whether these tensors are the parameters' `grad` themselves, not views or copies."""
+        """Return whether the tensors of a bucket are the parameters' `grad` themselves, not views or copies.
+
+        Args:
+            number: number of the bucket.
+            tensors: the bucket's gradients.
+        """
         if not self._parameters:
             return False
         bucket = self._scheduler.buckets[number]
         return all(self._parameters[index].grad is tensor for index, tensor in zip(bucket, tensors, strict=True))
 
     def _flatten_in_place(self, number: int, tensors: list[Tensor]) -> Tensor:
-        """Move gradients into one contiguous buffer and return it.
+        """Move the gradients of a bucket into one contiguous buffer, and return the buffer.
 
-        The buffer is reused, because fresh pages cost more than the copy.
+        Each step reuses the bucket's buffer, because page faults of new memory cost more than the copy.
         """
         if number not in self._flat_gradients:
             self._flat_gradients[number] = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
@@ -156,7 +172,9 @@ class DenseReducer(Reducer):
         return flat
 
     def _finish_bucket(self) -> None:
-        """Wait for the oldest bucket, and copy its sums back if they are not in place."""
+        """Wait for the sums of the oldest bucket on the wire, and copy them back to the gradients if they are in a
+        buffer.
+        """
         flight = self._in_flight.pop(0)
         with ACTIVITY.doing(f"all-reduce over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
@@ -167,21 +185,22 @@ class DenseReducer(Reducer):
 
 @dataclass(frozen=True)
 class _BucketInFlight:
-    """A bucket on the wire."""
+    """A bucket whose all-reduce has begun and not ended."""
 
     number: int
     tensors: list[Tensor]
     flat: Tensor
     copy: Tensor | None
-    """Buffer that can be reused afterwards; None if the gradients themselves are summed in place."""
+    """Buffer to give back after the all-reduce; None if the gradients themselves are summed in place."""
     work: dist.Work
 
 
 class CodecReducer(Reducer):
-    """A reducer that sends some gradients by a codec and sums the others exactly."""
+    """Base class of reducers that send some gradients by a codec and sum the others exactly."""
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int]) -> None:
-        """
+        """Create the exact reducers of the gradients that the codec does not send.
+
         Args:
             group: the replicas.
             chosen: indices of the gradients that the codec sends.
@@ -193,14 +212,17 @@ class CodecReducer(Reducer):
         """The reducers of the gradients that are not chosen, and of the chosen ones in steps that sum them exactly."""
 
     def _split(self, gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients that the codec sends, and the others."""
+        """Return the gradients that the codec sends, and the other gradients."""
         chosen = frozenset(self._chosen)
         exempt = [gradient for index, gradient in enumerate(gradients) if index not in chosen]
         return [gradients[index] for index in self._chosen], exempt
 
 
 class WarmUp:
-    """Step counter of a run. The count is equal on all ranks, including ranks that joined later."""
+    """Step counter of a run, which tells whether the warm-up steps are over.
+
+    The count is equal on all ranks, including ranks that joined later.
+    """
 
     def __init__(self, group: dist.ProcessGroup, steps: int) -> None:
         self._group = group
@@ -208,10 +230,12 @@ class WarmUp:
         self.step = 0
         """Number of the step that was counted last; the first step is 1."""
         self.agreed = False
-        """Whether the ranks have agreed on the step; False from a start or a load until the next call of `over`."""
+        """Whether the ranks have agreed on the step: False from a start or a load until the next call of `over`."""
 
     def over(self, device: torch.device) -> bool:
-        """Count the step that begins; return whether its gradients are compressed. Collective over the group.
+        """Count the step that begins; return whether the warm-up steps are over, so that gradients are compressed.
+
+        Collective over the group in the first call after a start or a load.
 
         Args:
             device: device of the gradients, from which the group can send.
@@ -227,12 +251,10 @@ class WarmUp:
         return self.step > self._steps
 
     def state(self) -> Tensor:
-        """Return the number of steps done, as a tensor."""
+        """Return the number of steps that were counted, as a tensor []."""
         return torch.tensor(self.step)
 
     def load_state(self, taken: Tensor | None) -> None:
-        """Restore what `state` returned; None: no steps were counted. The next `over` takes the largest count of any
-        rank.
-        """
+        """Restore what `state` returned; None stands for no steps. The next `over` takes the largest count of any rank."""
         self.step = 0 if taken is None else int(taken)
         self.agreed = False

@@ -4,9 +4,9 @@ ranks selected.
 Each owner selects again among its sums and sends the selected sums to all ranks. Numbers that a rank did not send stay
 in its residuals.
 
-At N ranks a number of a gradient costs 2·(N−1)/N·b bytes, where b is the length in bytes of a rank's encoded selection,
-divided by the count of the gradient's numbers. Sending every selection to every rank would cost (N−1)·b. At N = 2 both
-cost the same, so every selection goes to every rank: this needs one exchange less and loses nothing of the sum.
+At N ranks a number of a gradient costs 2·(N−1)/N·b bytes, where b is the bytes of a rank's messages divided by the
+count of the gradient's numbers. Sending every selection to every rank would cost (N−1)·b. At N = 2 both cost the same,
+so every selection goes to every rank: this needs one exchange less and loses nothing of the sum.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from hpctrain.compress.reducers.reducer import CodecReducer
 
 
 class SparseReducer(CodecReducer):
-    """The reducer of `topk`: approximate sums, the same bits on every rank. Exempt tensors are summed exactly.
+    """The reducer of modes `topk` and `adaptive`: approximate sums, the same bits on every rank. Exempt tensors are
+    summed exactly.
 
     A step in which any rank's gradient is not finite is summed exactly; it changes neither residuals nor variance
     profiles.
     """
 
     def __init__(self, group: dist.ProcessGroup, state: SparseState, settings: SparseSettings) -> None:
-        """
+        """Create the reducer before the first step.
+
         Args:
             group: the replicas.
             state: state of the compressed tensors; its positions are indices into the list that `reduce` gets,
@@ -82,7 +84,13 @@ class SparseReducer(CodecReducer):
         return sent
 
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
-        """Sum the gradients and all residuals exactly; return the bytes that this rank sent."""
+        """Replace the compressed tensors by exact sums of gradients and residuals; return the bytes that this rank
+        sent.
+
+        Args:
+            tensors: the compressed tensors' gradients; overwritten.
+            flat: the same gradients, flat, fp32.
+        """
         for position, tensor, gradient in zip(self._chosen, tensors, flat, strict=True):
             tensor.copy_(self._feedback.take_all(str(position), gradient).view_as(tensor))
         return self._whole.reduce(tensors)
@@ -90,7 +98,18 @@ class SparseReducer(CodecReducer):
     def _send(
         self, step: int, tensors: list[Tensor], flat: list[Tensor], wanted: list[int], energies: list[float]
     ) -> tuple[int, int]:
-        """Sum selected numbers; return how many numbers this rank selected, and the bytes that it sent."""
+        """Replace the compressed tensors by sums of selected numbers.
+
+        Args:
+            step: number of the step, counted from 1.
+            tensors: the compressed tensors' gradients; overwritten.
+            flat: the same gradients, flat, fp32.
+            wanted: for each tensor, how many numbers to select.
+            energies: for each tensor, its squared norm summed over the ranks.
+
+        Returns:
+            How many numbers this rank selected, and the bytes that it sent.
+        """
         sizes = self._state.sizes
         scales = message_scales(energies, sizes)
         keys = [str(position) for position in self._chosen]
@@ -123,8 +142,15 @@ class SparseReducer(CodecReducer):
     def _reduce_scatter_all_gather(
         self, step: int, parts: OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
-        """Return the selected sums of each part, as positions over all tensors and values, and the bytes that this rank
+        """Return the selected sums of each part, as (positions over all tensors, values), and the bytes that this rank
         sent.
+
+        Args:
+            step: number of the step, counted from 1.
+            parts: the numbers that this rank selected, cut by owner.
+            wanted: for each tensor, how many numbers to select.
+            offsets: start of each tensor among all numbers, and the end of the last one.
+            scales: for each tensor, what its values are divided by on the wire.
         """
         nothing = parts.positions[0].new_empty(0, dtype=torch.uint8)
         outgoing = [nothing if owner == self._rank else self._message(parts, owner) for owner in range(self._world)]
@@ -151,10 +177,17 @@ class SparseReducer(CodecReducer):
     def _select_sums(
         self, step: int, total: Tensor, parts: OwnerParts, wanted: list[int], offsets: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """Select among the sums of this rank's part, with the density of each tensor in it.
+        """Select among the sums of this rank's part, from each tensor in it with the tensor's density.
+
+        Args:
+            step: number of the step, counted from 1.
+            total: the sums of the part.
+            parts: the numbers that this rank selected, cut by owner.
+            wanted: for each tensor, how many numbers to select.
+            offsets: start of each tensor among all numbers, and the end of the last one.
 
         Returns:
-            Positions within the part, and the sums there.
+            Positions within the part, and the sums at these positions.
         """
         positions = parts.positions[self._rank]
         start = parts.borders[self._rank]
@@ -170,7 +203,14 @@ class SparseReducer(CodecReducer):
         return torch.cat([places for places, _ in selected]), torch.cat([values for _, values in selected])
 
     def _add_sum_residual(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
-        """Add the sums of this rank's part that were not sent to the residuals."""
+        """Add the sums that this rank owns but did not send to its residuals.
+
+        Args:
+            total: the unsent sums of the part, divided by the scales; overwritten.
+            start: start of the part among all numbers.
+            offsets: start of each tensor among all numbers, and the end of the last one.
+            scales: for each tensor, what its values are divided by on the wire.
+        """
         for layer, low, high in _overlaps(start, start + total.numel(), offsets):
             key = str(self._chosen[layer])
             self._feedback.add_residual(
@@ -183,25 +223,35 @@ class SparseReducer(CodecReducer):
 
 
 class OwnerParts:
-    """The numbers that a rank selected, cut into the parts of the owners."""
+    """The numbers that a rank selected, cut into parts by the rank that owns their sums."""
 
     def __init__(self, positions: Tensor, values: Tensor, borders: Sequence[int], first: int = 0) -> None:
-        """
+        """Cut the numbers.
+
         Args:
             positions: [k], ascending.
             values: [k], fp32.
-            borders: start of each owner's part, and the end of the last one.
-            first: position of a part's first number, as the owners count.
+            borders: start of each owner's part, and the end of the last part.
+            first: number that an owner gives to the first position of its part.
         """
         counts = counts_between(positions, borders)
         self.borders = borders
         self.positions = [part + (first - start) for part, start in zip(positions.split(counts), borders, strict=False)]
-        """Positions by part, as the owners count."""
+        """For each owner, the positions of the selected numbers, counted from `first` at the start of the owner's part.
+        """
         self.values = values.split(counts)
 
 
 def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, int]]:
-    """Return the tensors that a range overlaps: (index of the tensor, start, end), with positions over all tensors."""
+    """Return the tensors that a range overlaps, each with its share of the range: (index of the tensor, start, end).
+
+    All positions count over all tensors, one after the other.
+
+    Args:
+        start: start of the range.
+        end: end of the range.
+        offsets: start of each tensor, and the end of the last one.
+    """
     return [
         (layer, max(start, low), min(end, high))
         for layer, (low, high) in enumerate(pairwise(offsets))
@@ -213,7 +263,7 @@ def message_scales(energies: Sequence[float], sizes: Sequence[int]) -> list[floa
     """Return a power of two near the root mean square of each tensor, by which values are divided on the wire.
 
     A block on the wire may hold numbers of several tensors under one scale, so the values of all tensors are brought to
-    a similar magnitude. The division is exact.
+    a similar magnitude. Division by a power of two is exact.
 
     Args:
         energies: squared norms of the tensors.
@@ -223,7 +273,14 @@ def message_scales(energies: Sequence[float], sizes: Sequence[int]) -> list[floa
 
 
 def _write(tensors: list[Tensor], sums: list[tuple[Tensor, Tensor]], offsets: list[int], scales: list[float]) -> None:
-    """Replace each tensor by the sum of the decoded values, added in this order, and zero elsewhere."""
+    """Replace each tensor by the sum of the decoded values, and by zero where there is none.
+
+    Args:
+        tensors: the tensors; overwritten.
+        sums: (positions over all tensors, values) pairs, which are added in this order.
+        offsets: start of each tensor among all numbers, and the end of the last one.
+        scales: for each tensor, what its values were divided by on the wire.
+    """
     split = []
     for positions, values in sums:
         counts = counts_between(positions, offsets)

@@ -4,8 +4,8 @@ that other ranks selected.
 The sender keeps the numbers that it did not select in its residuals. The owner adds up what it receives in fp32 and
 sends nothing on.
 
-At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is the length in bytes of a rank's encoded selection,
-divided by the count of the gradient's numbers.
+At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is the bytes of a rank's messages divided by the
+count of the gradient's numbers.
 
 Numbers are selected over a whole parameter, whose shards are first gathered out of the flat gradient. So a rank selects
 the same numbers as if the parameter were not sharded.
@@ -30,10 +30,10 @@ _FULL_BYTES = 4
 
 
 class SparseReduceScatter(ReduceScatter):
-    """The sparse reduce-scatter of the gradients of a stage's `fully_shard` module, with error feedback. Parameters
-    that are exempt from compression are summed exactly.
+    """The sparse reduce-scatter of the gradients of one `fully_shard` module of a stage, with error feedback.
 
-    If any rank's gradient is not finite, every rank gets NaN for the shard that it owns, and no residual changes.
+    Parameters that are exempt from compression are summed exactly. If any rank's gradient is not finite, every rank
+    gets NaN for the shard that it owns, and no residual changes.
     """
 
     residuals: SparseState
@@ -42,12 +42,13 @@ class SparseReduceScatter(ReduceScatter):
         self, pieces: Sequence[ShardedParameter], compressed: Sequence[int], first: int, state: SparseState,
         settings: SparseSettings,
     ) -> None:  # fmt: skip
-        """
+        """Create the reduce-scatter before the first step.
+
         Args:
-            pieces: the parameters, in the order of the flat gradient.
+            pieces: the module's parameters, in the order of the flat gradient.
             compressed: indices of the parameters to compress, ascending; at least one.
-            first: number of compressed parameters of the stage that come before those of this part.
-            state: state that all parts of the stage share.
+            first: number of compressed parameters in the stage's earlier `fully_shard` modules.
+            state: state that all reduce-scatters of the stage share.
             settings: how numbers are selected and encoded.
         """
         self.residuals = state
@@ -98,8 +99,11 @@ class SparseReduceScatter(ReduceScatter):
         return sent
 
     def _copies(self, rows: Tensor) -> list[Tensor]:
-        """Return copies of the compressed parameters, each [world · owned], fp32, in memory that the next call
-        overwrites.
+        """Return copies of the compressed parameters' gradients, each [world · owned], fp32. The next call overwrites
+        their memory.
+
+        Args:
+            rows: [world, numbers], the flat gradient by owner.
         """
         world = rows.shape[0]
         memory = self.residuals.scratch.take((world * sum(self._owned),), rows)
@@ -122,14 +126,29 @@ class SparseReduceScatter(ReduceScatter):
         return _Choice(corrected, selected, scales, self._compressed, rows.shape[0], settings.values)
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
-        """Return the message to an owner: exempt numbers, scales, selected numbers."""
+        """Return the message to an owner, uint8: its exempt numbers, the scales of the parameters, its selected
+        numbers.
+
+        Args:
+            choice: the numbers that this rank selected.
+            row: the numbers of the flat gradient that the owner owns.
+            owner: the owner's rank.
+        """
         exempt = torch.cat([row[start:end] for start, end in self._exempt]) if self._exempt else row[:0]
         positions, values = choice.of(owner)
         numbers = encode(positions, values, self._part, self._settings.values)
         return torch.cat([_bytes(exempt), _bytes(exempt.new_tensor(choice.scales)), numbers])
 
     def _add(self, output: Tensor, messages: list[Tensor], own_selection: tuple[Tensor, Tensor], rank: int) -> None:
-        """Add up the messages in rank order; the numbers of this rank itself are added unrounded."""
+        """Add up the messages in rank order, and write the sums to `output`. The numbers of this rank itself are added
+        unrounded.
+
+        Args:
+            output: [part]; written to.
+            messages: the messages to this rank, by sending rank.
+            own_selection: positions and values that this rank selected of its own part.
+            rank: this rank.
+        """
         output.zero_()
         exempt = [output[start:end] for start, end in self._exempt]
         borders = torch.tensor([*(start for start, _ in self._compressed), self._part], device=output.device)
@@ -149,7 +168,7 @@ class SparseReduceScatter(ReduceScatter):
             self.residuals.feedback.store_residual(key, a, positions, read)
 
     def _corrected(self, rows: Tensor) -> Tensor:
-        """Return the gradient plus its residuals, as a new tensor."""
+        """Return the flat gradient [world, numbers] plus the residuals of its compressed parameters, as a new tensor."""
         whole = rows.clone()
         for key, copy, (start, end) in zip(self._keys(), self._copies(rows), self._compressed, strict=True):
             whole[:, start:end] = self.residuals.feedback.add_to(key, copy).view(rows.shape[0], -1)
@@ -168,13 +187,14 @@ class SparseReduceScatter(ReduceScatter):
 
 
 class _Choice:
-    """The numbers that this rank selected from the parameters of a part, by owner."""
+    """The numbers that this rank selected from the parameters of one `fully_shard` module, by the rank that owns them."""
 
     def __init__(
         self, corrected: list[Tensor], selected: list[tuple[Tensor, Tensor]], scales: list[float],
         stretches: list[tuple[int, int]], world: int, code: ValueCode,
     ) -> None:  # fmt: skip
-        """
+        """Divide the selected values by their scales and cut them by owner.
+
         Args:
             corrected: gradient plus residual of each parameter, [world · owned].
             selected: positions and values to send of each parameter; the values are overwritten.
@@ -194,12 +214,16 @@ class _Choice:
         """For each parameter, the positions within the owner's part and the values, divided by the scale."""
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
-        """Return the positions in an owner's part, ascending, and the values divided by scales, over all parameters."""
+        """Return the positions in an owner's part, ascending, and the values divided by their scales, over all
+        parameters.
+        """
         positions = [parts.positions[owner] for parts in self._parts]
         return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])
 
     def read(self, rank: int) -> list[Tensor]:
-        """Return each parameter's selected values as the owners decode them; values that `rank` owns are not rounded."""
+        """Return the selected values of each parameter as the owners decode them; values that `rank` owns are not
+        rounded.
+        """
         by_owner = []
         for owner, values in enumerate(zip(*(parts.values for parts in self._parts), strict=True)):
             sent = torch.cat(values)
@@ -209,13 +233,13 @@ class _Choice:
 
 
 def _bytes(numbers: Tensor) -> Tensor:
-    """Return the bytes of fp32 numbers, padded to the alignment of a message."""
+    """Return the bytes of fp32 numbers, uint8, padded to a multiple of `ALIGNMENT`."""
     data = numbers.contiguous().view(torch.uint8)
     missing = -data.numel() % ALIGNMENT
     return torch.cat([data, data.new_zeros(missing)]) if missing else data
 
 
 def _cut(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Split a message into `count` numbers, as `_bytes` wrote them, and the remaining bytes."""
+    """Split a message into its first `count` fp32 numbers, as `_bytes` wrote them, and the remaining bytes."""
     size = count * _FULL_BYTES
     return message[:size].view(torch.float32), message[size + -size % ALIGNMENT :]

@@ -4,10 +4,12 @@ The codec follows TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorph
 arXiv:2402.07529): the ranks agree on an index, the union of the positions that they send, and then sum the numbers at
 these positions.
 
-Numbers are sent as integers. In fp32 a sketch is decoded by subtracting numbers from a cell, so small numbers inherit
-the rounding errors of large ones; and a GPU adds to a cell in any order, so ranks would get different bits. With
-`ratio: auto` there is no sketch. Once all ranks know the index, a plain list needs one cell per number and cannot fail;
-a sketch needs 1/0.818 cells per number. A sketch would pay only if index and numbers travelled in one message.
+Numbers are sent as integers, for two reasons. In fp32 a sketch is decoded by subtracting numbers from a cell, so small
+numbers inherit the rounding errors of large ones. And a GPU adds to a cell in any order, so ranks would get different
+bits.
+
+With `ratio: auto` there is no sketch. Once all ranks know the index, a plain list needs one cell per number and cannot
+fail; a sketch needs 1/0.818 cells per number. A sketch would pay only if index and numbers travelled in one message.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ from hpctrain.records.plan.compression import Tagc
 
 
 class TagcReducer(CodecReducer):
-    """The reducer of `tagc`: exact sums of the numbers that the ranks selected; the others stay in the residuals.
+    """The reducer of mode `tagc`: exact sums of the numbers that the ranks selected; the others stay in the residuals.
 
-    Numbers travel as multiples of a quantum, in 32 bits that just hold the sum over the ranks. The quantum is a power
-    of two per tensor that the ranks agree on in each step. Rounding errors go to the residual. Sums of integers do not
-    depend on the order of addition or on the device.
+    Numbers travel as 32-bit integers: multiples of a quantum, which is so large that the sum over the ranks cannot
+    overflow. The quantum is a power of two per tensor that the ranks agree on in each step. Rounding errors go to the
+    residual. Sums of integers do not depend on the order of addition or on the device.
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: Tagc, feedback: ErrorFeedback) -> None:
-        """
+        """Create the reducer before the first step.
+
         Args:
             group: the replicas.
             chosen: indices of the gradients that are compressed; the others are summed exactly.
@@ -123,7 +126,18 @@ class TagcReducer(CodecReducer):
         return choices
 
     def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
-        """Return the sums at all slots of the index, whether each could be decoded, and the number of cells sent."""
+        """Sum the selected numbers over the ranks, as a list or a sketch.
+
+        Args:
+            slots: [k], int64: the place of each of this rank's numbers in the index.
+            numbers: [k], int32, in quanta.
+            count: number of slots in the index.
+            total: count of numbers in all compressed tensors.
+
+        Returns:
+            The sums at all slots, int32 [count]; whether each sum could be decoded, bool [count]; the count of 4-byte
+            cells sent.
+        """
         ratio = self._codec.ratio
         if ratio == "auto":
             message = torch.zeros(count, dtype=torch.int32, device=numbers.device)
@@ -149,11 +163,11 @@ class TagcReducer(CodecReducer):
         return 2 * (self._world - 1) * 4 * numbers // self._world
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of the last step, if it was compressed.
+        """Return figures of the last step; empty if the step was not compressed.
 
-        density: share of the numbers that this rank sent. union_density: share that any rank sent. unread: share of the
-        union that could not be decoded. residual_norm_ratio: norm of this rank's residuals divided by that of its
-        gradient.
+        density: share of the numbers that this rank sent. union_density: share of the numbers that any rank sent.
+        unread: share of the numbers that any rank sent which could not be decoded. residual_norm_ratio: norm of this
+        rank's residuals divided by that of its gradient.
         """
         return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
@@ -162,7 +176,7 @@ class TagcReducer(CodecReducer):
         return {"steps": self._warm_up.state(), **self._feedback.state()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; missing entries start afresh."""
+        """Restore what `state` returned; entries that are missing start as in a new run."""
         self._warm_up.load_state(state.get("steps"))
         self._feedback.load_state(state)
 
@@ -173,30 +187,30 @@ class TagcReducer(CodecReducer):
 
 @dataclass
 class _Choice:
-    """The numbers that a rank sends of one tensor."""
+    """The numbers that a rank selected from one tensor in a step."""
 
     key: str
     tensor: Tensor
     start: int
     """Position of the tensor's first number over all compressed tensors."""
     whole: Tensor
-    """The gradient plus its residual, flat."""
+    """The gradient plus its residual, flat, fp32."""
     places: Tensor
     values: Tensor
     quantum: float = field(default=1.0)
 
     def numbers(self) -> Tensor:
-        """Return the values in quanta: int32."""
+        """Return the selected values as integer multiples of the quantum: int32."""
         return (self.values / self.quantum).round_().to(torch.int32)
 
     def finish(self, feedback: ErrorFeedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:
-        """Store the residual and replace the tensor by the sums.
+        """Store the tensor's residual, and replace the tensor by the sums.
 
         Args:
             feedback: the residuals of the reducer.
-            arrived: bool, whether each of `places` was decoded.
-            union: positions that any rank sent of this tensor, counted over all tensors.
-            sums: int32, in quanta, at these positions.
+            arrived: bool, whether each of this rank's selected numbers was decoded.
+            union: positions that any rank sent of the tensor, counted over all compressed tensors.
+            sums: int32, in quanta, at the positions of `union`.
         """
         sent = self.numbers().float() * self.quantum
         feedback.store_residual(self.key, self.whole, self.places[arrived], sent[arrived])
@@ -213,17 +227,17 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[Tensor, int]:
-    """Return the positions that at least one rank has, sorted, the same on every rank. Collective over the group.
+    """Return the sorted positions that at least one rank has, and the bytes that this rank sent. Collective over the
+    group.
 
-    Each rank combines one slice of all bitmaps and sends the result to the others. That takes 2·(n−1)/n bits per number
-    at n ranks. NCCL has no reduction by OR: a sum of bits would wrap, and a maximum takes a byte per number.
+    All ranks get the same positions. Each rank combines one slice of all ranks' bitmaps and sends the result to the
+    others. This takes 2·(n−1)/n bits per number at n ranks. NCCL has no reduction by OR: a sum of bits would wrap, and
+    a maximum takes a byte per number.
 
     Args:
         positions: int64, distinct, in [0, numel): the positions of this rank.
         numel: count of numbers, the same on every rank.
-
-    Returns:
-        The positions as int64, and the bytes that this rank sent.
+        group: the ranks.
     """
     world = dist.get_world_size(group)
     slice_bytes = -(-numel // (8 * world))

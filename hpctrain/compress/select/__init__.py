@@ -1,1 +1,1 @@
-"""Selects the gradients to send: densities, thresholds and kernels."""
+"""Selects the numbers of a gradient that are sent: how many of each tensor, and by which rule."""

@@ -37,9 +37,10 @@ warns about its default; the kernels have no products to fuse.
 
 
 def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions [k], int64, ascending, and values [k], fp32, whose magnitude reaches a threshold.
+    """Return the positions [k], int64, ascending, and the values [k], fp32, of the numbers whose magnitude reaches a
+    threshold.
 
-    NaN is never selected. The host waits for the device once, for the count.
+    NaN is never selected. The host waits for the device once, to read k.
 
     Args:
         values: [n], fp32, contiguous; n may be more than 2^31.

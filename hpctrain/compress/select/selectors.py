@@ -1,8 +1,8 @@
-"""Selectors: rules that pick the numbers of a gradient to send, the largest ones or random ones.
+"""Selectors: rules that pick about k numbers of a gradient to send, the largest ones or random ones.
 
-`sampled` estimates a threshold from a random sample, because an exact `torch.topk` over a gradient takes about ten
-times as long (docs/results/compression.md). So the count is only near k and differs between ranks, and each exchange
-sends sizes first.
+The selector `sampled` estimates a threshold from a random sample, because an exact `torch.topk` over a gradient takes
+about ten times as long (docs/results/compression.md). So the count is only near k and differs between ranks, and each
+exchange of messages sends sizes first.
 
 On a GPU, hpctrain's Triton kernels select by threshold if they compile, else torch's operations.
 """
@@ -23,17 +23,17 @@ from hpctrain.records.plan.compression import Selector
 ThresholdSelect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function that selects the numbers whose magnitude reaches a threshold.
 
-It takes values [n] in fp32, contiguous, and a threshold [] above zero. It returns positions [k], int64, ascending, and
-the numbers there [k]. NaN is never selected.
+It takes values [n] in fp32, contiguous, and a threshold [] above zero. It returns the positions [k], int64, ascending,
+and the numbers at these positions [k]. NaN is never selected.
 """
 
 
 @functools.cache
 def threshold_select(device: torch.device) -> ThresholdSelect:
-    """Return the implementation of `ThresholdSelect` for a device; all implementations select the same numbers.
+    """Return the function that selects by threshold on a device; every such function selects the same numbers.
 
-    It is hpctrain's kernels on CUDA or ROCm with a working Triton, which torch's GPU wheels include; else torch's
-    operations.
+    On CUDA or ROCm with a working Triton, which torch's GPU wheels include, the function is hpctrain's kernels;
+    otherwise torch's operations.
     """
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return by_torch
@@ -54,27 +54,35 @@ def threshold_select(device: torch.device) -> ThresholdSelect:
 
 
 def by_torch(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Select by threshold with torch's operations; see `ThresholdSelect`."""
+    """Return the positions [k], int64, ascending, and the values [k] whose magnitude reaches a threshold, by torch's
+    operations.
+    """
     positions = (values.abs() >= threshold).nonzero().flatten()
     return positions, values.index_select(0, positions)
 
 
 TOLERANCE = 0.1
-"""Largest deviation of the count of `sampled` from k, as a share of k."""
+"""Largest deviation of the count that `sampled` selects from the wanted count k, as a share of k."""
 CHUNK = 65536
-"""Numbers processed at a time on a CPU, so that intermediate results stay in the L2 cache."""
+"""Count of numbers that are processed at a time on a CPU, so that intermediate results stay in the L2 cache."""
 SAMPLE = 65536
-"""Largest number of values in a sample; at density 1 % the count then has a standard deviation of 4 %."""
+"""Largest count of values in a sample. At density 1 %, the count of selected numbers then has a standard deviation of 4
+%.
+"""
 HITS = 1000
-"""Number of sample values above the threshold that is enough: the count then has a standard deviation of 3 %."""
+"""Count of sample values above the threshold that is enough: the count of selected numbers then has a standard
+deviation of 3 %.
+"""
 SMALLEST = 16384
-"""Smallest size of a tensor that is sampled; of a smaller one the sample would be most of it."""
+"""Smallest tensor that is sampled, as a count of numbers. For a smaller one, a sample of an eighth gives a poor
+threshold.
+"""
 BLOCK = 1024
-"""Approximate numbers in a block of `block`."""
+"""Approximate count of numbers in a block of the selector `block`."""
 _TINY = torch.finfo(torch.float32).tiny
 
 _Selected = tuple[Tensor, Tensor | None]
-"""(positions, the numbers there); the numbers are None if the selection does not yield them."""
+"""(positions, the numbers at these positions); the numbers are None if the selection does not yield them."""
 
 
 def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> Tensor:
@@ -96,16 +104,16 @@ def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> 
 
 
 def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the positions that `select` returns, and a copy of the numbers there: [about k], fp32.
+    """Return the positions that `select` returns, and a copy of the numbers at these positions: [about k], fp32.
 
-    On a GPU `sampled` writes both in one pass over the values.
+    On a GPU, `sampled` writes positions and numbers together, so the values need not be read again.
     """
     positions, numbers = _choose(values, k, how, seed)
     return positions, values.index_select(0, positions) if numbers is None else numbers
 
 
 def seed_of(step: int, tensor: int) -> int:
-    """Return a seed for `select`: different for each step and tensor, the same on all ranks."""
+    """Return a seed for `select`: different for each step and each tensor (by its index), the same on all ranks."""
     return (step * 65_537 + tensor) % 2**63
 
 
@@ -173,7 +181,9 @@ def _stratified(n: int, k: int, seed: int) -> Tensor:
 
 
 def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
-    """Select the values whose magnitude reaches a threshold. NaN is never selected."""
+    """Return the positions of the values whose magnitude reaches a threshold, and on a GPU the values. NaN is never
+    selected.
+    """
     if values.device.type != "cpu":
         return threshold_select(values.device)(values, threshold)
     n = values.numel()

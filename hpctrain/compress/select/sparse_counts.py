@@ -1,8 +1,9 @@
 """Decides how many numbers of each tensor a step sends: one density for all tensors, or more for tensors that vary
 more.
 
-The variance of each layer's gradients over the steps, equation (2) of the paper, is computed as a stream. Equation (3)
-turns variances into sparsities, equation (4) sparsities into counts."""
+The variance of each layer's gradients over the steps, equation (2) of the paper, is computed as the steps run. Equation
+(3) turns variances into sparsities, equation (4) sparsities into counts.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,13 @@ def counts(sparsity: Sequence[float], sizes: Sequence[int]) -> list[int]:
 
 
 def _heights(variances: list[float], mapping: DensityMapping) -> list[float]:
-    """Return the position of each variance between the smallest variance, 0, and the largest, 1."""
+    """Return the position of each variance on a scale from 0, the smallest variance, to 1, the largest finite one or
+    infinity.
+
+    Args:
+        variances: at least 0, or infinity.
+        mapping: the scale: linear, logarithmic, or by rank.
+    """
     finite = [variance for variance in variances if variance < math.inf]
     if mapping == "rank":
         order = sorted(set(variances))
@@ -81,28 +88,28 @@ _SEEN = "seen"
 
 
 class Moments:
-    """Streaming variances (Welford 1962) of this rank's gradients; `variances` averages them over the ranks.
+    """Variance profile: the variances of this rank's gradients, updated step by step (Welford 1962).
 
-    The gradient of one rank is noisier than the sum over ranks, but equally so for all layers. In return, measuring
-    sends nothing, and steps with compressed sums can be measured too.
-
-    While a variance profile is measured, this takes as much memory as the gradients.
+    `variances` averages them over the ranks. The gradient of one rank is noisier than the sum over ranks, but equally
+    so for all layers. In return, measuring sends nothing, and steps with compressed sums can be measured too. While a
+    profile is measured, it takes as much memory as the gradients.
     """
 
     def __init__(self, layers: int) -> None:
-        """
+        """Begin a profile.
+
         Args:
             layers: number of tensors.
         """
         self.layers = layers
         self._seen = [0] * layers
-        """Number of gradients of each tensor that this profile has observed."""
+        """For each tensor, the count of gradients that the profile has observed."""
         self._means: dict[int, Tensor] = {}
         self._squares = torch.zeros(layers, dtype=torch.float64)
-        """Sums of squared distances from the mean, as Welford updates them."""
+        """For each tensor, the sum of squared distances from the mean, as Welford updates it."""
 
     def observe(self, gradients: Sequence[Tensor], first: int = 0) -> None:
-        """Add the gradients of a step to the profile. Call it only for gradients that are finite on all ranks.
+        """Add gradients of a step to the profile. Call it only for gradients that are finite on all ranks.
 
         Args:
             gradients: each [n_l], fp32, contiguous; unchanged.
@@ -131,8 +138,10 @@ class Moments:
             self._squares[layer] += (1 - 1 / seen) * float(distance.norm()) ** 2
 
     def variances(self, group: dist.ProcessGroup, device: torch.device) -> list[float]:
-        """Return the variance σ² of each layer by equation (2), averaged over the ranks; the same bits on all.
-        Collective.
+        """Return the variance σ² of each tensor by equation (2) of the paper, averaged over the ranks. Collective over
+        the group.
+
+        All ranks get the same bits.
 
         Args:
             group: the ranks.
@@ -147,13 +156,17 @@ class Moments:
         return [total / world for total in sums.tolist()]
 
     def restart(self) -> None:
-        """Drop the profile and free its memory."""
+        """Drop the profile, free its memory and begin a new one."""
         self._seen = [0] * self.layers
         self._means.clear()
         self._squares.zero_()
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return the unfinished profile, keyed by the tensors' positions; empty if there is none."""
+        """Return the unfinished profile; empty if no gradient was observed.
+
+        Args:
+            positions: for each tensor, the number that names it in the keys, as in 'mean.3'.
+        """
         seen = min(self._seen, default=0)
         if not seen:
             return {}
@@ -161,7 +174,7 @@ class Moments:
         return {**means, _SQUARES: self._squares, _SEEN: torch.tensor(seen)}
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
-        """Restore what `state` returned; an incomplete profile starts afresh."""
+        """Restore what `state` returned, with the same `positions`; an incomplete profile starts afresh."""
         self.restart()
         means = {layer: state.get(f"{_MEAN}{position}") for layer, position in enumerate(positions)}
         squares, seen = state.get(_SQUARES), state.get(_SEEN)
@@ -179,13 +192,15 @@ _UNKNOWN = -1.0
 
 
 class SendCounts:
-    """The same density for every tensor, after warm-up steps that send everything.
+    """Decides how many numbers of each tensor a step sends: the same density for every tensor, all numbers in warm-up
+    steps.
 
-    All ranks come to equal counts. This class observes nothing and has no state.
+    The counts are equal on all ranks. A subclass may observe gradients and hold state; this class does neither.
     """
 
     def __init__(self, group: dist.ProcessGroup, density: float, warmup_steps: int) -> None:
-        """
+        """Set the density.
+
         Args:
             group: the ranks.
             density: share of the numbers that is sent, above 0, at most 1.
@@ -205,7 +220,13 @@ class SendCounts:
         return None if step <= self._warmup_steps else counts([1 - self._density] * len(sizes), sizes)
 
     def agree(self, step: int, device: torch.device) -> int:
-        """Return the step from which all ranks continue; ranks may have loaded different states. Collective."""
+        """Return the step from which all ranks continue, because they may have loaded different states. Collective over
+        the group.
+
+        Args:
+            step: number of steps done, as this rank loaded it.
+            device: device of the group's tensors.
+        """
         return int(_least([float(step)], self._group, device)[0])
 
     def watches(self, step: int) -> bool:
@@ -224,7 +245,7 @@ class SendCounts:
         """
 
     def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
-        """End a step, after all its gradients were observed. Collective in some steps.
+        """End a step, after all its gradients were observed. Collective in the steps that complete a variance profile.
 
         Args:
             step: number of the step, counted from 1.
@@ -233,20 +254,27 @@ class SendCounts:
         """
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return the state between steps, keyed by the positions of the tensors."""
+        """Return the state between steps: key -> tensor.
+
+        Args:
+            positions: for each tensor, the number that names it in the keys, as in 'sparsity.3'.
+        """
         return {}
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
-        """Restore what `state` returned; missing entries start afresh."""
+        """Restore what `state` returned, with the same `positions`; entries that are missing start as in a new run."""
 
 
 class AdaptiveSendCounts(SendCounts):
-    """A density for each tensor that follows the variance of its gradients over a number of steps (equations 2 to
-    4).
+    """Decides how many numbers of each tensor a step sends by the variance of the tensor's gradients (equations 2 to 4
+    of the paper).
+
+    The variances are measured over `warmup_steps` steps, and again every `reprofile_every` steps.
     """
 
     def __init__(self, group: dist.ProcessGroup, layers: int, codec: Adaptive) -> None:
-        """
+        """Begin the first variance profile.
+
         Args:
             group: the ranks.
             layers: number of compressed tensors.
@@ -272,7 +300,7 @@ class AdaptiveSendCounts(SendCounts):
             self._moments.restart()
 
     def _passed(self, step: int) -> int:
-        """Return the number of steps since the last profile began, including this step."""
+        """Return the number of steps since the last variance profile began, including step `step`."""
         warmup, every = self._codec.warmup_steps, self._codec.reprofile_every
         return step if every is None else (step - 1) % max(every, warmup) + 1
 
