@@ -259,7 +259,9 @@ class SparseState(Residuals):
         return self._step + 1
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
-        """Return how many numbers of each of `count` tensors the step sends, from tensor `first` on; None: all numbers."""
+        """Return how many numbers of each of `count` tensors a step sends, from tensor `first` on; None: all of
+        them.
+        """
         counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self.sizes)
         return None if counts is None else counts[first : first + count]
 

@@ -139,7 +139,7 @@ class ReduceScatterAllGather(CodecReducer):
             self._start_all_gather()
 
     def _start_all_gather(self) -> None:
-        """Add up this rank's part of the bucket whose all-to-all is the oldest, and start the all-gather of the sums."""
+        """Add up this rank's part of the bucket with the oldest all-to-all, and start the all-gather of the sums."""
         flight = self._in_reduce_scatter.pop(0)
         with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits=True):
             flight.work.wait()

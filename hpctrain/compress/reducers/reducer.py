@@ -255,6 +255,8 @@ class WarmUp:
         return torch.tensor(self.step)
 
     def load_state(self, taken: Tensor | None) -> None:
-        """Restore what `state` returned; None stands for no steps. The next `over` takes the largest count of any rank."""
+        """Restore what `state` returned; None: no steps were counted. The next `over` takes the largest count of any
+        rank.
+        """
         self.step = 0 if taken is None else int(taken)
         self.agreed = False

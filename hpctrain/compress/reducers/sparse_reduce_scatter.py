@@ -4,8 +4,8 @@ that other ranks selected.
 The sender keeps the numbers that it did not select in its residuals. The owner adds up what it receives in fp32 and
 sends nothing on.
 
-At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is the bytes of a rank's messages divided by the
-count of the gradient's numbers.
+At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is the length in bytes of a rank's encoded selection,
+divided by the count of the gradient's numbers.
 
 Numbers are selected over a whole parameter, whose shards are first gathered out of the flat gradient. So a rank selects
 the same numbers as if the parameter were not sharded.
@@ -168,7 +168,7 @@ class SparseReduceScatter(ReduceScatter):
             self.residuals.feedback.store_residual(key, a, positions, read)
 
     def _corrected(self, rows: Tensor) -> Tensor:
-        """Return the flat gradient [world, numbers] plus the residuals of its compressed parameters, as a new tensor."""
+        """Return the flat gradient [world, numbers] plus residuals of its compressed parameters, as a new tensor."""
         whole = rows.clone()
         for key, copy, (start, end) in zip(self._keys(), self._copies(rows), self._compressed, strict=True):
             whole[:, start:end] = self.residuals.feedback.add_to(key, copy).view(rows.shape[0], -1)
@@ -187,7 +187,7 @@ class SparseReduceScatter(ReduceScatter):
 
 
 class _Choice:
-    """The numbers that this rank selected from the parameters of one `fully_shard` module, by the rank that owns them."""
+    """The selected numbers of one `fully_shard` module's parameters, by the rank that owns them."""
 
     def __init__(
         self, corrected: list[Tensor], selected: list[tuple[Tensor, Tensor]], scales: list[float],
@@ -214,14 +214,12 @@ class _Choice:
         """For each parameter, the positions within the owner's part and the values, divided by the scale."""
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
-        """Return the positions in an owner's part, ascending, and the values divided by their scales, over all
-        parameters.
-        """
+        """Return the positions in an owner's part, ascending, and the values divided by scales, over all parameters."""
         positions = [parts.positions[owner] for parts in self._parts]
         return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])
 
     def read(self, rank: int) -> list[Tensor]:
-        """Return the selected values of each parameter as the owners decode them; values that `rank` owns are not
+        """Return each parameter's selected values as the owners decode them. Values that `rank` owns are not
         rounded.
         """
         by_owner = []
