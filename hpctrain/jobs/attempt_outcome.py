@@ -1,5 +1,5 @@
 """Finds out how an attempt ended and what asked it to stop, from its exit code, its events, srun's errors and Slurm's
-description of its job. Pure, except that `with_srun_error` reads the file with srun's stderr."""
+description of its job. All functions are pure, except that `with_srun_error` reads the file with srun's stderr."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hpctrain.records.history.run_log import Event, nodes_at_start, nodes_exclud
 from hpctrain.slurm.job import JobInfo, JobState
 
 KILLED_BEFORE_HANDLERS = (128 + 15, 128 + 12)
-"""Exit codes of srun when a task got SIGTERM or SIGUSR2 before its signal handlers were installed."""
+"""Exit codes of srun after a task got SIGTERM or SIGUSR2 before it had installed its signal handlers."""
 NOT_RETRYABLE_CODES = (EXIT_USAGE, EXIT_REFUSED)
-"""Exit codes of errors that the next attempt would hit again: an invalid input, a plan that cannot be made."""
+"""Exit codes of errors that the next attempt would have too: an invalid input, a plan that cannot be made."""
 WORKER_FAILURE_EVENTS = ("worker_died", "worker_hung")
-"""Events of a worker that failed by itself. A worker that only lost its peers writes none of them."""
+"""Events that are written when a worker failed by itself, and not when it only lost its peers."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,26 @@ class AttemptOutcome:
     """How an attempt ended."""
 
     code: int | None
-    """Exit code of the job: 0 when the run is finished, whatever single tasks returned. None where it is unknown."""
+    """Exit code for the job script: 0 if the run is finished, whatever single tasks returned, else srun's. None if it
+    is unknown."""
     exit_class: ExitClass
     saved: bool = False
     """Whether the attempt was asked to stop and saved a checkpoint before it ended."""
     asked_by: str | None = None
-    """What asked it to stop, such as SIGTERM or SIGUSR2; None if nothing did, or if it is unknown."""
+    """What asked the attempt to stop, such as SIGTERM or SIGUSR2; None if nothing did, or if it is unknown."""
     reason: str | None = None
-    """The reason in the last event of the attempt's agents; None if they wrote none."""
+    """The reason that the agents or srun gave for the end; None if they gave none."""
     not_retryable: bool = False
     """Whether another attempt would end in the same way."""
     crashed: bool = False
-    """Whether the reason is only the error that an agent crashed with."""
+    """Whether `reason` is only the error with which an agent crashed."""
 
 
 def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> AttemptOutcome:
     """Return how the attempt ended, from its exit code and its events.
 
-    The events count first: srun returns the highest exit code of all tasks, a lost or isolated node's included.
+    The events take precedence over the code, because srun returns the highest exit code of all tasks, also of the task
+    on a node that was lost or cut off.
 
     Args:
         code: exit code of srun; None for an attempt whose script was killed.
@@ -85,10 +87,14 @@ def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> A
 
 
 def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
-    """Return the reason that the agents gave last.
+    """Return the reason in the last event of the agents; None if there is none.
 
-    Where an agent crashed and too few nodes remained, or where no agent gave a reason, it is the error of the crashed
-    agent.
+    If an agent crashed, the crash's error is put before the reason that too few nodes remained, and is the reason if no
+    agent gave one.
+
+    Args:
+        last: the attempt's last event of kind preempted or failed; None without one.
+        events: events of the attempt.
     """
     crash = next((event.reason for event in events if event.kind == "agent_crashed"), None)
     if last is None or crash is None:
@@ -99,7 +105,12 @@ def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | Non
 
 
 def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
-    """Whether an agent gave up because nodes were lost: too few, no plan for the rest, or refused by the probe."""
+    """Whether the agent that wrote a failed event gave up because of its nodes: too few remained, no plan fits on the
+    remaining ones, the probe refused them, or nodes or the network had a fault.
+
+    Args:
+        events: events of the attempt.
+    """
     if event.data["exit_code"] == EXIT_RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
         return True
     if any(known.kind == "checkpoints_lost" for known in events):
@@ -111,8 +122,12 @@ def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
 
 
 def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:
-    """Whether a checkpoint followed the request to stop. Workers that exit with EXIT_RESUMABLE have saved one, unless
-    the request came before the training began."""
+    """Whether the workers saved a checkpoint after the request to stop, the event `asked`. Workers that exit with
+    EXIT_RESUMABLE have saved one, unless the request came before the training began.
+
+    Args:
+        code: exit code of srun.
+    """
     later = events[events.index(asked) + 1 :]
     return (code == EXIT_RESUMABLE and asked.generation >= 0) or any(
         event.kind == "checkpoint_saved" for event in later
@@ -133,9 +148,12 @@ _CLASS_BY_JOB_STATE: dict[JobState, ExitClass] = {
 
 
 def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOutcome:
-    """Return the outcome, corrected by Slurm's description of the job.
+    """Return the outcome, corrected by Slurm's description of the job, because only Slurm knows of a preemption or a
+    lost batch node. An outcome with a reason from the agents, other than a crash, is corrected only for a
+    preemption.
 
-    Only Slurm knows of a preemption or a lost batch node. Only a preemption corrects a reason that the agents gave.
+    Args:
+        job: Slurm's description; None if Slurm does not know the job.
     """
     if job is None or outcome.exit_class == "done":
         return outcome
@@ -160,13 +178,15 @@ def is_preempted(job: JobInfo) -> bool:
 
 
 def is_out_of_time(job: JobInfo) -> bool:
-    """Whether the job reached its time limit. While its script still ends, Slurm 22.05 calls it COMPLETING."""
+    """Whether the job reached its time limit. Until its script has ended, Slurm 22.05 gives it the state COMPLETING."""
     return job.state == "TIMEOUT" or (job.state == "COMPLETING" and job.reason == "TimeLimit")
 
 
 StopCause = Literal["preempted", "time_limit", "signal"]
-"""Why an attempt was asked to stop. `signal`: Slurm had no reason to send it, so a person or another program did."""
+"""Why an attempt was asked to stop. `signal`: it got a signal for which Slurm had no reason, so a person or another
+program sent it."""
 SILENT = "ended without a word: node lost, killed, or time limit"
+"""Reason of an attempt about whose end nothing is known."""
 
 
 def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_s: int) -> StopCause | None:
@@ -195,7 +215,11 @@ def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_
 
 
 def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
-    """Return why the attempt ended, in words that name what asked it to stop."""
+    """Return why the attempt ended, as text that also names what asked the attempt to stop, if that is known.
+
+    Args:
+        cause: result of `stop_cause`.
+    """
     saved = ", saved" if outcome.saved else ", without a newer checkpoint"
     if cause == "preempted":
         return f"preempted{saved}"
@@ -216,23 +240,26 @@ def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
 
 
 SRUN_LOG_NAME = "srun.txt"
-"""File in logs/<attempt> with srun's stderr; the job's log has the same lines."""
+"""File in a run's folder logs/<attempt> with srun's stderr; the job's log has the same lines."""
 SRUN_LOG_BYTES_MAX = 2**18
-"""Bytes of srun.txt that are read. The first error is the cause; after it, srun names each task that it ends."""
+"""Bytes of srun.txt that are read. The start of the file is enough: the first error is the cause, and after it srun
+only names each task that it ends."""
 
 
 def srun_log(folder: Path, attempt: int) -> Path:
-    """Return the file with srun's stderr of an attempt's step."""
+    """Return the path of the file with srun's stderr for an attempt of the run in `folder`."""
     return folder / "logs" / str(attempt) / SRUN_LOG_NAME
 
 
 def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
-    """Return the outcome; if srun itself ended the step, return it as an infrastructure failure with srun's message.
+    """Return the outcome as an infrastructure failure with srun's message, if srun itself ended the job step; else as
+    it is.
 
-    An outcome that is done, or has a reason from the agents, is returned as it is.
+    An outcome that is done, or has a reason from the agents, is also returned as it is.
 
     Args:
-        nodes: nodes of the step, in Slurm's order.
+        folder: the run folder.
+        nodes: nodes of the job step, in Slurm's order.
     """
     if outcome.exit_class == "done" or (outcome.reason is not None and not outcome.crashed):
         return outcome
@@ -257,12 +284,12 @@ _NOT_STARTED = re.compile(
 
 
 def step_failure_text(text: str, nodes: Sequence[str]) -> str | None:
-    """Return the first failure that srun reports, with the node's name instead of its number; None where it reports
-    none, and the tasks' exit codes decide.
+    """Return as a sentence the first error for which srun itself did not start the job step or ended it, with the
+    node's name instead of its number; None if srun reports no such error.
 
     Args:
         text: srun's stderr.
-        nodes: nodes of the step, in Slurm's order.
+        nodes: nodes of the job step, in Slurm's order.
     """
     for line in _ERROR.finditer(text):
         words = line["words"].strip()

@@ -1,5 +1,5 @@
-"""Decides which nodes are bad, and which of them the next job excludes. Pure, except for the functions that read or
-write bad_nodes.jsonl."""
+"""Decides which nodes are bad after an attempt, and which of them the next job excludes. The functions that decide are
+pure; `record_bad_nodes` and `record_excluded_nodes` write bad_nodes.jsonl."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from hpctrain.runs.fault_fields import faults_by_node
 
 HOUR_S = 3600.0
 BLAME_DEATHS = 3
-"""Workers that have to die on one node before the node is blamed."""
+"""Fewest workers that have to die on one node in an attempt before the node is blamed."""
 BLAME_DEATHS_SHARE = 2 / 3
-"""Share of all worker deaths that one node needs to be blamed: an error of the program happens on every node."""
+"""Smallest share of an attempt's worker deaths for which the node is blamed; an error of the program would happen on
+every node."""
 
 
 def nodes_to_blame(events: Sequence[Event]) -> dict[str, str]:
-    """Return the nodes to blame for an attempt's faults, each with its reason.
+    """Return {node: why it is to blame} for each node that an attempt's events show to be bad.
 
     Args:
         events: events of the attempt, in order.
@@ -49,9 +50,9 @@ def nodes_to_blame(events: Sequence[Event]) -> dict[str, str]:
 
 
 def _nodes_missing_at_end(events: Sequence[Event]) -> dict[str, str]:
-    """Return the nodes that are lost when the others give up, each with the reason.
+    """Return {node: reason} for each member of the last generation that was lost when the other nodes gave up.
 
-    A node that gave up, or was left out, because of a network cut is not lost.
+    A node is not lost if it gave up itself, or was left out because the network was cut.
     """
     ends = [event for event in events if event.kind == "failed" and event.data.get("left")]
     speaking = {node for event in ends for node in [*event.data["left"], *event.data.get("left_out", []), event.node]}
@@ -72,12 +73,13 @@ def _nodes_where_workers_died(events: Sequence[Event]) -> dict[str, str]:
 def select_excluded_nodes(
     bad: Sequence[BadNode], now: float, allowed: Collection[str], usable: Collection[str], needed: int, fraction: float
 ) -> list[str]:
-    """Return the nodes that the next job excludes, worst first, up to the limits.
+    """Return the names of the nodes that the next job excludes, sorted.
 
-    These are at most `fraction` of the allowed nodes. At least `needed` usable nodes remain.
+    They are at most the share `fraction` of the allowed nodes, and leave at least `needed` usable nodes. The nodes that
+    were bad most often, and then most recently, are chosen first.
 
     Args:
-        bad: lines of the ledger.
+        bad: lines of bad_nodes.jsonl.
         now: seconds since 1970.
         allowed: nodes that the job's request allows, whatever their state.
         usable: the allowed nodes that accept jobs now.
@@ -101,19 +103,31 @@ def select_excluded_nodes(
 
 
 def record_bad_nodes(folder: Path, attempt: int, events: Sequence[Event], now: float, hours: float) -> None:
-    """Add the nodes to blame for an attempt to the run's ledger. A name that is no host name is skipped.
+    """Add the nodes to blame for an attempt to the run's bad_nodes.jsonl. A name that is no host name is skipped.
+
+    Args:
+        folder: the run folder.
+        events: events of the attempt, in order.
+        now: seconds since 1970.
+        hours: hours for which the next jobs exclude the nodes.
 
     Raises:
-        StorageError: the ledger cannot be written.
+        StorageError: bad_nodes.jsonl cannot be written.
     """
     _record(folder, attempt, nodes_to_blame(events), now, hours)
 
 
 def record_excluded_nodes(folder: Path, topology: Topology | None, now: float, hours: float) -> list[str]:
-    """Add the nodes that a given topology's verdict excludes to a new run's ledger, and return their names.
+    """Add the nodes that the verdict of a new run's topology excludes to the run's bad_nodes.jsonl; return their names.
+
+    Args:
+        folder: the run folder.
+        topology: the topology that the user gave; None: no node is excluded.
+        now: seconds since 1970.
+        hours: hours for which the next jobs exclude the nodes.
 
     Raises:
-        StorageError: the ledger cannot be written.
+        StorageError: bad_nodes.jsonl cannot be written.
     """
     excluded = list(topology.verdict.exclude) if topology is not None else []
     _record(folder, 0, dict.fromkeys(excluded, "the topology given excludes it"), now, hours)

@@ -1,4 +1,5 @@
-"""Resolves the runs and jobs that a run waits for to the ids of jobs that have not ended."""
+"""Finds the jobs that a run's job has to wait for, from the runs and jobs in `cluster.after`, and changes the
+dependencies of a waiting job when a run before it continues as another job."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ DEPENDENT_RUNS_FILE = "followers"
 
 
 def dependency_option(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | None:
-    """Return the value of sbatch's --dependency for these jobs; None without jobs."""
+    """Return the value of sbatch's --dependency for a job that waits for `jobs`; None without jobs.
+
+    Args:
+        end: the end of `jobs` that counts: a successful one (ok) or any.
+    """
     return f"after{end}:{':'.join(jobs)}" if jobs else None
 
 
@@ -29,21 +34,26 @@ class JobDependencies:
     """The runs and jobs that a run waits for."""
 
     folders: list[Path]
-    """Folders of the runs that it waits for, ended or not."""
+    """Folders of the runs that the run waits for, ended or not."""
     names: list[str]
-    """`cluster.after` as run folders and job ids, so that nothing has to be looked up again."""
+    """The items of `cluster.after`, with the path of the folder in place of a run's name, so that no name has to be
+    looked up again."""
     jobs: list[str]
-    """Ids of the jobs that have not ended."""
+    """Ids of the jobs to wait for, which have not ended."""
     lines: list[str]
-    """What you should know about the dependencies, as lines."""
+    """A line for a person about each item of `cluster.after`."""
 
 
 def find_dependencies(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -> JobDependencies:
-    """Return the runs and jobs that `cluster.after` names.
+    """Return the runs and jobs that `cluster.after` of a run names.
+
+    Args:
+        environ: its variable HPCTRAIN_RUNS names a folder in which runs are looked up.
+        cwd: folder whose subfolder `runs` is searched for runs too.
 
     Raises:
-        InputError: there is no such run or job.
-        RefusedError: one of them ended with an error, and the run waits for a successful end.
+        InputError: there is no run or job of such a name.
+        RefusedError: a run or job ended with an error, and the run waits for a successful end.
         CommandError: the controller does not answer.
     """
     before = JobDependencies([], [], [], [])
@@ -62,12 +72,13 @@ def find_dependencies(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: P
 
 
 def with_dependencies(run: Run, after: list[str]) -> Run:
-    """Return the run with other dependencies: the runs or jobs that it waits for."""
+    """Return the run with `after` as its `cluster.after`: run folders and job ids, or job ids alone."""
     return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": after})})
 
 
 def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """Return the run's folder; None for the id of a job that belongs to no run, such as one that prepares data."""
+    """Return the folder of the run that `name`, an item of `cluster.after`, means; None for the id of a job that
+    belongs to no run, such as a job that prepares data."""
     try:
         return find_run(name, environ, cwd).resolve()
     except InputError as error:
@@ -77,11 +88,12 @@ def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
 
 
 def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
-    """Return the jobs to wait for so that a run has ended, and a sentence for the person.
+    """Return the ids of the jobs after which the run in `folder` has ended, and a line for a person.
 
-    Where any end counts, the successors are included: if Slurm ended the job, the waiting run would start before its
-    dependency could be changed. Where the run has to succeed, they are not: a successor that is not needed is
-    cancelled, which never counts as success. For the run's later jobs see `refresh_dependent_runs`.
+    If any end counts, the run's successors are among the jobs: otherwise, if Slurm ended the running job, the waiting
+    run would start before its dependency could be changed. If the run has to succeed, successors are left out: a
+    successor that is not needed is cancelled, which never counts as success. Jobs that the run gets later are added by
+    `refresh_dependent_runs`.
     """
     attempts = RunFolder(folder).attempts()
     # The job that finished the run is over, even where Slurm still has it.
@@ -111,19 +123,21 @@ def _job_dependency(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str
 
 
 def record_dependent_run(before: JobDependencies, folder: Path) -> None:
-    """Record in the folders of the runs in `before` that the run in `folder` waits for them.
+    """Record in the folder of each run in `before` that the run in `folder` waits for that run.
 
     Raises:
-        StorageError: one of them cannot be written.
+        StorageError: a run folder cannot be written.
     """
     for other in before.folders:
         append_line(other / DEPENDENT_RUNS_FILE, str(folder))
 
 
 def refresh_dependent_runs(folder: Path, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
-    """Make the jobs that wait for an earlier job of this run wait for its new one; return what was done, as lines.
+    """Make the jobs of other runs that wait for the run in `folder` wait for this run's current jobs; return what was
+    done, as lines.
 
-    Slurm knows a run only by its job id. Without this call the earlier job's end would decide for the waiting ones.
+    Slurm knows only jobs, not runs. Without this call the waiting jobs would depend on the end of an earlier job of
+    this run.
     """
     return [
         line for dependent_run in _dependent_runs(folder) for line in refresh_dependency(dependent_run, slurm, environ)
@@ -133,10 +147,12 @@ def refresh_dependent_runs(folder: Path, slurm: Slurm, environ: Mapping[str, str
 def refresh_dependency(
     dependent_run: Path, slurm: Slurm, environ: Mapping[str, str], known_jobs: list[str] | None = None
 ) -> list[str]:
-    """Make a run that has not begun wait for the current jobs of the runs before it; return what was done, as lines.
+    """Make a run that has not begun wait for the current jobs of the runs that its `cluster.after` names; return what
+    was done, as lines, errors included.
 
     Args:
-        known_jobs: ids of the jobs that it waits for, if known; nothing is done if they are still right.
+        dependent_run: folder of the run that waits.
+        known_jobs: ids of the jobs that its job waits for now, if known; nothing is done if they are still right.
     """
     try:
         job = job_id(dependent_run) if is_trusted_run(dependent_run) else None

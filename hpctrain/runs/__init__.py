@@ -1,1 +1,2 @@
-"""The run folder: its layout, who may write to it, how it is found, its copy of the code, secrets and pruning."""
+"""The run folder: its layout, the check that nobody else can write to it, its lookup by name, its copy of your code,
+secrets, notifications and pruning."""

@@ -1,4 +1,5 @@
-"""Copies your code into the run folder, so that a queued job runs the code as it was when you submitted."""
+"""Copies your code (the folder `code` of the run file) into the run folder, so that a queued job runs the code as it
+was when you submitted the run."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from hpctrain.base.process import Runner
 from hpctrain.base.units import format_bytes
 
 CODE_FOLDER = "code"
+"""Folder in a run folder with the run's copy of your code."""
 IGNORED_PATTERNS = (
     ".git",
     ".venv",
@@ -28,6 +30,7 @@ IGNORED_PATTERNS = (
     ".mypy_cache",
     ".pytest_cache",
 )
+"""Names of files and folders that are not copied because they are not code."""
 SECRET_FILES = (
     # by the programs that write them
     ".netrc", "_netrc", ".git-credentials", ".config/git/credentials", ".pypirc", ".npmrc", ".yarnrc.yml", ".pgpass",
@@ -47,18 +50,19 @@ SECRET_FILES = (
     "service-account*.json", "service_account*.json", ".secrets", "secrets.*", ".token", ".tokens", "*.token",
     "token.txt", ".api_key*", ".password*", ".passwd*",
 )  # fmt: skip
-"""Files and folders that usually hold tokens, by name or by the end of their path. Not copied, but listed in
-code.json."""
+"""Files and folders that usually hold tokens, by name or by the end of their path. They are not copied, and code.json
+lists those that were there."""
 _SECRET = re.compile("|".join("/" + re.escape(form).replace(r"\*", "[^/]*") + "$" for form in SECRET_FILES))
 LARGEST_BYTES = 256 * 2**20
 """Largest copy of code in bytes. A larger folder holds data too, which does not belong in every run folder."""
 
 
 def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
-    """Copy `source` to run_folder/code without files that hold tokens; write git state and omissions to code.json.
+    """Copy the folder `source` to the run folder without files that usually hold tokens. code.json gets the git commit
+    of `source` and the names of these files.
 
     Raises:
-        InputError: there is no such folder, or it is too large to be code.
+        InputError: `source` is no folder, or too large to be code.
         StorageError: the run folder cannot be written.
     """
     if not source.is_dir():
@@ -79,7 +83,8 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
 
 
 def omitted_secrets_text(run_folder: Path) -> list[str]:
-    """Return what a person should know about files that were not copied, as lines."""
+    """Return a line for a person that names the files that were not copied because such files usually hold tokens; []
+    if there were none."""
     try:
         names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])
     except FileNotFoundError:
@@ -89,7 +94,7 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
 
 
 def code_on_path(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return PYTHONPATH of `environ` with the run's copy of the code first, as a variable; {} if there is no copy."""
+    """Return {"PYTHONPATH": the run's copy of the code, then PYTHONPATH of `environ`}; {} if there is no copy."""
     code = run_folder / CODE_FOLDER
     paths = [str(code), *filter(None, [environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths)} if code.is_dir() else {}
@@ -98,15 +103,16 @@ def code_on_path(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str]
 def import_code_first(code: Path) -> None:
     """Put the folder `code` first on this process's module path (sys.path), if the folder exists.
 
-    It is the only folder outside the installed packages that the processes of a run import from. A person names it on
-    purpose; the current folder is not searched.
+    The processes of a run import from no other folder outside the installed packages. The current folder is not
+    searched, because a module that lies there by chance could replace another one.
     """
     if code.is_dir():
         sys.path.insert(0, str(code))
 
 
 def git_state(source: Path, runner: Runner) -> dict[str, object]:
-    """Return {commit, dirty} of a git checkout; {} if there is none."""
+    """Return {"commit": hash, "dirty": whether files of `source` have uncommitted changes}; {} if `source` is in no git
+    checkout."""
     try:
         commit = runner.run(["git", "-C", str(source), "rev-parse", "HEAD"], timeout_s=20)
         if commit.code != 0:
@@ -118,7 +124,8 @@ def git_state(source: Path, runner: Runner) -> dict[str, object]:
 
 
 def _survey(source: Path) -> tuple[int, list[str]]:
-    """Return the bytes of the files to copy, and the files and folders that usually hold tokens, sorted."""
+    """Return the bytes of the files to copy, and the files and folders that usually hold tokens: paths relative to
+    `source`, sorted."""
     size, omitted = 0, []
     for folder, names, files in os.walk(source):
         other = _no_code(folder, [*names, *files])
@@ -137,14 +144,15 @@ def _secret(folder: str, names: list[str]) -> set[str]:
 
 
 def _no_code(folder: str, names: list[str]) -> set[str]:
-    """Return the names in a folder that are not copied because they are no code, such as run folders. Run folders are
-    recognized by their files, because they may lie anywhere in the source."""
+    """Return those of `names`, entries of `folder`, that are not copied because they are no code, such as run folders.
+    Run folders are recognized by their files, because they may lie anywhere in your code."""
     runs = {name for name in names if all(Path(folder, name, file).is_file() for file in ("run.yaml", "key"))}
     return runs | set(shutil.ignore_patterns(*IGNORED_PATTERNS)(folder, names))
 
 
 def _close(copy: Path) -> None:
-    """Remove the permissions of group and others from the copy: the source may have been open to them."""
+    """Remove the permissions of group and others from all files and folders of the copy, because the source may have
+    been open to them."""
     for folder, _, files in os.walk(copy):
         for path in (Path(folder), *(Path(folder, name) for name in files)):
             if not path.is_symlink():
@@ -152,7 +160,8 @@ def _close(copy: Path) -> None:
 
 
 def _fix_links(source: Path, copy: Path) -> None:
-    """Make each link in the copy lead to the same file as in the source, within the copy if it is there."""
+    """Make each symbolic link in the copy lead to the copy of its target, or to the target itself if the target was not
+    copied."""
     root = source.resolve()
     for folder, names, files in os.walk(copy):
         for link in (Path(folder, name) for name in [*names, *files] if Path(folder, name).is_symlink()):

@@ -1,7 +1,9 @@
-"""Finds the faults that an attempt showed, the nodes that showed them, and the nodes to measure again. Pure functions.
+"""Finds in the events of an attempt which faults occurred on which nodes, and whether nodes have to be measured again.
+All functions are pure.
 
-A hardware fault blames its node at once. A program fault blames the program, unless one node alone shows it in two
-attempts. That node is then a suspect: the next attempt measures it, and it is blamed only if the probe finds it bad.
+For a hardware fault its node is blamed at once. For a program fault the program is blamed, unless the fault occurred on
+the same node alone in two attempts. That node is then a suspect: the next attempt probes again, and the node is blamed
+only if the probe finds it bad.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from hpctrain.records.history.run_log import Event, nodes_excluded_by_probe
 
 
 def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
-    """Return the fault that each node's workers reported in an attempt; a hardware fault takes precedence."""
+    """Return {node: the first fault that its workers reported in an attempt}; a hardware fault takes precedence.
+
+    Args:
+        events: events of the attempt.
+    """
     shown: dict[str, Fault] = {}
     for event in events:
         if event.kind not in ("worker_died", "failed") or not isinstance(event.data.get("fault"), str):
@@ -27,11 +33,11 @@ def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
 
 
 def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the node that alone shows a program fault, in this attempt and before; None if there is no such node.
+    """Return the only node on which a program fault occurred, in the newest attempt and in at least one earlier
+    attempt; None if there is no such node.
 
     Args:
-        history: name of the fault by node, for each attempt since the nodes were last measured for a suspect; newest
-            last.
+        history: {node: name of its fault} for each attempt since the last suspect was named; newest last.
     """
     if not history or len(history[-1]) != 1:
         return None
@@ -44,19 +50,24 @@ def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
 
 
 def confirmed_suspects(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the suspects of earlier attempts that the probe of this attempt found bad."""
+    """Return the suspects of earlier attempts that the probe of an attempt found bad, sorted.
+
+    Args:
+        events: events of the attempt.
+        before: lines of attempts.jsonl of the earlier attempts.
+    """
     return sorted(nodes_excluded_by_probe(events) & {line["suspect"] for line in before if "suspect" in line})
 
 
 def attempt_fault_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fault fields of an attempt's line; empty fields are absent.
+    """Return the fields of an attempt's line in attempts.jsonl that describe its faults; empty fields are absent.
 
     The fields: `faults`, name of the fault by node; `suspect`, the suspected node; `retest`, why the nodes are measured
-    again; `confirmed`, suspects of earlier attempts that were found bad.
+    again; `confirmed`, suspects of earlier attempts that the attempt's probe found bad.
 
     Args:
         events: events of the attempt.
-        before: the lines of all earlier attempts.
+        before: lines of attempts.jsonl of all earlier attempts.
     """
     shown = faults_by_node(events)
     faults = {node: fault.name for node, fault in shown.items()}

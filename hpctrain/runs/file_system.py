@@ -22,14 +22,17 @@ SHARED = (
     "nfs", "lustre", "gpfs", "mmfs", "beegfs", "fhgfs", "ceph", "cifs", "smb", "glusterfs", "panfs", "wekafs", "pvfs2",
     "orangefs", "afs", "gfs2", "ocfs2", "9p", "virtiofs", "autofs", "cvfs", "daos", "dvs", "fuse.",
 )  # fmt: skip
-"""Prefixes of the types of network and parallel file systems. Others usually belong to one machine."""
+"""Prefixes of the types of network and parallel file systems. Other types usually belong to one machine."""
 NOT_SHARED = ("fuse.fuse-overlayfs",)
+"""Types that begin with a prefix in `SHARED` although they belong to one machine."""
 
 
 def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
-    """Check where run folders go; return what a person should know, as lines.
+    """Return a warning, as lines, if run folders would probably lie on this machine's own disk, where other nodes
+    cannot see them; else [].
 
     Args:
+        runs: folder in which run folders are made.
         nodes: names of the cluster's nodes.
 
     Raises:
@@ -52,22 +55,24 @@ def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
 
 
 def file_system_of(path: Path) -> str:
-    """Return the type of the file system that holds `path`, or its nearest existing parent."""
+    """Return the type of the file system that holds `path` or its nearest existing parent, such as nfs4; '' if
+    unknown."""
     return _mount_of(path)[0]
 
 
 def mount_options(path: Path) -> tuple[str, ...]:
-    """Return the mount options of the file system that holds `path`, such as ('rw', 'relatime', 'local_lock=none')."""
+    """Return the mount options of the file system that holds `path` or its nearest existing parent, such as ('rw',
+    'relatime', 'local_lock=none')."""
     return tuple(_mount_of(path)[1].split(","))
 
 
 def is_shared(kind: str) -> bool:
-    """Whether file systems of this type are usually visible to all nodes."""
+    """Whether file systems of type `kind`, such as nfs4, are usually visible to all nodes."""
     return kind.startswith(SHARED) and kind not in NOT_SHARED
 
 
 def _mount_of(path: Path) -> tuple[str, str]:
-    """Return type and options of the mount that holds `path`, or its nearest existing parent; ("", "") if unknown."""
+    """Return type and options of the mount that holds `path` or its nearest existing parent; ("", "") if unknown."""
     path = nearest_existing(path)
     mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)
     for mount in mounts:
@@ -81,9 +86,9 @@ STATE_BYTES = 12
 
 
 def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
-    """Return what a person should know about the disk space for checkpoints, as lines.
+    """Return a warning, as lines, if the disk has too little free space for the run's checkpoints; else [].
 
-    While a checkpoint is written, all kept ones still exist: there must be space for one more.
+    While a checkpoint is written, the `checkpoint.keep` older ones still exist, so there must be space for one more.
 
     Args:
         runs: the folder that run folders go to; it may not exist yet.
@@ -103,7 +108,7 @@ def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None
 
 
 def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
-    """Return the bytes of one checkpoint. Without a plan, the compression state of a single replica is counted."""
+    """Return the predicted bytes of one checkpoint. Without a plan, the compression state of one replica is counted."""
     copies = 1 if plan is None else plan.dp // plan.shards
     codec = run.compression if plan is None else plan.codec
     codec_state = 0.0

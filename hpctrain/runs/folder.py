@@ -36,15 +36,15 @@ from hpctrain.runs.fault_fields import attempt_fault_fields
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder on disk."""
+    """A run's folder on disk, with methods for its records of attempts and events."""
 
     path: Path
 
     def attempts(self) -> list[dict[str, Any]]:
-        """Return the lines of attempts.jsonl.
+        """Return the parsed lines of attempts.jsonl, one for each attempt, oldest first.
 
         Raises:
-            FileError: a line is no attempt.
+            FileError: a line is no JSON object.
         """
         path = self.path / "attempts.jsonl"
         lines = read_jsonl(path)
@@ -54,7 +54,14 @@ class RunFolder:
         return lines
 
     def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
-        """Add a line to attempts.jsonl for a new attempt, and return the attempt's number."""
+        """Add a line to attempts.jsonl for a new attempt, and return the attempt's number, which counts from 0.
+
+        Args:
+            nodes: names of the attempt's nodes.
+            now: seconds since 1970.
+            job_id: id of the Slurm job; None for a local run.
+            restarts: how often Slurm has requeued the job.
+        """
         attempts = self.attempts()
         number = len(attempts)
         line = {
@@ -65,7 +72,8 @@ class RunFolder:
         return number
 
     def open_attempts(self) -> list[dict[str, Any]]:
-        """Return the lines of attempts that still run, or were killed before their line was completed."""
+        """Return the lines of attempts.jsonl without an end: attempts that still run, or were killed before their line
+        was completed."""
         return [line for line in self.attempts() if "end" not in line]
 
     def end_attempt(
@@ -80,8 +88,10 @@ class RunFolder:
         """Complete an attempt's line in attempts.jsonl with its end, reason, exit code, exit class and faults.
 
         Args:
-            code: exit code; None where it is unknown.
-            events: events of the attempt, for its fault fields.
+            number: number of the attempt.
+            now: seconds since 1970.
+            code: exit code; None if it is unknown.
+            events: events of the attempt, in which its faults are searched.
         """
         attempts = self.attempts()
         ended = {"end": now, "class": exit_class, "reason": reason, "checkpoint_after": self.newest_checkpoint()}
@@ -90,21 +100,24 @@ class RunFolder:
         self._write_attempts(attempts)
 
     def append_event(self, kind: EventKind, reason: str, attempt: int, now: float, node: str = "", **data: Any) -> None:
-        """Append an event that no agent writes to events.jsonl.
+        """Append an event to events.jsonl for a process that is no agent. The event has the generation -1.
 
         Args:
+            attempt: number of the attempt.
             now: seconds since 1970.
-            node: name of the node; default: that of this machine.
+            node: name of the node; '': that of this machine.
+            data: further fields of the event.
 
         Raises:
-            StorageError: the file cannot be written.
+            StorageError: events.jsonl cannot be written.
         """
         node = node or platform.node()
         event = Event(kind=kind, time_s=now, attempt=attempt, generation=-1, node=node, reason=reason, data=data)
         append_line(self.path / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
 
     def newest_checkpoint(self) -> str | None:
-        """Return the name of the run's newest published checkpoint."""
+        """Return the name of the newest complete folder in the run's `checkpoints`, such as step-00000100; None without
+        one. Its files are not verified."""
         checkpoints = listed(self.path / "checkpoints")
         return checkpoints[-1].name if checkpoints else None
 
@@ -113,11 +126,15 @@ class RunFolder:
 
 
 def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Plan | None, now: float) -> RunFolder:
-    """Create runs/<name>-<UTC time>-<4 hex>/ with the resolved run file, and topology and plan if given.
+    """Create the run folder <base>/<run's name>-<UTC time>-<4 hex digits> with the resolved run file, a key for the
+    agents, and topology and plan if given.
+
+    Args:
+        now: seconds since 1970.
 
     Raises:
-        InputError: a run folder cannot have this path.
-        StorageError: it cannot be written.
+        InputError: the path holds a control character.
+        StorageError: the run folder cannot be written.
     """
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
@@ -141,10 +158,11 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
 
 
 def check_path(path: Path) -> None:
-    """Check the path of a run folder, which appears in a job script, in records and on terminals.
+    """Check that the path of a run folder has no control characters, because job scripts, records and terminals show
+    the path.
 
     Raises:
-        InputError: it holds a line break or another control character.
+        InputError: the path holds a line break or another control character.
     """
     character = first_control_character(str(path))
     if character is not None:
@@ -156,7 +174,8 @@ def check_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def remove_on_error(folder: RunFolder) -> Iterator[None]:
-    """Remove a new run folder if the `with` block fails: it would hide the earlier run of that name."""
+    """Remove a new run folder if the `with` block fails. Otherwise the run's name would lead to this folder instead of
+    an earlier run with the same name."""
     try:
         yield
     except BaseException:
@@ -165,13 +184,13 @@ def remove_on_error(folder: RunFolder) -> Iterator[None]:
 
 
 def render_run(run: Run) -> str:
-    """Return the run file as YAML text, every key written out."""
+    """Return the run as the YAML text of a run file, with every key written out."""
     text: str = yaml.safe_dump(run.to_json(), sort_keys=False, allow_unicode=True, width=120)
     return text
 
 
 LOCK_FILE = "run.lock"
-"""File in a run folder that the processes of the run hold a lock on."""
+"""File in a run folder that is locked while a local run uses the folder. It names the process that took the lock."""
 
 
 def lock_run_folder(path: Path) -> FileIO:
@@ -199,7 +218,7 @@ def lock_run_folder(path: Path) -> FileIO:
 
 
 def resume_text(path: Path) -> str:
-    """Return what a resumed run would start from, as a sentence."""
+    """Return a sentence that says from which checkpoint the run in the folder `path` would continue."""
     name = RunFolder(path).newest_checkpoint()
     if name is None:
         return "there is no checkpoint yet, nothing was saved"
@@ -207,7 +226,8 @@ def resume_text(path: Path) -> str:
 
 
 def newest_plan(path: Path) -> Path | None:
-    """Return the path of the newest plan that people may read: the newest plan-<n>.json, else plan.json."""
+    """Return the path of the newest plan in the run folder `path` that people may edit: the plan-<n>.json with the
+    largest number, else plan.json; None if there is neither."""
     numbered = [(int(file.stem[5:]), file) for file in path.glob("plan-*.json") if file.stem[5:].isdigit()]
     if numbered:
         return max(numbered)[1]
@@ -231,7 +251,8 @@ class LockHolder:
 
 
 def lock_holder(path: Path) -> LockHolder | None:
-    """Return the living process that locked the folder; None if nobody holds it."""
+    """Return the process that locked the run folder `path`; None if the folder is not locked, or if that process has
+    ended on this machine."""
     _, holder = _look_at_lock(path)
     if holder is not None and holder.is_here and not Path(f"/proc/{holder.pid}").exists():
         return None
@@ -239,12 +260,13 @@ def lock_holder(path: Path) -> LockHolder | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether any process holds the lock, even if the one that took it has ended and its children go on."""
+    """Whether any process holds the lock of the run folder `path`, even if only children of the process that took
+    it."""
     return _look_at_lock(path)[0]
 
 
 def _look_at_lock(path: Path) -> tuple[bool, LockHolder | None]:
-    """Return whether the folder is locked, and the process that locked it as far as the lock file names it."""
+    """Return whether the run folder is locked, and the process that the lock file then names; None without a name."""
     try:
         descriptor = open_owned(path / LOCK_FILE)
     except FileNotFoundError:
@@ -258,14 +280,18 @@ def _look_at_lock(path: Path) -> tuple[bool, LockHolder | None]:
 
 
 def _read_holder(descriptor: int) -> LockHolder | None:
-    """Return the process that the lock file names."""
+    """Return the process that the open lock file names; None if it names none."""
     pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
     return LockHolder(int(pid), host) if pid.isdecimal() and host else None
 
 
 def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock and return whether that worked. It tries twice, because `hpctrain status` holds the lock for an
-    instant to check whether it is free."""
+    """Lock the open file without waiting, and return whether that worked. The function tries twice, because `hpctrain
+    status` holds the lock for an instant to check whether it is free.
+
+    Args:
+        kind: LOCK_EX or LOCK_SH of flock(2).
+    """
     for delay_s in (0.1, 0.0):
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -277,10 +303,12 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def check_trusted(path: Path) -> None:
-    """Check the run folder, and everything in it that is executed, before anything in it is used.
+    """Check that nobody but this user can change the run folder or what is executed from it, and that nobody else can
+    read its key.
 
     Raises:
-        InputError: something belongs to somebody else, others can write to it, or others can read the key.
+        InputError: the folder or something in it belongs to another user, others can write to it, or others can read
+            the key.
     """
     try:
         with OwnedFolder(path) as folder:

@@ -19,8 +19,10 @@ from hpctrain.records.history.ledger import queued_behind, read_successors
 from hpctrain.records.history.past_runs import read_past_runs
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
+"""Environment variable that names the folder in which run folders are made; unset: ./runs."""
 JOB_FILE = "job_id"
-"""File in a run folder with the ids of its jobs, one a line, the newest last; waiting successors are not in it yet."""
+"""File in a run folder with the ids of the run's jobs, one a line, the newest last. Waiting successors are not in it
+yet."""
 
 _FOLDER_NAME = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
 _SHOWN = 5
@@ -36,7 +38,8 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         cwd: folder that relative paths and `runs` start from.
 
     Raises:
-        UntrustedError: the folder is somebody else's, or others can write to it; for a name, no other folder has it.
+        UntrustedError: the folder is another user's, or others can write to it. For a name, only if no other folder has
+            the name.
         InputError: there is no such run; the message lists the nearest names.
     """
     path = cwd / Path(name).expanduser()
@@ -72,7 +75,7 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
 
 
 def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
-    """Return run folder -> ids of its jobs, for each run that this user has started; some of the folders may no longer
+    """Return {run folder: ids of its jobs} for each run that this user has started; some of the folders may no longer
     exist."""
     jobs: dict[Path, set[str]] = {}
     for past in read_past_runs(environ):
@@ -86,7 +89,8 @@ def job_id(folder: Path) -> str | None:
 
 
 def open_jobs(folder: Path) -> list[str]:
-    """Return the newest job and its successors, in the order in which they would run; [] without a job.
+    """Return the ids of the run's newest job and of its successors, in the order in which they would run; [] if the run
+    has no job. Jobs that have ended are included.
 
     Raises:
         FileError: successors.jsonl is damaged.
@@ -96,7 +100,8 @@ def open_jobs(folder: Path) -> list[str]:
 
 
 def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """Return the newest run folder that had the job; None if there is none. Names of runs do not count."""
+    """Return the newest run folder in ./runs and $HPCTRAIN_RUNS whose run has or had the job with id `job`; None if
+    there is none."""
     return next((path for path in reversed(scan_runs(environ, cwd).trusted) if job in _all_ids(path)), None)
 
 
@@ -117,7 +122,8 @@ def _job_ids(folder: Path) -> list[str]:
 
 
 def _all_ids(folder: Path) -> list[str]:
-    """Return the ids of the run's jobs and successors, without those of a list that is damaged or not trusted."""
+    """Return the ids of the run's jobs and successors, as far as the files that list them can be read and are
+    trusted."""
     ids: list[str] = []
     with contextlib.suppress(InputError):
         ids += _job_ids(folder)
@@ -126,8 +132,8 @@ def _all_ids(folder: Path) -> list[str]:
 
 
 def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
-    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: the trusted ones, oldest first, and for each other the
-    reason why it is not trusted."""
+    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: the trusted ones, oldest first, and for each untrusted
+    one the reason why it is not trusted."""
     scanned = [runs_in(place) for place in _places(environ, cwd)]
     trusted = {path.resolve() for places in scanned for path in places.trusted}
     return ScannedFolders(sorted_by_age(trusted), [other for places in scanned for other in places.untrusted])
@@ -139,7 +145,8 @@ def sorted_by_age(folders: Iterable[Path]) -> list[Path]:
 
 
 def run_name(folder: str) -> str:
-    """Return the run's name within its folder's name: 'gpt-20260102T030405Z-00ff' -> 'gpt'; other names unchanged."""
+    """Return the run's name from the name of its folder: 'gpt-20260102T030405Z-00ff' -> 'gpt'. A name of another form
+    is returned as it is."""
     match = _FOLDER_NAME.match(folder)
     return match["name"] if match else folder
 
@@ -159,14 +166,14 @@ class ScannedFolders:
     trusted: list[Path]
     """Run folders that are this user's alone."""
     untrusted: list[UntrustedError]
-    """Why each of the others was left out: it is somebody else's, or open to others."""
+    """For each untrusted run folder the reason: it is another user's, or others can write to it."""
 
 
 def is_trusted_run(path: Path) -> bool:
-    """Whether a run folder of this user lies at the path; False if nothing is there, or no run file is in it.
+    """Whether `path` is a run folder of this user; False if nothing is there, or no run file is in it.
 
     Raises:
-        UntrustedError: the folder or its run file is somebody else's, or others can write to it.
+        UntrustedError: the folder or its run file is another user's, or others can write to it.
     """
     try:
         with OwnedFolder(path) as folder:
@@ -177,7 +184,8 @@ def is_trusted_run(path: Path) -> bool:
 
 
 def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
-    """Return which of the folders are run folders of this user, and which run folders are not trusted."""
+    """Return those of `folders` that are run folders, divided into trusted and untrusted ones; other folders are left
+    out."""
     result = ScannedFolders([], [])
     for folder in folders:
         try:
@@ -190,7 +198,8 @@ def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
 
 
 def runs_in(place: Path) -> ScannedFolders:
-    """Return the run folders in the folder `place`, whoever owns `place`."""
+    """Return the run folders directly in the folder `place`, divided into trusted and untrusted ones; `place` itself
+    may belong to anybody."""
     try:
         return split_by_owner(sorted(path for path in place.iterdir() if path.is_dir()))
     except OSError:
@@ -198,7 +207,7 @@ def runs_in(place: Path) -> ScannedFolders:
 
 
 def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:
-    """Return how many folders were left out and why, as a sentence; empty if there are none."""
+    """Return a sentence that says how many run folders were left out as untrusted, and why; '' for no folders."""
     if not others:
         return ""
     counted = Counter(other.reason for other in others)

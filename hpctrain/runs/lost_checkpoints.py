@@ -1,8 +1,8 @@
 """Handles lost checkpoints: a run that saved checkpoints and can use none of them does not restart from the seed by
-itself.
+itself, but only when a person asks for it.
 
-Days of training may be lost, and a run that silently counts from step 1 again would hide that. events.jsonl records
-what was saved.
+Days of training may be lost, and a run that silently counts from step 1 again would hide the loss. events.jsonl records
+which steps were saved.
 """
 
 from __future__ import annotations
@@ -18,10 +18,16 @@ from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.runs.folder import RunFolder
 
 CHECKPOINTS = "checkpoints"
+"""Folder in a run folder with the run's checkpoints."""
 
 
 def saved_step(events: Sequence[Event]) -> int | None:
-    """Return the newest step that a run has saved since it last began from the seed; None if it has saved none."""
+    """Return the newest step of which a run has saved a checkpoint since it last began from the seed; None if it has
+    saved none.
+
+    Args:
+        events: all events of the run, in order.
+    """
     newest: int | None = None
     for event in events:
         if event.kind == "from_seed":
@@ -32,9 +38,10 @@ def saved_step(events: Sequence[Event]) -> int | None:
 
 
 def lost_checkpoints_text(folder: Path) -> str | None:
-    """Return why a run cannot go on, if it has saved a checkpoint and none can be used now; else None.
+    """Return why the run in `folder` cannot go on, if it has saved a checkpoint and none can be used now; else None.
 
-    Sizes, owners and modes are checked, not the content, which would take as long as reading every checkpoint.
+    The sizes, owners and modes of the files are checked. Their hashes are not, because that would mean to read every
+    checkpoint.
     """
     step = saved_step(read_events(folder / "events.jsonl"))
     if step is None:
@@ -55,7 +62,7 @@ def lost_checkpoints_error(folder: Path, step: int, refused: Sequence[str]) -> s
 
     Args:
         step: the newest step that was saved.
-        refused: the existing checkpoints, each with what is wrong with it.
+        refused: a text for each existing checkpoint: its name and what is wrong with it.
     """
     state = f"none of those in {CHECKPOINTS} can be used ({'; '.join(refused)})" if refused else "none is there now"
     if not refused and (aside := sorted(path.name for path in (folder / CHECKPOINTS).glob("skipped-step-*"))):
@@ -69,8 +76,8 @@ def lost_checkpoints_error(folder: Path, step: int, refused: Sequence[str]) -> s
 
 @contextlib.contextmanager
 def restarting_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
-    """Record that the run begins again from the seed, rename its checkpoints and yield their new names; if the `with`
-    block fails, undo both.
+    """Record as an event that the run begins again from the seed, rename its checkpoints and yield their new names. If
+    the `with` block fails, remove the event and restore the old names.
 
     Args:
         now: seconds since 1970.

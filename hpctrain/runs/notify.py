@@ -1,4 +1,5 @@
-"""Sends a notification when a run changes its state: a POST of JSON to a URL, which is a secret."""
+"""Sends a notification when a run changes its state: an HTTP POST with JSON to the URL that `notify` in the run file
+names. The URL is a secret, so no message shows it."""
 
 from __future__ import annotations
 
@@ -18,17 +19,25 @@ from hpctrain.records.run.run import Notify, NotifyState, run_of
 from hpctrain.runs.folder import RunFolder
 
 ADDRESS_BYTES_MAX = 1 << 16
-"""Bytes of the largest file with an address that is read."""
+"""Most bytes of the file `notify.url_file`; a larger file is refused."""
 DEADLINE_S = 5.0
-"""Seconds to wait for the server: a job that is about to be requeued has little time left."""
+"""Seconds to wait for the server's answer; no longer, because a job that is about to be requeued has little time
+left."""
 
 
 def send_notification(
     folder: Path, attempt: int, state: NotifyState, reason: str, clock: Clock, environ: Mapping[str, str]
 ) -> None:
-    """Send the run's new state to the URL of `notify` in the run file, if that section lists the state.
+    """Send the run's new state to the URL of `notify` in the run file, if `notify.on` lists the state.
 
-    It raises no error and waits at most DEADLINE_S. A message that the server did not accept is recorded as an event.
+    The function raises no error and waits at most DEADLINE_S. A message that the server did not accept is recorded as
+    an event.
+
+    Args:
+        folder: the run folder.
+        attempt: number of the attempt.
+        reason: why the state changed.
+        environ: variables with the job's id, the node's name and, with `notify.url_env`, the URL.
     """
     try:
         run = run_of(folder)
@@ -53,11 +62,11 @@ def send_notification(
 
 
 def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
-    """Return the address of notifications.
+    """Return the URL to which notifications are sent, from the environment or from the file that `notify` names.
 
     Raises:
-        InputError: the address is missing, is not a URL, or is in a file that others can read. The
-            message does not repeat the address.
+        InputError: the URL is missing, is no http URL, or is in a file that others can read. The message does not
+            repeat the URL.
     """
     if notify.url_env is not None:
         where, text = f"notify.url_env: {notify.url_env}", environ.get(notify.url_env, "")
@@ -73,8 +82,8 @@ def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
 
 
 def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | None:
-    """Send the message; return why it was not accepted, None if it was. A thread sends it, so that a slow server takes
-    no longer than DEADLINE_S."""
+    """Send the message as JSON; return why the server did not accept it, None if it did. A thread sends the message, so
+    that this call ends after DEADLINE_S however slow the server is."""
     outcome: list[str | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_post(address, message)), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Prunes old runs and checkpoints: lists what can be removed and why, and removes it once you agree."""
+"""Lists old runs and superfluous checkpoints that can be removed, each with the reason, and removes them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ RECENT_ACTIVITY_S = 15 * 60.0
 its job."""
 DAY_S = 86400.0
 LEFTOVER_PATTERNS = ("skipped-step-*", ".step-*.tmp", ".removed-*")
-"""Names in the folder `checkpoints` of unusable checkpoints, and of files that killed writers left behind."""
+"""Names in a run's folder `checkpoints` of unusable checkpoints, and of folders that killed processes left behind."""
 NOT_ACTIVITY = ("report.html", "run.lock")
-"""Files whose change does not show that a run is alive: reading or pruning a run writes them."""
+"""Files whose change does not show that a run is alive, because reports and the removal of checkpoints write them."""
 
 Jobs = Mapping[str, JobInfo] | CommandError
-"""Slurm's description of the runs' jobs, or why it cannot be had."""
+"""Slurm's description of the runs' jobs by job id, or the error with which Slurm did not answer."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """A run folder, checkpoint or leftover file that can be removed, and why."""
+    """A run folder, a checkpoint or a leftover folder that can be removed, and why."""
 
     kind: Literal["run", "checkpoint", "leftover"]
     path: Path
@@ -44,10 +44,12 @@ class Removal:
     """The run folder that the item is, or lies in."""
     size_bytes: int
     why: str
+    """Why the item can be removed, as text."""
 
 
 def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
-    """Return the newest jobs and successors of the runs that were submitted, with a single query for all runs."""
+    """Return Slurm's description of the newest job and the successors of each run in `folders`, by job id, or Slurm's
+    error. One query asks for all runs. Runs that were not submitted to Slurm have no jobs."""
     try:
         return slurm.jobs([job for folder in folders for job in _slurm_jobs(folder)])
     except CommandError as error:
@@ -55,7 +57,12 @@ def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
 
 
 def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
-    """Return why the run is, or may be, alive; None if it surely is not."""
+    """Return why the run in `folder` is alive or may be alive; None if it surely is not.
+
+    Args:
+        jobs: Slurm's description of the run's jobs, as `jobs_of` returns it.
+        now: seconds since 1970.
+    """
     if is_locked(folder):
         return "a process holds it"
     for job in _slurm_jobs(folder):
@@ -68,10 +75,13 @@ def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
 
 
 def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -> list[Removal]:
-    """Return what can be removed of a run that is not alive: all of it, or its spare checkpoints.
+    """Return what can be removed of a run that is not alive: its whole folder, or its superfluous checkpoints and
+    leftovers.
 
     Args:
-        older_than_s: a run without activity for so long is removed as a whole; None: no run is.
+        now: seconds since 1970.
+        older_than_s: if no file of the run has changed for this many seconds, the whole run can be removed; None: no
+            run as a whole.
         keep: number of verified checkpoints that stay, at least 1.
     """
     age = now - last_activity(folder)
@@ -90,14 +100,14 @@ def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -
 def superfluous_checkpoints(
     checkpoints: Sequence[Path], keep: int, check: Callable[[Path], object] = verify
 ) -> list[tuple[Path, str]]:
-    """Return the checkpoints that a run can do without, each with the reason.
+    """Return the checkpoints that a run can do without, oldest first, each with the reason.
 
-    The `keep` newest checkpoints that verify stay. So do newer ones that do not verify: `latest` may name one, and it
-    may be repaired. If none verifies, all stay.
+    The `keep` newest checkpoints that verify stay. Checkpoints that do not verify stay if they are newer than all
+    these, because a person may repair them. If no checkpoint verifies, all stay.
 
     Args:
-        checkpoints: oldest first.
-        check: raises CheckpointError for one that cannot be used.
+        checkpoints: the run's checkpoint folders, oldest first.
+        check: function that raises CheckpointError for a checkpoint that cannot be used.
     """
     verified: list[Path] = []
     spare = []
@@ -117,13 +127,16 @@ def superfluous_checkpoints(
 
 
 def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Callable[[], float]) -> list[str]:
-    """Remove the listed items, holding each run's lock; return the runs that were left alone and why, as lines.
+    """Remove the items while the lock of their run is held, except those of runs that are alive by now; return a line
+    for each of these runs, with the reason.
 
     Args:
-        jobs: asks Slurm once more: a person may have resubmitted a run since the list was made.
+        jobs: function that asks Slurm for the jobs of one run folder, because a person may have resubmitted the run
+            since the items were listed.
+        now: function that returns the seconds since 1970.
 
     Raises:
-        StorageError: something cannot be removed; the items before it are removed.
+        StorageError: an item cannot be removed; the items before it are removed.
     """
     skipped = []
     for run in dict.fromkeys(item.run for item in removals):
@@ -138,13 +151,15 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
 
 
 def last_activity(folder: Path) -> float:
-    """Return when a file of the run last changed, seconds since 1970."""
+    """Return when a file in the run folder last changed, in seconds since 1970; changes of NOT_ACTIVITY do not
+    count."""
     times = [path.lstat().st_mtime for path in _files(folder) if path.name not in NOT_ACTIVITY]
     return max(times, default=folder.stat().st_mtime)
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of the files in `path`, without what links point to."""
+    """Return the bytes of all files in the folder `path`. A file with several hard links counts once, and the target of
+    a symbolic link does not count."""
     return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in map(Path.lstat, _files(path))}.values())
 
 
@@ -176,11 +191,11 @@ def _remove(item: Removal) -> None:
 
 
 def _empty(run: Path) -> None:
-    """Remove everything in a run folder except its lock. The run file goes last, so that an interrupted removal leaves
-    something that still counts as a run.
+    """Remove everything in a run folder except its lock file. The run file goes last, so that after an interrupted
+    removal the folder still counts as a run folder.
 
-    Only the folder that was opened, with the run file in it, is emptied: whoever can write to the parent folder may put
-    another one in its place.
+    All names are relative to the open folder: whoever can write to the parent folder could otherwise put another folder
+    at this path, which would then be emptied.
     """
     with OwnedFolder(run) as folder:
         os.close(folder.open(RUN_FILE))

@@ -15,14 +15,15 @@ from hpctrain.records.run.run import Run
 from hpctrain.runs.notify import notify_url
 
 SECRETS_BYTES_MAX = 1 << 20
-"""Bytes of the largest file of tokens that is read."""
+"""Most bytes of the file `secrets_file`; a larger file is refused."""
 
 
 def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
     """Check that the run file holds no secret, and that every secret it names has a value.
 
     Raises:
-        InputError: a secret is in the run file, or has no value; the message does not repeat the secret.
+        InputError: the run file holds a secret, or a secret that it names has no value. The message does not repeat the
+            secret.
     """
     for where, text in _texts(run.to_json()):
         name = where.rpartition(".")[2]
@@ -35,10 +36,10 @@ def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
 
 
 def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the run's secrets, from its file, else from the environment.
+    """Return {name: value} of the secrets that the run file names, from the file `secrets_file`, else from `environ`.
 
     Raises:
-        InputError: one is missing, the file cannot be read, or others can read it.
+        InputError: a secret is missing, the file cannot be read, or others can read the file.
     """
     given = _read(Path(run.secrets_file)) if run.secrets_file is not None else {}
     values = {name: given.get(name) or environ.get(name, "") for name in run.secrets}
@@ -64,7 +65,11 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in the run file, with its key."""
+    """Yield (dotted key, text) for every text within `value`, a part of the run file.
+
+    Args:
+        where: dotted key of `value` itself; '' for the whole run file.
+    """
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, dict):
@@ -87,9 +92,9 @@ _NAME = re.compile(
     r"(?:^|_)(?:(?i:TOKEN|API_?KEYS?|(?:ACCESS|PRIVATE|SECRET)_KEY|SECRETS?|CREDENTIALS?|JWT)|KEYS?)$|(?i:PASSWORD|PASSWD)"
 )
 _WORD = re.compile(r"(?:^|_)(?:BOS|CLS|END|EOS|MASK|PAD|SEP|SPECIAL|START|STOP|UNK)_TOKEN$", re.IGNORECASE)
-"""Names of a tokenizer's special tokens."""
+"""Names of variables with a special token of a tokenizer, which is no secret."""
 _SHORTEST = 6
-"""Characters of the shortest value that counts as a secret: NUM_KEYS=8 does not."""
+"""Characters of the shortest value that counts as a secret, so that NUM_KEYS=8 is none."""
 _ASSIGNED = re.compile(r"""(?<![\w-])([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|]*)""")
 _OPTION = re.compile(r"""--(?:\w+-)*(?:token|password|api-key|secret)(?:=|\s+)(?!["']?[$`])\S""", re.IGNORECASE)
 _FORMS = (
@@ -105,19 +110,20 @@ _FORMS = (
         ),
     ),
 )  # fmt: skip
-"""Forms of tokens by service, to find them where they should not be."""
+"""Kinds of secrets that are recognized by their form, each with the expression that finds them in a text."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of an environment variable is typical for a token: HF_TOKEN, WANDB_API_KEY."""
+    """Whether the name of an environment variable is typical for a secret, as HF_TOKEN and WANDB_API_KEY are."""
     return _NAME.search(name) is not None and _WORD.search(name) is None
 
 
 def find_secret(text: str) -> str | None:
-    """Return what looks like a secret in a line of shell or any other text, without the secret itself; None if nothing
-    does.
+    """Return the variable's name or the kind of the first secret that a text seems to hold, such as HF_TOKEN or "a
+    private key", never the secret itself; None if the text seems to hold no secret.
 
-    A variable whose value is evaluated when the line runs (`$OTHER`, `$(cat file)`), or is a path, holds none.
+    A variable in a line of shell counts as no secret if its value is a path, or is evaluated when the line runs
+    (`$OTHER`, `$(cat file)`).
     """
     for name, value in _ASSIGNED.findall(text):
         if is_secret_name(name) and is_literal(value):
@@ -131,6 +137,7 @@ def find_secret(text: str) -> str | None:
 
 
 def is_literal(value: str) -> bool:
-    """Whether a variable's value is written out, is no path, and is long enough to be a secret."""
+    """Whether the text of a variable's value is the value itself (no `$OTHER` or `$(…)`), is no path, and is long
+    enough to be a secret."""
     bare = value.strip("\"'")
     return len(bare) >= _SHORTEST and not bare.startswith(("$", "`", "/", "~", "./", "../"))
