@@ -1,5 +1,5 @@
-"""Finds, before a run is queued, what its partition means for it: the nodes that it may get, GPUs, a time limit too
-short to train, preemption."""
+"""Finds, before a run is queued, what its partition means for the run: the nodes and GPUs that its job may get, a time
+limit that is too short to train, and preemption."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from hpctrain.slurm.options import parse_sbatch_options
 from hpctrain.slurm.values import format_time_limit, parse_time_limit
 
 SIGNAL_EARLY_S = 60
-"""Seconds by which the signal before the time limit may come early (sbatch(1))."""
+"""Seconds by which Slurm may send the save notice too early (sbatch(1), --signal)."""
 
 
 def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
-    """Check that the time limit leaves time to train before the save notice; else the job would only loop.
+    """Check that the time limit of the run's job leaves time to train before the save notice. Otherwise each job would
+    end before its first step, and be queued again.
 
     Args:
-        partitions: the cluster's partitions, for a job that names no limit; without them only the run file counts.
+        partitions: the cluster's partitions, whose time limits count if the run file has none. Without partitions only
+            the time limit in the run file is checked.
 
     Raises:
         InputError: the time limit is too short.
@@ -45,7 +47,11 @@ def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
 
 
 def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
-    """Return the time limit of the run's job in seconds: its own, else the shortest of its partitions'; None: no limit.
+    """Return the time limit of the run's job in seconds: the run file's, else the shortest of its partitions; None: no
+    limit.
+
+    Args:
+        partitions: the cluster's partitions.
 
     Raises:
         ValueError: cluster.time is no time.
@@ -54,8 +60,8 @@ def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
 
 
 def _time_limits(run: Run, partitions: Sequence[Partition]) -> list[tuple[Partition | None, int | None]]:
-    """Return the time limits in seconds that may apply, each with its partition; the partition is None for the limit in
-    the run file."""
+    """Return (partition, time limit in seconds) for each time limit that may apply to the run's job. The partition is
+    None for the limit in the run file; the limit is None for no limit."""
     if run.cluster.time is not None:
         return [(None, parse_time_limit(run.cluster.time))]
     candidates = candidate_partitions(run.cluster.partition, partitions)
@@ -63,7 +69,8 @@ def _time_limits(run: Run, partitions: Sequence[Partition]) -> list[tuple[Partit
 
 
 def preemption_warnings(run: Run, state: ClusterState) -> list[str]:
-    """Return warnings, as lines, where a preemption of the run's job would cost more than a pause."""
+    """Return warnings, as lines, about partitions in which a preemption would lose steps or end the run's job; [] if
+    there are none."""
     kind, partitions = state.config["preempt_type"], state.partitions
     lines = []
     for partition in candidate_partitions(run.cluster.partition, partitions):
@@ -90,17 +97,19 @@ def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Parti
     """Whether jobs of the partition may be preempted.
 
     Args:
-        kind: the cluster's PreemptType.
-        partitions: all partitions: with partition_prio, only those of a higher tier preempt.
+        kind: PreemptType of the cluster, such as preempt/partition_prio.
+        partitions: all partitions of the cluster; with preempt/partition_prio, only jobs of partitions with a higher
+            tier preempt.
     """
     above = any(other.priority_tier > partition.priority_tier for other in partitions)
     return not (kind.endswith("/none") or (kind.endswith("partition_prio") and not above))
 
 
 def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
-    """Return the run with the GPUs that its job requests, and lines for the person.
+    """Return the run with the number of GPUs that its job requests on each node, and lines for a person that say so.
 
-    A job that requests no number of GPUs gets none, and would silently train on CPUs.
+    If the run file leaves the number out, it is the most that enough nodes have. A job that requests no GPUs gets none,
+    and would train on CPUs without a warning.
     """
     cluster = run.cluster
     # Some sites accept only --gres, which stands among the options of sbatch.
@@ -121,7 +130,8 @@ def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
 
 
 def node_groups(run: Run) -> tuple[tuple[str | None, int], ...]:
-    """Return constraint and number of nodes of each node group; without `cluster.groups` there is one."""
+    """Return (constraint or None, number of nodes) for each item of `cluster.groups`; without groups, one pair with
+    `cluster.constraint` and the fewest nodes."""
     cluster = run.cluster
     if cluster.groups:
         return tuple((group.constraint, group.nodes) for group in cluster.groups)
@@ -135,7 +145,8 @@ def gpus_per_node_available(
     gpu_type: str | None = None,
     constraint: str | None = None,
 ) -> int:
-    """Return the most GPUs that each of `count` nodes has in all of these partitions; 0 if fewer nodes have any.
+    """Return the most GPUs per node that a job can request on `count` nodes in each of these partitions; 0 if fewer
+    nodes of a partition have GPUs.
 
     Args:
         gpu_type: count only GPUs of this type.
@@ -150,7 +161,12 @@ def gpus_per_node_available(
 
 
 def candidate_partitions(names: str | None, partitions: Sequence[Partition]) -> list[Partition]:
-    """Return the partitions that a job may start in; the default one for a job that names none."""
+    """Return the partitions in which a job may start.
+
+    Args:
+        names: names that the job requests, separated by commas; None: the default partition.
+        partitions: all partitions of the cluster.
+    """
     if names is None:
         default = default_partition(partitions)
         return [default] if default else []
@@ -162,12 +178,17 @@ NODE_CHOOSING_OPTIONS = ("nodefile", "prefer")
 
 
 def nodes_of_allocation(environ: Mapping[str, str]) -> frozenset[str] | None:
-    """Return the names of the nodes of this process's allocation; None outside of an allocation."""
+    """Return the names of the nodes of this process's allocation; None outside of an allocation.
+
+    Args:
+        environ: variables of this process.
+    """
     return _names(environ["SLURM_JOB_NODELIST"]) if environ.get("SLURM_JOB_NODELIST") else None
 
 
 def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
-    """Return the names of the nodes that the run's job may get; None if unknown."""
+    """Return the names of the nodes that the run's job may get, whatever their state; None if only Slurm can tell, as
+    for a reservation."""
     cluster, options = run.cluster, parse_sbatch_options(run.cluster.sbatch)
     if cluster.reservation or cluster.groups or any(name in options for name in NODE_CHOOSING_OPTIONS):
         return None
@@ -181,17 +202,19 @@ def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
 
 
 def merged_exclude_list(run: Run, exclude: Collection[str]) -> str:
-    """Return the excluded nodes as Slurm's list, with those of the run file: Slurm uses only the last --exclude."""
+    """Return the nodes in `exclude` and those that the run file excludes, as one list for Slurm, because Slurm uses
+    only the last --exclude."""
     return ",".join(sorted({*exclude, *_names(parse_sbatch_options(run.cluster.sbatch).get("exclude", ""))}))
 
 
 def exclude_options(run: Run, exclude: Collection[str]) -> list[str]:
-    """Return sbatch's --exclude option for these nodes; [] without nodes."""
+    """Return sbatch's option --exclude for the nodes in `exclude` and those that the run file excludes; [] if `exclude`
+    is empty."""
     return [f"--exclude={merged_exclude_list(run, exclude)}"] if exclude else []
 
 
 def sbatch_option_names(run: Run) -> frozenset[str]:
-    """Return the names of the options in the run file's cluster.sbatch."""
+    """Return the names of the options in the run file's cluster.sbatch, without dashes."""
     return frozenset(parse_sbatch_options(run.cluster.sbatch))
 
 

@@ -1,7 +1,7 @@
-"""Decides how a run goes on when an attempt ends or a job begins. Pure: functions take the state and return a verdict
-with its reason.
+"""Decides how a run goes on when an attempt ends or a job begins. All functions are pure: they take the state and
+return a verdict with its reason.
 
-Nothing here reads a file or asks Slurm. `node.attempt` reads the state, records the verdict and carries it out.
+This module neither reads files nor asks Slurm. `node.attempt` reads the state, records the verdict and carries it out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from hpctrain.records.run.run import NotifyState
 from hpctrain.slurm.job import JobInfo
 
 MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 2
-"""Attempts in a row that the cluster may end without a new checkpoint; the next such attempt is no_progress."""
+"""Attempts in a row that may end by infrastructure failures without a new checkpoint; the next one gets the exit class
+no_progress."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class AttemptState:
     run: str
     """Name of the run folder."""
     outcome: AttemptOutcome
-    """How the attempt ended, by its exit code, its events and srun."""
+    """How the attempt ended, by its exit code, its events and srun's errors."""
     retries: int
-    """recovery.retries."""
+    """`recovery.retries` of the run file."""
     notice_s: int
-    """cluster.save_notice_s: a signal within this many seconds of the time limit counts as the save notice."""
+    """`cluster.save_notice_s`: a signal within this many seconds of the time limit counts as the save notice."""
     progressed: bool = False
     """Whether the attempt left a newer checkpoint than the one that it began with."""
     failures: int = 0
@@ -46,15 +47,15 @@ class AttemptState:
     attempts_without_checkpoint: int = 0
     """Attempts in a row, without this one, that left no new checkpoint."""
     successor: str | None = None
-    """A job that is queued behind this one."""
+    """Id of the job that is queued behind the attempt's job; None without one."""
     in_allocation: bool = False
     """Whether the attempt ran in a person's allocation, which hpctrain does not queue again."""
     job: JobInfo | None = None
     """Slurm's description of the job; None if Slurm does not know it."""
     slurm_error: str | None = None
-    """Why Slurm did not answer or did not queue the run again; None if it did."""
+    """Why Slurm did not answer or did not queue the run again; None without such an error."""
     now: float = 0.0
-    """Seconds since 1970; tells the save notice from another signal."""
+    """When the attempt ended, seconds since 1970; it distinguishes the save notice from another signal."""
     cancelled: bool = False
     """Whether a person cancelled the run."""
 
@@ -66,7 +67,7 @@ class AttemptState:
 
 @dataclass(frozen=True)
 class JobVerdict:
-    """The verdict on how a run goes on after the job step of an attempt."""
+    """The verdict on how a run goes on after an attempt, or when a job begins, with its reason."""
 
     act: Literal["stop", "again", "wait"]
     """What follows. `stop`: no further job. `again`: this process queues the next job. `wait`: Slurm requeues the job,
@@ -74,9 +75,9 @@ class JobVerdict:
     reason: str
     exit_class: ExitClass
     failed: bool = False
-    """Whether the run stops although it is not done; this process then has to report that."""
+    """Whether the run stops although it is not done; the process with the verdict then writes the event `failed`."""
     cancelled: bool = False
-    """Whether a person cancelled the run, or has to continue it."""
+    """Whether a person cancelled the run, or has to continue it because hpctrain does not queue it again."""
     cause: StopCause | None = None
     """Why the attempt was asked to stop; None if it was not asked, or if the cause is unknown."""
 
@@ -100,11 +101,11 @@ class AttemptEnd:
 
 
 def decide_after_attempt(state: AttemptState) -> JobVerdict:
-    """Return what happens after an attempt.
+    """Return the verdict on how the run goes on after an attempt.
 
-    For Slurm, a job that ends within its grace time is over (seen with 22.05: FAILED and not requeued, although
-    PreemptMode is REQUEUE). With PreemptMode=CANCEL, or at the time limit, Slurm never requeues it. So hpctrain has to
-    queue it again.
+    hpctrain queues a preempted run again by itself: Slurm does not requeue a job that ends within its grace time (seen
+    with 22.05: FAILED, although PreemptMode is REQUEUE), nor with PreemptMode=CANCEL. Slurm does not requeue a job at
+    its time limit either.
     """
     end, outcome = classify(state), with_slurm_state(state.outcome, state.job)
     if outcome.exit_class == "done":
@@ -136,11 +137,12 @@ def decide_after_attempt(state: AttemptState) -> JobVerdict:
 
 
 def classify(state: AttemptState) -> AttemptEnd:
-    """Return class, reason and cause of an attempt's end, by its outcome, by Slurm and by the attempts before it.
+    """Return exit class, reason and cause of an attempt's end, from its outcome, Slurm's description of the job and the
+    attempts before.
 
-    The class is no_progress for an attempt that saved no new checkpoint and would only be repeated. This holds at once
-    if the time limit is too short for one checkpoint, and after MAX_ATTEMPTS_WITHOUT_CHECKPOINT such attempts if the
-    cluster fails.
+    An attempt without a new checkpoint gets the class no_progress if another attempt would probably do the same: a
+    resumable one that was not preempted at once, because the time is too short for one checkpoint; one with an
+    infrastructure failure after MAX_ATTEMPTS_WITHOUT_CHECKPOINT attempts without a checkpoint.
     """
     outcome = with_slurm_state(state.outcome, state.job)
     cause = stop_cause(outcome, state.job, state.now, state.notice_s)
@@ -156,22 +158,23 @@ class RunState:
     run: str
     """Name of the run folder."""
     retries: int
-    """recovery.retries."""
+    """`recovery.retries` of the run file."""
     finished: bool = False
+    """Whether the run is done."""
     cancelled: bool = False
     """Whether a person cancelled the run."""
     cancelled_job: str | None = None
-    """The job that this one is the successor of, if a person cancelled that job."""
+    """Id of the run's newest job, if a person cancelled that job and the beginning job is its successor; else None."""
     failures: int = 0
     """Failures of the run since its last new checkpoint."""
     last_reason: str = ""
     """Why the last attempt ended."""
     lost_checkpoints: str | None = None
-    """Text about checkpoints that were saved and can no longer be used; None if there are none."""
+    """Error message if the run has saved checkpoints and none can be used now; else None."""
 
 
 def decide_before_start(state: RunState) -> JobVerdict | None:
-    """Return the verdict on a job that begins with nothing to do; None if the run goes on."""
+    """Return the verdict `stop` for a job that begins although its run must not go on; None if the run goes on."""
     resubmit = f"`hpctrain resubmit {state.run}` goes on with it"
     if state.finished:
         return JobVerdict("stop", f"{state.run}: the run is finished", "done")
@@ -198,9 +201,10 @@ def _failed(state: AttemptState, end: AttemptEnd, reason: str) -> JobVerdict:
 
 
 def _in_allocation(outcome: AttemptOutcome) -> JobVerdict:
-    """Return the verdict on a run in a person's allocation.
+    """Return the verdict on an attempt that ended in a person's allocation.
 
-    A run that could go on counts as cancelled and not as failed, because hpctrain does not queue such a run again.
+    If the run could go on, the verdict is cancelled: hpctrain does not queue the run again, so a person has to continue
+    it.
     """
     reason = stop_reason_text(outcome, None)
     if outcome.exit_class not in ("resumable", "infrastructure"):

@@ -1,9 +1,10 @@
-"""Queues and cancels successors: jobs that wait behind the running one and continue the run without its bad nodes.
+"""Queues and cancels the jobs of a run: the newest job, and successors, which wait behind the running job and continue
+the run without its bad nodes.
 
-A successor starts when the previous job has ended in any way, even if no process of hpctrain was left to queue a job.
-It is recorded before it can start, because the job that it waits for queues it.
+A successor starts when the job before has ended in any way, even if no process of hpctrain was left to queue a job.
+That job queues the successor, so the successor is recorded before it can start.
 
-Cancelling a run's newest job and its successors first lets the agents save.
+Before a running job is cancelled, its agents get time to save a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 
 def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
-    """Make the next job the run's newest one and return its id: a successor that waits already, else a new job.
+    """Make the job that continues the run its newest job, and return the id of that job: a successor that waits
+    already, else a job that is queued now.
+
+    Args:
+        now: seconds since 1970.
 
     Raises:
         ControllerUnreachableError: the controller does not answer.
         CommandError: sbatch refused the job.
-        FileError: a ledger of the run is damaged; no job was queued.
+        FileError: bad_nodes.jsonl or successors.jsonl of the run is damaged; no job was queued.
         StorageError: the run folder cannot be written; no job was queued.
     """
     waiting = waiting_successors(folder, slurm)
@@ -45,10 +50,13 @@ def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
 
 
 def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Queue successors until there are `recovery.successors` of them; return the ids of the new ones.
+    """Queue successors until `recovery.successors` of them wait; return the ids of those queued now.
+
+    Args:
+        now: seconds since 1970.
 
     Raises:
-        CommandError: the controller does not answer or sbatch refused a job; those before it are queued.
+        CommandError: the controller does not answer or sbatch refused a job; the jobs before that job are queued.
         StorageError: the run folder cannot be written.
     """
     if not run.recovery.successors or run.recovery.requeue != "new_job":
@@ -63,9 +71,12 @@ def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]
 
 
 def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Queue the successors of a run that was just submitted; return what a person should know, as lines.
+    """Queue the successors of a run that was just submitted; return a line for a person with their ids or the error.
 
-    A refusal is no error: the run's job is queued, and tries again when it starts.
+    If Slurm refuses a successor, no error is raised: the run's job is queued, and queues successors when it starts.
+
+    Args:
+        now: seconds since 1970.
     """
     try:
         added = ensure_queued(folder, run, slurm, now)
@@ -75,7 +86,8 @@ def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 
 def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
-    """Return the successors of the newest job that have not ended, the next one first."""
+    """Return the ids of those successors of the run's newest job that have not ended, in the order in which they would
+    run."""
     behind = open_jobs(folder)[1:]
     if not behind:
         return []
@@ -84,13 +96,13 @@ def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
 
 
 def cancel_successors(folder: Path, slurm: Slurm, asking_job: str | None = None) -> list[str]:
-    """Cancel the successors of the newest job and return their ids; the last one first, so that none starts.
+    """Cancel the successors of the run's newest job, the last one first so that none starts, and return their ids.
 
     Args:
-        asking_job: it ends by itself and is not cancelled.
+        asking_job: id of the job of this process; it ends by itself and is not cancelled.
 
     Raises:
-        CommandError: the controller does not answer; a successor of an ended run ends as soon as it starts.
+        CommandError: the controller does not answer. A successor that starts although the run is over ends at once.
     """
     waiting = [job for job in waiting_successors(folder, slurm) if job != asking_job]
     for job in reversed(waiting):
@@ -99,7 +111,7 @@ def cancel_successors(folder: Path, slurm: Slurm, asking_job: str | None = None)
 
 
 def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Return the nodes in the run's bad_nodes.jsonl that the next job excludes.
+    """Return the names of the nodes in the run's bad_nodes.jsonl that the run's next job excludes.
 
     Raises:
         CommandError: the controller does not answer.
@@ -120,8 +132,8 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 
 def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Return what `nodes_to_exclude` returns, or [] if bad_nodes.jsonl cannot be read or the controller does not
-    answer, so that neither stops a submission."""
+    """Return the names of the nodes that the run's next job excludes; [] if bad_nodes.jsonl cannot be read or the
+    controller does not answer, because neither should stop a submission."""
     try:
         return nodes_to_exclude(folder, run, slurm, now)
     except HpctrainError:
@@ -129,14 +141,19 @@ def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) 
 
 
 def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> str:
-    """Queue job.sh once more, to start when `job` has ended; return the new job's id.
+    """Submit the run's job.sh once more, as a job that starts when `job` has ended; return the new job's id.
 
-    An unrecorded job behind `job` is used instead: sbatch answered too late, or the process that asked was killed.
+    If a job of the same script already waits for `job` and is not recorded, it is used instead: sbatch answered too
+    late, or the process that submitted it was killed.
+
+    Args:
+        exclude: names of the nodes that the new job excludes.
+        now: seconds since 1970.
 
     Raises:
         ControllerUnreachableError: the controller does not answer.
         CommandError: sbatch refused the job, also without the excluded nodes.
-        StorageError: the run folder cannot be written; the job was cancelled again.
+        StorageError: the run folder cannot be written; the new job was cancelled.
     """
     recorded = {item.job_id for item in read_successors(folder)}
     unrecorded = [queued for queued in slurm.queued_behind(folder / "job.sh", job) if queued not in recorded]
@@ -156,7 +173,8 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
 
 
 def _submit(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm) -> tuple[str, list[str]]:
-    """Return the new job's id and the nodes that it excludes."""
+    """Submit job.sh as a job behind `job`; return its id and the nodes that it excludes. If sbatch refuses the job, it
+    is submitted without excluded nodes."""
     try:
         return slurm.submit(folder / "job.sh", _options(run, job, exclude)), exclude
     except ControllerUnreachableError:
@@ -175,10 +193,10 @@ def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
 
 
 def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, now: float) -> None:
-    """Requeue a job, and exclude from it the nodes that are known to be bad.
+    """Requeue the job with id `job`, and exclude from it the nodes in the run's bad_nodes.jsonl.
 
-    A running job keeps its nodes, so the exclusion is set once it waits. If Slurm refuses that change, the job starts
-    anyway: the plan gives a bad node no work.
+    A running job keeps its nodes, so the nodes are excluded once the job waits. If Slurm refuses to exclude them, the
+    job starts anyway, because the plan gives a bad node no work.
 
     Raises:
         CommandError: the controller does not answer, or refuses the requeue.
@@ -191,7 +209,8 @@ def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, 
 
 
 def _update_exclusion(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:
-    """Exclude the nodes that are bad by now from a waiting job. A job that cannot be changed starts as it is."""
+    """Exclude the nodes in `exclude` from the waiting job with id `job`. If Slurm refuses that, the job starts as it
+    is."""
     if not exclude:
         return
     try:
@@ -208,7 +227,8 @@ def _record(folder: Path, successor: Successor) -> None:
 
 
 def _copy_submitit_task(folder: Path, job: str, following: str) -> None:
-    """Copy submitit's task for the next job: submitit looks for a file that is named after the job."""
+    """Copy submitit's task file of the job `job` for the job `following`, because submitit looks for a file that is
+    named after the job."""
     source = folder / "submitit" / f"{job}_submitted.pkl"
     target = folder / "submitit" / f"{following}_submitted.pkl"
     with storage_errors(target):
@@ -224,18 +244,23 @@ def _newest_job(folder: Path) -> str:
 CANCELLED_FILE = "cancelled"
 """File in a run folder that marks the run as cancelled, so that no process queues it again."""
 SAVE_WAIT_S = 60.0
-"""Seconds that the agents get to save before the job is cancelled."""
+"""Seconds that the agents get to save a checkpoint before the job is cancelled."""
 CANCEL_RETRY_S = 10.0
+"""Seconds after which the request to save is sent again."""
 POLL_S = 1.0
 
 
 def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: bool = False) -> str:
-    """Cancel the run's job and its successors; return a sentence that says what was done and which checkpoint remains.
+    """Cancel a run's newest job and its successors; return a sentence that says what was done and from which checkpoint
+    the run would continue.
 
-    After it returns, none of these jobs starts again. A run whose job has ended, without successors, keeps its state.
+    After the call none of these jobs starts again. If the job has ended and has no successors, nothing is done, and the
+    run does not count as cancelled.
 
     Args:
-        at_once: whether to give the agents no time to save.
+        folder: the run folder.
+        job_id: id of the newest job.
+        at_once: whether to cancel a running job without giving the agents time to save.
 
     Raises:
         CommandError: the controller does not answer.
@@ -271,17 +296,17 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
 
 
 def is_cancelled(folder: Path) -> bool:
-    """Whether a person cancelled the run."""
+    """Whether a person cancelled the run in `folder`."""
     return (folder / CANCELLED_FILE).exists()
 
 
 def check_no_live_job(folder: Path, slurm: Slurm) -> None:
-    """Check that the run's newest job has ended and that no successor waits.
+    """Check that the newest job of the run in `folder` has ended and that no successor waits.
 
-    Slurm is asked, as the run's files may come from an agent that was cut off.
+    Slurm is asked, because the run's files may be out of date: an agent that was cut off may have written them.
 
     Raises:
-        InputError: one of these jobs waits or runs.
+        InputError: the newest job or a successor waits or runs.
         RefusedError: the controller does not answer, so the state is unknown.
     """
     for job in open_jobs(folder):
@@ -293,7 +318,11 @@ def check_no_live_job(folder: Path, slurm: Slurm) -> None:
 
 
 def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
-    """Check that this job is the run's newest one, or that the newest has ended and is of the same submission.
+    """Check that the job of this process may use the run folder: it is the run's newest job, or the newest job has
+    ended and this job was not queued for an earlier one.
+
+    Args:
+        own_id: id of the job of this process; None outside of a job.
 
     Raises:
         RefusedError: another job uses the folder, or the controller does not answer.
@@ -315,7 +344,7 @@ def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
 
 
 def _live_state(folder: Path, job: str, slurm: Slurm) -> str | None:
-    """Return the state of a job that has not ended; None if it has ended or Slurm no longer knows it."""
+    """Return Slurm's state of a job that has not ended; None if the job has ended or Slurm no longer knows it."""
     try:
         info = slurm.job(job)
     except ControllerUnreachableError as error:

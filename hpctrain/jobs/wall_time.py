@@ -1,5 +1,5 @@
-"""Predicts how long a run takes and how many GPU-hours it costs, from its plan. Pure, except for
-`measured_start_up_s`."""
+"""Predicts from the step time of a run's plan how long the run takes, how many GPU-hours it costs, and whether its time
+limit is enough. All functions are pure, except that `measured_start_up_s` reads files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from hpctrain.runs.folder import RunFolder
 from hpctrain.slurm.values import format_time_limit
 
 SUGGESTED_LIMIT_MARGIN = 1.25
-"""Suggested time limit divided by the predicted time; it estimates the error of the prediction."""
+"""Suggested time limit divided by the predicted time: an assumption about the error of the prediction."""
 SUGGESTED_LIMIT_STEP_S = 300
+"""Suggested time limits are multiples of this many seconds."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class WallTime:
     """The predicted duration of a run, in seconds."""
 
     step_s: float
+    """Predicted time of one step."""
     steps: int
+    """Number of steps."""
     start_up_s: float | None
     """Time from the job's start to its first step, measured by an earlier run on these nodes; None: not measured."""
 
@@ -48,21 +51,29 @@ class WallTime:
         return self.step_s * self.steps + (self.start_up_s or 0.0)
 
     def jobs(self, limit_s: float, notice_s: float) -> int | None:
-        """Return the number of jobs that the run takes under a time limit, each with its start-up and its save notice.
+        """Return the number of jobs that the run takes, each with its start-up and its save notice; None if the time
+        limit is over before a job trains.
 
-        None: the time limit is over before a job trains.
+        Args:
+            limit_s: time limit of each job, in seconds.
+            notice_s: cluster.save_notice_s.
         """
         useful_s = limit_s - notice_s - SIGNAL_EARLY_S - (self.start_up_s or 0.0)
         return math.ceil(self.step_s * self.steps / useful_s) if useful_s > 0 else None
 
     def suggested_s(self, notice_s: float) -> int:
-        """Return a time limit that should be enough for one job, seconds."""
+        """Return a time limit in seconds that should be enough for the whole run as one job.
+
+        Args:
+            notice_s: cluster.save_notice_s.
+        """
         wanted = self.total_s * SUGGESTED_LIMIT_MARGIN + notice_s + SIGNAL_EARLY_S
         return math.ceil(wanted / SUGGESTED_LIMIT_STEP_S) * SUGGESTED_LIMIT_STEP_S
 
 
 def duration_text(time: WallTime, topology: Topology) -> str:
-    """Return the predicted duration and the GPU-hours (node-hours without GPUs), as a sentence."""
+    """Return a sentence with the predicted duration and the GPU-hours of all GPUs in the topology; without GPUs, the
+    node-hours."""
     start_up = (
         f"start-up {format_seconds(time.start_up_s)} as in an earlier run"
         if time.start_up_s
@@ -77,7 +88,11 @@ def duration_text(time: WallTime, topology: Topology) -> str:
 
 
 def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
-    """Return what the time limit means for the run, and which limit would be enough."""
+    """Return a sentence that says what the time limit means for the run, and which limit would be enough.
+
+    Args:
+        notice_s: cluster.save_notice_s.
+    """
     limit_s = limit.seconds
     enough = f"{format_time_limit(time.suggested_s(notice_s))} should do for one job"
     what = ("cluster.time " if limit.given else "the partition's limit ") + format_time_limit(limit_s)
@@ -94,7 +109,8 @@ def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
 
 
 def measured_start_up_s(folder: Path) -> float | None:
-    """Return the seconds from the start of a run's first attempt to its first step; None if it never got there."""
+    """Return the seconds from the start of the first attempt of the run in `folder` to the start of its first step;
+    None if the first attempt made no step."""
     attempts = RunFolder(folder).attempts()
     try:
         # Read only the first line: the file may have millions.
