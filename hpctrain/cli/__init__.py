@@ -1,1 +1,2 @@
-"""The command line: one short file for each command, which reads files, calls one function and writes one file."""
+"""The command line. `commands` and `bench` hold the commands; a command reads files, calls another room, and writes or
+prints the result."""

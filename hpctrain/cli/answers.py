@@ -1,4 +1,4 @@
-"""Output of commands: lines for a person, which go to stderr with --json, and JSON for a program."""
+"""What commands print: lines for a person, and JSON for a program. With --json, the lines go to stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def say(lines: Iterable[str], err: bool = False) -> None:
     """Print lines for a person.
 
     Args:
-        err: print on stderr, because stdout holds JSON.
+        err: print on stderr. Commands set it with --json, because stdout then holds only JSON.
     """
     for line in lines:
         click.echo(line, err=err)
@@ -24,5 +24,5 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def submission(folder: Path, job_id: str) -> dict[str, str]:
-    """Return the JSON object that a submission prints."""
+    """Return the JSON object that `hpctrain submit` and `hpctrain resubmit` print with --json for a run and its job."""
     return {"name": folder.name, "folder": str(folder), "job_id": job_id}

@@ -1,4 +1,4 @@
-"""The `hpctrain` command: a static table of commands, so that `--help` imports none of them."""
+"""The `hpctrain` command. A table lists its commands, so that `hpctrain --help` imports no command's module."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("bench.group", "Side-by-side measurements on this machine."),
     "schema": ("commands.run_file", "Print the JSON Schema of a file, for editors."),
 }
-"""For each command: the module within `hpctrain.cli` that holds it, as `<name>_command`, and its line in `hpctrain
---help`."""
+"""By command: the module within `hpctrain.cli` that defines the command as the function `<command>_command`, and the
+command's line in `hpctrain --help`."""
 
 
 class Verbs(click.Group):
@@ -85,7 +85,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; an error becomes lines on stderr and an exit code."""
+    """Run the command line. An error of hpctrain becomes lines on stderr and an exit code."""
     without_implied_folder(os.environ)
     # As SystemExit, SIGTERM passes through every `finally`, so that everything that was started is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))

@@ -1,6 +1,7 @@
-"""The history of the runs that you started: runs are added to it, and it names the cluster of a run's job.
+"""The user's history of started runs (`history.jsonl`): commands add runs to it, and learn from it the cluster of a
+run's job.
 
-A home folder may be shared by several clusters, on which one job id means different jobs.
+The cluster matters because several clusters may share a home folder, and one job id means different jobs on them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from hpctrain.slurm.commands import Slurm
 def add_to_history(
     verb: Literal["submit", "resubmit", "train"], folder: Path, job_id: str | None, slurm: Slurm | None = None
 ) -> None:
-    """Record that a run was started, so that its name and its job's id find it from any folder.
+    """Record in the history that a run was started, so that commands find the run by name or job id from any folder.
 
-    If the history cannot be written, the command only warns.
+    If the history cannot be written, a warning is printed.
 
     Args:
-        slurm: asked for the name of the cluster; None for local processes.
+        verb: command that started the run.
+        folder: run folder.
+        job_id: the run's job; None for `train`, which starts no job.
+        slurm: asked for the name of the cluster; None for a run of local processes.
     """
     path = history_file(os.environ)
     if path is None:
@@ -47,9 +51,14 @@ def add_to_history(
 
 
 def on_other_clusters(folders: Sequence[Path], slurm: Slurm) -> dict[Path, str]:
-    """Return the runs whose newest job is on another cluster than this machine, each with the cluster's name.
+    """Return the runs whose newest job is on another cluster than this machine: the name of that cluster, by run
+    folder.
 
-    Slurm is asked for the name of this cluster only where the history names a cluster for one of these runs.
+    Slurm is asked for the name of this machine's cluster only if the history names a cluster for one of the runs. If
+    Slurm does not answer, the result is {}.
+
+    Args:
+        folders: run folders.
     """
     asked = {folder.resolve(): folder for folder in folders}
     newest = {Path(past.folder): past.cluster for past in read_past_runs(os.environ)}
@@ -62,6 +71,9 @@ def on_other_clusters(folders: Sequence[Path], slurm: Slurm) -> dict[Path, str]:
 
 def check_cluster(folder: Path, slurm: Slurm, verb: str) -> None:
     """Check that the run's job is on this machine's cluster.
+
+    Args:
+        verb: command that the error recommends on the other cluster.
 
     Raises:
         RefusedError: the job is on another cluster.

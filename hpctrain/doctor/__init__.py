@@ -1,1 +1,1 @@
-"""What a machine and its cluster allow: collect facts, and decide what they mean for a run."""
+"""`hpctrain doctor`: collects facts about a machine and its cluster, and decides what they mean for a run."""

@@ -1,4 +1,4 @@
-"""What a cluster's settings and partitions mean for a run. Pure: facts in, findings out."""
+"""What a cluster's settings and partitions mean for a run. Its functions are pure: from facts to findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpctrain.slurm.limits import members
 from hpctrain.slurm.values import format_time_limit
 
 LONG_PAUSE_S = 60
-"""Shortest pause between two attempts, in seconds, that is reported."""
+"""Seconds that a requeue has to wait at least so that the doctor reports the wait as a disadvantage."""
 NOTICE_S = int(Cluster.model_fields["save_notice_s"].default)
 HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
 HELD_WORDS = (
@@ -28,7 +28,10 @@ _MIG = re.compile(r"\d+g\.\d+gb")
 
 
 def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
-    """Return findings about the cluster: its version, the settings that affect a run's life, and its partitions."""
+    """Return findings about the cluster: its version, its settings that affect a run, and its partitions.
+
+    If Slurm cannot be asked, the only finding says why.
+    """
     if isinstance(slurm, SlurmUnavailable):
         return [_no_slurm(slurm)]
     config = slurm.config
@@ -159,7 +162,8 @@ def _ready(partition: Partition, slurm: SlurmFacts) -> list[NodeInfo]:
 
 
 def _gpus(nodes: Sequence[NodeInfo]) -> str:
-    """Return GPUs by their number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1 node'."""
+    """Return a text with GPUs by their number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1
+    node'."""
     counts = Counter((item.count, item.type) for node in nodes for item in node.gres if item.name == "gpu")
     if not counts:
         return "no GPUs"

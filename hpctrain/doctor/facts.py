@@ -1,4 +1,7 @@
-"""The facts that the doctor collects, and the findings that it makes of them. A fact of None or () is missing."""
+"""The records of `hpctrain doctor`: the facts that it collects, and the findings that it makes of them.
+
+A fact of None or () is missing.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from hpctrain.slurm.cluster import ClusterState
 
 @dataclass(frozen=True)
 class SlurmFacts(ClusterState):
-    """Facts about a cluster whose Slurm controller answers."""
+    """Facts about a cluster whose Slurm controller answers: settings, partitions, nodes, and whether srun has pyxis."""
 
     pyxis: bool
-    """Whether srun can start containers itself (--container-image)."""
+    """Whether srun can start containers itself (--container-image), which the plugin pyxis adds."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,12 @@ class SlurmUnavailable:
     configured: bool
     """Whether Slurm's commands are configured with a controller."""
     reason: str = ""
-    """Error message of Slurm's commands."""
+    """Error message of Slurm's commands; '' if they are not installed."""
 
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """Facts about torch, which a separate process imported."""
+    """Facts about the installed torch, which a separate process has imported."""
 
     version: str
     cuda_version: str | None
@@ -41,12 +44,12 @@ class TorchFacts:
     gloo: bool
     nccl_version: str | None
     devices: tuple[str, ...]
-    """Names of the GPUs that torch can use here."""
+    """Names of the GPUs that torch can use on this machine."""
 
 
 @dataclass(frozen=True)
 class TorchUnavailable:
-    """The reason why torch is not available."""
+    """The reason why torch is not installed or cannot be imported."""
 
     reason: str
     installed: bool
@@ -75,18 +78,19 @@ class Interface:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The network interfaces, and the one that collectives would use."""
+    """This machine's network interfaces, and the one that collectives would use (`chosen`)."""
 
     interfaces: tuple[Interface, ...]
     """Interfaces that are up and have an address, without loopback."""
     peer: str | None
-    """The node to which a route was looked up; None if no other node takes jobs, so that all processes run on this
-    machine."""
+    """The other node to which a route was looked up; None if no other node takes jobs, so that all processes run on
+    this machine."""
     chosen: str | None
     reason: str = ""
     """Why no interface was chosen; '' if one was."""
     exported: Mapping[str, str] = field(default_factory=dict)
-    """Values of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if they are set in the environment."""
+    """Values of the variables GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, by variable, where they are set in the
+    environment."""
     known: tuple[str, ...] = ()
     """Names of all interfaces, up or not."""
 
@@ -97,22 +101,22 @@ class FolderFacts:
 
     path: Path
     kind: str
-    """Type of the file system."""
+    """Type of the file system, such as ext4; '' if it is not known."""
     options: tuple[str, ...]
     free_bytes: int
     from_variable: bool
-    """Whether HPCTRAIN_RUNS names the folder."""
+    """Whether the variable HPCTRAIN_RUNS names the folder."""
     rename: str
-    """What went wrong when a file was replaced there; '' if nothing did."""
+    """What went wrong when a file in the folder was replaced by another one; '' if nothing did."""
     lock: str
-    """What went wrong when a run folder was locked there; '' if nothing did."""
+    """What went wrong when a run folder in the folder was locked; '' if nothing did."""
     link: str
-    """What went wrong when a hard link was made there; '' if nothing did."""
+    """What went wrong when a hard link was made in the folder; '' if nothing did."""
 
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """A folder on a disk of this machine, which other nodes do not see."""
+    """A folder for temporary files on a disk of this machine, which other nodes do not see."""
 
     path: Path
     kind: str
@@ -126,7 +130,7 @@ class MachineFacts:
     host: str
     slurm: SlurmFacts | SlurmUnavailable
     containers: Mapping[str, str | None]
-    """Programs on the PATH that start containers, with their versions; None for one that does not run."""
+    """Versions of the programs on the PATH that start containers, by program; None for one that does not run."""
     torch: TorchFacts | TorchUnavailable
     driver: Driver | None
     network: NetworkFacts
@@ -146,13 +150,14 @@ class DoctorFinding:
     name: str
     """Name of the setting, partition, program or folder."""
     level: Level
-    """ok: nothing to do. note: a disadvantage, or a missing part. problem: a run would fail or stay slow."""
+    """`ok`: nothing to do. `note`: a disadvantage, or something is missing. `problem`: a run would fail or stay
+    slow."""
     value: str
-    """The value of the setting, or the state of the part."""
+    """Value of the setting; or the state of the partition, program or folder."""
     words: str = ""
     """What the value means for a run."""
     todo: str = ""
-    """What to do; empty where there is nothing to do."""
+    """What the user should do; '' where there is nothing to do."""
 
 
 def exit_code(findings: Sequence[DoctorFinding]) -> int:

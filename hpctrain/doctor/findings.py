@@ -1,4 +1,4 @@
-"""What the facts mean for a run. Pure: facts in, findings out, grouped by subject."""
+"""What the facts about a machine mean for a run. Pure: from facts to findings, subject by subject."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hpctrain.runs.file_system import IN_MEMORY, is_shared
 from hpctrain.slurm.cluster import gpu_count
 
 LITTLE_BYTES = 10 * 2**30
-"""Free bytes below which space counts as little: a few checkpoints of a model of 1e8 parameters fill them (12 bytes a
-parameter, fp32 Adam)."""
+"""Free bytes of a disk below which the doctor warns. A few checkpoints of a model of 1e8 parameters fill them (12 bytes
+a parameter, fp32 Adam)."""
 _container = partial(DoctorFinding, "containers")
 _torch = partial(DoctorFinding, "torch")
 _network = partial(DoctorFinding, "network")
@@ -52,6 +52,7 @@ def container_findings(runtimes: Mapping[str, str | None], pyxis: bool | None) -
     """Return findings about container runtimes and pyxis.
 
     Args:
+        runtimes: versions by program; None for a program that does not run.
         pyxis: whether srun has pyxis; None if there is no Slurm.
     """
     findings = []
@@ -73,10 +74,11 @@ def container_findings(runtimes: Mapping[str, str | None], pyxis: bool | None) -
 def torch_findings(
     torch: TorchFacts | TorchUnavailable, driver: Driver | None, cluster_gpus: int
 ) -> list[DoctorFinding]:
-    """Return findings about torch, its backends, and the driver.
+    """Return findings about torch, gloo, NCCL and NVIDIA's driver.
 
     Args:
-        cluster_gpus: GPUs that Slurm lists on its nodes.
+        driver: None if there is no nvidia-smi.
+        cluster_gpus: number of GPUs that Slurm lists on the cluster's nodes.
     """
     if isinstance(torch, TorchUnavailable):
         value = "cannot be used" if torch.installed else "not installed"
@@ -142,7 +144,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
-    """Return findings about interfaces, and about which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
+    """Return a finding for each interface, for the one that hpctrain uses, and for each exported *_SOCKET_IFNAME."""
     findings = [_network(entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
     if not network.interfaces:
         findings.append(_network("interfaces", "note", "loopback only", "no other machine can be reached"))

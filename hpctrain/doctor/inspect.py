@@ -1,6 +1,7 @@
-"""Collect the facts of this machine, its cluster and its folders part by part; a missing part is a fact too.
+"""Collects the facts of `hpctrain doctor` about this machine, its cluster and its folders; what is missing is a fact
+too.
 
-Each file operation that a run relies on is tried once in a folder, with the code that a run uses.
+Each file operation that a run relies on is tried once in the folder of run folders, with the code that a run uses.
 """
 
 from __future__ import annotations
@@ -44,18 +45,22 @@ from hpctrain.slurm.cluster import NodeInfo
 from hpctrain.slurm.commands import NotConfiguredError, Slurm
 
 TORCH_TIMEOUT_S = 180.0
-"""Seconds that importing torch may take; from a busy shared file system it takes minutes."""
+"""Most seconds that importing torch may take; from a busy shared file system it takes minutes."""
 PROGRAM_TIMEOUT_S = 30.0
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _INFINIBAND = "32"
 """ARPHRD_INFINIBAND: the content of /sys/class/net/<name>/type of an interface with IP over InfiniBand."""
 
 Which = Callable[[str], str | None]
-"""shutil.which, or a test's replacement."""
+"""Type of `shutil.which`, for which tests pass a replacement."""
 
 
 def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> MachineFacts:
-    """Return all facts; no setting is changed and no file is left behind."""
+    """Return all facts. No setting is changed, and no file is left behind.
+
+    Args:
+        runs: folder in which run folders are made.
+    """
     host = platform.node().partition(".")[0]
     slurm = inspect_slurm(runner, environ, which)
     nodes = slurm.nodes if isinstance(slurm, SlurmFacts) else []
@@ -90,7 +95,8 @@ def _has_pyxis(slurm: Slurm) -> bool:
 
 
 def inspect_containers(runner: Runner, which: Which) -> dict[str, str | None]:
-    """Return the versions of Apptainer and Singularity, if they are on the PATH."""
+    """Return the versions of Apptainer and Singularity by name, if they are on the PATH; None for one that does not
+    run."""
     names = [name for name in ("apptainer", "singularity") if which(name) is not None]
     return {name: _first_line(runner, [name, "--version"]) for name in names}
 
@@ -140,7 +146,12 @@ def inspect_driver(runner: Runner, which: Which) -> Driver | None:
 
 
 def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, str]) -> NetworkFacts:
-    """Return the interfaces, and the one with a route to the other nodes, which an agent would choose too."""
+    """Return this machine's interfaces, and the one with a route to the other nodes, which an agent would choose too.
+
+    Args:
+        nodes: the cluster's nodes; [] without Slurm.
+        host: name of this machine, which is not one of the other nodes.
+    """
     peer = next((node for node in nodes if node.accepts_jobs and node.name != host), None)
     exported = {name: environ[name] for name in VARIABLES if environ.get(name)}
     interfaces, known = _interfaces(), tuple(psutil.net_if_addrs())
@@ -194,7 +205,7 @@ def inspect_runs_folder(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
 
 
 def inspect_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
-    """Return the usual folders for temporary files, without those on a shared file system."""
+    """Return the folders $TMPDIR, /tmp, /scratch and /dev/shm that exist, without those on a shared file system."""
     places = dict.fromkeys(Path(place) for place in (environ.get("TMPDIR") or "/tmp", "/tmp", "/scratch", "/dev/shm"))
     disks = [
         LocalDisk(place, file_system_of(place), shutil.disk_usage(place).free) for place in places if place.is_dir()
@@ -211,7 +222,8 @@ def _nearest(path: Path) -> Path:
 
 
 def _try_in(folder: Path) -> tuple[str, str, str]:
-    """Return what went wrong in the tests of rename, lock and link, in this order; '' where nothing did."""
+    """Return what went wrong in the tests of rename, lock and hard link in `folder`, in this order; '' where nothing
+    did."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".hpctrain-doctor-", dir=folder))
     except OSError as error:
@@ -244,7 +256,8 @@ def _rename(folder: Path) -> str:
 
 
 def _lock(folder: Path) -> str:
-    """Lock and release a run folder, and check the lock as `hpctrain status` does; return what went wrong, or ''."""
+    """Lock and release `folder` as a run folder, and ask each time whether it is locked; return what went wrong, or
+    ''."""
     with lock_run_folder(folder):
         held = lock_held(folder)
     if not held:

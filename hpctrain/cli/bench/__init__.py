@@ -1,1 +1,2 @@
-"""`hpctrain bench`: the commands and their tables; hpctrain/bench does the measuring."""
+"""The commands of `hpctrain bench`: their options and the tables that they print. The room `bench` makes the
+measurements."""

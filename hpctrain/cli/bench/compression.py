@@ -1,4 +1,5 @@
-"""`hpctrain bench compression`: steps, convergence and pieces, each with its table."""
+"""`hpctrain bench compression`: measures steps, losses (--convergence) or the parts of a codec (--pieces), and prints
+tables."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from hpctrain.cli.views.console import Console
 
 ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
 ALONE = "none"
-"""The method without communication. Every worker then trains a model of its own, so its losses say nothing about
-compression."""
+"""Name of the bench's method without communication. Each worker then trains a model of its own, so its losses say
+nothing about compression."""
 
 
 _COMPRESSION_OPTIONS = {
@@ -29,7 +30,8 @@ _COMPRESSION_OPTIONS = {
     "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations"},
     "": {"nodes", "methods", "steps", "together", "preset", "output", "activations"},
 }
-"""Parameters that each kind of `bench compression` takes, by the option that selects the kind."""
+"""Parameters that each kind of `bench compression` takes, by the option that selects the kind; '' is the default kind:
+steps on this machine."""
 
 
 @click.command("compression")
@@ -73,10 +75,11 @@ def compression(
     together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
     pieces: bool, device: str, seeds: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network
-    interface.
+    """Measure methods of summing gradients, which take turns: time of a step, processor seconds, and bytes at the
+    network interface.
 
-    With --convergence: the loss after equally many steps and after equal time, with the gap to exact sums.
+    With --convergence: the loss after equally many steps and after equal time, with the gap to exact sums. With
+    --pieces: the time to choose and encode the numbers of a sparse message.
     """
     asked = {"--pieces": pieces, "--convergence": convergence, "--lab": lab is not None}
     kind = next((name for name, wanted in asked.items() if wanted), "")
@@ -101,11 +104,19 @@ def _measure_steps(
     lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
     together: int | None, preset: str | None, activations: bool, output: Path | None, people: Console,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table, return the
-    record.
+    """Measure the steps of each method, print the table, and return the record.
 
     Args:
+        lab: spec file of a lab to bring up for the bench; None: processes of this machine.
+        nodes: numbers of nodes to measure, one after the other; (): 4, and in a lab also 8.
+        rates: rates of the lab's links, such as 100mbit.
+        methods: names of methods; (): all.
+        count: steps of each row of the table.
+        together: methods that take turns in one launch; None: all.
+        preset: preset of the model; None: the bench's own small model.
         activations: measure pipelines over the nodes instead of gradient synchronisations.
+        output: folder in which the rows are kept; None: nowhere.
+        people: console that prints the table.
     """
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.compression.bench_trainer import PIPELINE_SPEC, PIPELINES
@@ -144,8 +155,17 @@ def _measure_convergence(
     rates: Sequence[str], methods: Sequence[str], seeds: int, count: int, preset: str | None, output: Path | None,
     people: Console,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train with each method and seed, print the table, write the page of curves beside the rows, and return the
-    record."""
+    """Train with each method and seed, print tables of the losses, and return the record.
+
+    Args:
+        rates: rates of the simulated network, such as 100mbit.
+        methods: names of methods; (): all but `ALONE`.
+        seeds: number of seeds.
+        count: steps of each training.
+        preset: preset of the model; None: the bench's own small model.
+        output: folder for the rows and a page with the curves; None: they are not kept.
+        people: console that prints the tables.
+    """
     import tempfile
 
     from hpctrain.bench.compression.convergence import REFERENCE, ConvergenceSettings, train_all
@@ -177,10 +197,11 @@ def _measure_convergence(
 
 
 def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
-    """Measure the pieces of a sparse message, print the table, and return the record.
+    """Measure the time to choose and encode the numbers of a sparse message, print the table, and return the record.
 
     Args:
         device: auto, cpu or cuda.
+        people: console that prints the table.
     """
     from hpctrain.bench.compression.pieces import GPU_NUMBERS, NUMBERS, measure_on_gpu, measure_pieces
     from hpctrain.bench.record import make_record
@@ -206,7 +227,8 @@ def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _lab(spec: Any) -> Iterator[tuple[Any, Any]]:
-    """Bring up a lab of `spec`, yield its machine and layout, and remove the lab when the context ends."""
+    """Bring up the lab of a `LabSpec`, yield its `Machine` and `LabLayout`, and remove the lab when the context
+    ends."""
     from hpctrain.lab.layout import LabLayout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine
     from hpctrain.lab.requirements import require_programs, require_root
@@ -309,7 +331,8 @@ def _band(band: Any, form: str) -> str:
 
 
 def _plain(summary: Any) -> dict[str, Any]:
-    """Return a summary as JSON values: link rates become text, and values of None are left out."""
+    """Return a method's summary of `--convergence` as JSON values: link rates, which are keys, become text, and values
+    of None are left out."""
     value = asdict(summary)
     value["at_rate"] = {f"{rate:g}": _known_values(at_rate) for rate, at_rate in value["at_rate"].items()}
     return _known_values(value)

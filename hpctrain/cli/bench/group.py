@@ -1,7 +1,4 @@
-"""`hpctrain bench`: side-by-side measurements on this machine.
-
-The commands `probe` and `plan` are here, each with its tables; `compression` has a file of its own.
-"""
+"""The command group `hpctrain bench`, and its commands `runtime`, `checkpoint`, `plan` and `probe`."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ from hpctrain.cli.views.console import Console
 @click.option("--steps", type=click.IntRange(15), default=40, help="With --own: steps that each plan trains.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
-    """Measure the planner's searches: their time, the gap of the plans to the bound, and the replan after the loss of a
-    node.
+    """Measure the planner's searches: their time, the gap of the plans to the bound, and the time to plan again after
+    the loss of a node.
 
-    With --own: compare its predictions with runs on this machine's processors, before and after a profile is fitted to
-    some of the runs. With --placement: predict the gain from knowing devices and links on clusters of 32 GPUs, by the
-    cost model alone.
+    With --own: compare the planner's predictions with runs on this machine's processors, before and after a profile is
+    fitted to some of the runs. With --placement: predict, by the cost model alone, the gain from knowing devices and
+    links on clusters of 32 GPUs.
     """
     if own and placement:
         raise InputError("--placement: not with --own")
@@ -67,7 +64,8 @@ def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json:
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """Print the searches, and the gap of the planner's plan to the best plan of a small problem."""
+    """Print the table of searches, and how much slower the planner's plan of a small problem is than the best of all
+    plans."""
     if record["searches"]:
         console.print(_searches(record))
     sentences = [f"search {name}: {reason}" for name, reason in record["search_unfinished"].items()]
@@ -78,7 +76,8 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 
 def show_placement(record: dict[str, Any], console: Console) -> None:
-    """Print predicted steps with and without placement."""
+    """Print the predicted step of each plan, and how much slower the step is with the devices in listed or random
+    order."""
     orders = record["settings"]["orders"]
     table = Table(
         "machines and model", "plan", "step", "nodes as listed", f"{orders} random orders: median", "least", "most",
@@ -104,14 +103,19 @@ def _searches(record: dict[str, Any]) -> Table:
 
 
 def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
-    """Return processor time and moved state of a replan, as text; both are empty where a case has one node."""
+    """Return two texts about planning again without a lost node: processor seconds, and blocks that are sent, of all
+    held.
+
+    Both are '' if `replan` is None, as for a problem of one node.
+    """
     if replan is None:
         return "", ""
     return f"{replan['replan_s']:.2f}", f"{replan['sent_blocks']} of {replan['held_blocks']}"
 
 
 def show_own_runs(record: dict[str, Any], console: Console) -> None:
-    """Print every run with its errors before and after the fit, then the mean errors."""
+    """Print each run with the errors of its predicted time and memory, without and with the fitted profile; then mean
+    errors."""
     table = Table(
         "plan", "model", "step", "error %", "with profile", "peak", "error %", "with profile", "load", "",
         title=f"our own runs of {record['settings']['steps']} steps",
@@ -146,13 +150,14 @@ def show_own_runs(record: dict[str, Any], console: Console) -> None:
 @click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
-    """Measure the probe itself: its bandwidth beside iperf3's, the faults that it reports, how long it takes.
+    """Measure the probe itself: its bandwidth beside iperf3's. With --faults: the faults that it reports. With --times:
+    how long it takes.
 
-    The lab that is up is used. Its links are shaped to known rates, and the probe and iperf3 both measure them. This
-    needs root.
+    The bench uses the lab that is up, and needs root. It shapes the lab's links to known rates, and the probe and
+    iperf3 both measure them.
 
-    Exit code 1: with --faults when a fault was not named rightly, or one was named where there was none; with --times
-    when a pair of nodes was not measured.
+    Exit code 1: with --faults if a fault was not named rightly, or one was named where there was none; with --times if
+    a pair of nodes was not measured.
     """
     if faults and times:
         raise InputError("--faults: not with --times")
@@ -174,7 +179,12 @@ def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times:
 
 
 def _compare_with_iperf3(rates: tuple[str, ...], repeats: int, people: Console) -> dict[str, Any]:
-    """Measure the probe and iperf3 on the lab that is up, print the table, return the record."""
+    """Measure the bandwidth of the lab's links with the probe and with iperf3, print the table, and return the record.
+
+    Args:
+        rates: rates to which the links are shaped, one after the other, such as 50mbit.
+        repeats: measurements of each rate.
+    """
     from hpctrain.bench.probe.lab_probe import RateSettings, measure
 
     check_rates(rates)
@@ -191,7 +201,11 @@ def _compare_with_iperf3(rates: tuple[str, ...], repeats: int, people: Console) 
 
 
 def _inject_faults(clean: int, people: Console) -> dict[str, Any]:
-    """Inject faults into the lab that is up, print what the probe reported, return the record."""
+    """Inject faults into the lab that is up, print what the probe reported of each, and return the record.
+
+    Args:
+        clean: number of further probes, without a fault.
+    """
     from hpctrain.bench.probe.faults import measure_faults
 
     record = _on_lab(measure_faults, clean)
@@ -206,7 +220,7 @@ def _inject_faults(clean: int, people: Console) -> dict[str, Any]:
 
 
 def _time_probes(people: Console) -> dict[str, Any]:
-    """Time whole probes of the lab that is up, print the table, return the record."""
+    """Time whole probes of the lab that is up, print the table, and return the record."""
     from hpctrain.bench.probe.lab_probe import measure_times
 
     record = _on_lab(measure_times)
@@ -219,7 +233,11 @@ def _time_probes(people: Console) -> dict[str, Any]:
 
 
 def _on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
-    """Return what `measure` returns for the lab that is up; requires root, because links are changed."""
+    """Call `measure` for the lab that is up, and return its record; root is required, because the bench changes links.
+
+    Args:
+        measure: called as `measure(machine, layout, *arguments, say)`.
+    """
     from hpctrain.lab.layout import load_layout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine
     from hpctrain.lab.requirements import require_root
@@ -236,7 +254,7 @@ RUNTIME_CASES = ("one_process", "dp2", "pp2")
 
 @click.group("bench")
 def bench_command() -> None:
-    """Side-by-side measurements: hpctrain and another implementation in turns, their ratio and its uncertainty.
+    """Measure hpctrain and another implementation in turns: their ratio and its uncertainty.
 
     Run nothing else on the machine meanwhile; the load of the machine is recorded beside the result.
     """
@@ -249,7 +267,8 @@ def bench_command() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
-    """Compare the training runtime with the same work written by hand in torch, on CPU processes of this machine."""
+    """Compare hpctrain's training steps with the same work written by hand in torch, on CPU processes of this
+    machine."""
     from hpctrain.bench.runtime import ThroughputSettings, measure
 
     record = measure(cases or RUNTIME_CASES, ThroughputSettings(pairs=pairs), say)
@@ -263,9 +282,10 @@ def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
-    """Measure how long a save stalls the training, compared with a save that is waited for and with torch's two saves.
+    """Measure how long a save in the background stalls the training, compared with a save that the training waits for
+    and with torch's `dcp.save` and `dcp.async_save`.
 
-    With --kills: exit code 1 when a checkpoint was lost, corrupt or older than the one before the kill.
+    With --kills: exit code 1 if a checkpoint was lost, corrupt or older than the one before the kill.
     """
     if kills is not None:
         _kill(kills, as_json)

@@ -21,22 +21,25 @@ def say(what: str) -> None:
 
 
 def bench_console(as_json: bool, width: int = 120) -> Console:
-    """Return the console for tables; it prints on stderr when stdout holds JSON. `width` is in columns and counts where
-    stdout is no terminal."""
+    """Return the console for the tables of a bench; it prints on stderr if `as_json`, because stdout then holds JSON.
+
+    Args:
+        width: columns of the console if stdout is no terminal.
+    """
     return Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def echo_json(record: dict[str, Any], as_json: bool) -> None:
-    """Print the record if `as_json`."""
+    """Print the record on stdout as JSON if `as_json`; else print nothing."""
     if as_json:
         click.echo(json.dumps(record, indent=1))
 
 
 def machine_text(record: dict[str, Any], **programs: str) -> str:
-    """Return a sentence about the machine of a record, with versions: `torch="torch"` adds 'torch 2.8'.
+    """Return a sentence about the machine on which a record was measured, and the versions of programs there.
 
     Args:
-        programs: key in the record's versions -> name that is printed.
+        programs: printed name by key in the record's `versions`: `torch="torch"` adds 'torch 2.8'.
     """
     machine, versions = record["machine"], record["versions"]
     named = ", ".join(f"{name} {versions[key]}" for key, name in programs.items())
@@ -47,8 +50,8 @@ def check_kind(kind: str | None, options: Mapping[str, tuple[str, str | None]]) 
     """Check that no option of another kind of measurement was given.
 
     Args:
-        kind: option, without its dashes, that selects the kind; None for the usual kind.
-        options: parameter -> option, and the kind that the option belongs to.
+        kind: option, without its dashes, that selects the kind of measurement; None for the default kind.
+        options: by parameter name: the option, and the kind that it belongs to.
 
     Raises:
         InputError: an option of another kind was given.
@@ -60,7 +63,11 @@ def check_kind(kind: str | None, options: Mapping[str, tuple[str, str | None]]) 
 
 
 def check_rates(rates: Iterable[str]) -> None:
-    """Check each link rate before anything is built."""
+    """Check that every link rate is valid, such as 100mbit, before a lab is built or a measurement begins.
+
+    Raises:
+        click.BadParameter: a rate is wrong.
+    """
     from hpctrain.lab.spec import rate_bits_per_s
 
     for rate in rates:

@@ -1,1 +1,1 @@
-"""Commands. Each is a function `<name>_command`; commands of one subject share a file."""
+"""The commands of `hpctrain`. The function `NAME_command` is the command NAME; commands of one subject share a file."""

@@ -29,10 +29,10 @@ from hpctrain.corpus.prepare.shards import check_corpus, corpora_in, size_of
 from hpctrain.records.corpus import Cleaning, CorpusIndex, Recipe, read_recipe
 
 _BESIDE_A_RECIPE = ("output", "recipe_file", "workers", "force", "as_json")
-"""Parameters that may be given together with --recipe, because a recipe has no keys for them."""
+"""Parameters of `data prepare` that may be given together with --recipe, because a recipe has no keys for them."""
 
 _SHOWN = 3
-"""Number of skipped inputs that the terminal lists."""
+"""Most skipped inputs that `data prepare` lists on the terminal."""
 
 
 @click.group()
@@ -99,11 +99,11 @@ def prepare_command(
 ) -> None:
     """Make the corpus folder DIR from text.
 
-    IN is a file (text, .jsonl, .json, .parquet, .arrow; the first three plain, .gz or .zst), a folder that `datasets`
-    saved, or another folder. A folder with .jsonl or .parquet files gives these files, and if it has splits, only the
-    training split; any other folder gives all its .md .py .rst .tex .txt files. Text files that are not UTF-8 are
-    skipped and counted. Equal text and options give an equal folder, byte for byte, with any number of workers. After a
-    kill, the same command continues from where it was.
+    IN is a file (text, .jsonl, .json, .parquet, .arrow; the first three plain, .gz or .zst), a folder that Hugging Face
+    `datasets` saved, or another folder. A folder with .jsonl or .parquet files gives these files, and if it has splits,
+    only the training split; any other folder gives all its .md .py .rst .tex .txt files. Text files that are not UTF-8
+    are skipped and counted. Equal text and options give an equal folder, byte for byte, with any number of workers.
+    After a kill, the same command continues from where it was.
     """
     if recipe_file is not None:
         _check_alone(context, inputs)
@@ -125,7 +125,8 @@ def prepare_command(
 @data_command.command("check")
 @click.argument("folder", metavar="DIR", type=PATH)
 def check_command(folder: Path) -> None:
-    """Read a corpus folder, or every corpus that a recipe made, and compare every file with its hash."""
+    """Compare every file of the corpus folder DIR with its hash. If a recipe made DIR, every corpus in it is
+    checked."""
     folders = corpora_in(folder)
     total = sum(size_of(corpus) for corpus in folders)
     with phases() as progress:
@@ -137,7 +138,7 @@ def check_command(folder: Path) -> None:
 
 
 def summary(folder: Path, index: CorpusIndex) -> list[str]:
-    """Return the lines that summarise a new corpus."""
+    """Return lines about a new corpus: its tokens, and what of the input was skipped or left out."""
     sources = index.sources
     lines = [
         f"{folder}: {format_count(index.tokens('train'))} tokens to train on, "
@@ -166,7 +167,8 @@ def summary(folder: Path, index: CorpusIndex) -> list[str]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return lines with the first skipped inputs and the file that lists all of them; [] if every input was used."""
+    """Return lines with the first skipped inputs of a corpus, and the file that lists all of them; [] if no input was
+    skipped."""
     skipped = read_skipped(folder, _SHOWN)
     if skipped is None:
         return []
@@ -183,7 +185,13 @@ def _memory_line(peak: PeakMemory) -> str:
 
 
 def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareOptions:
-    """Return the options of one corpus; `text` holds the options for which a recipe has keys."""
+    """Return the options of one corpus.
+
+    Args:
+        text: options of the command line for which a recipe has keys, by parameter name.
+        force: replace a corpus that exists.
+        workers: number of processes; None: as many as are useful.
+    """
     cleaning = {key: text.pop(key) for key in ("normalize", "whitespace", "sentences")}
     try:
         clean = Cleaning(**cleaning)
@@ -193,7 +201,11 @@ def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareO
 
 
 def _check_alone(context: click.Context, inputs: tuple[Path, ...]) -> None:
-    """Check that the command line gives no input and no option that belongs into the recipe."""
+    """Check that the command line gives, beside --recipe, no input and no option that belongs into the recipe.
+
+    Raises:
+        click.UsageError: it gives one.
+    """
     if inputs:
         raise click.UsageError(f"found IN {inputs[0]} beside --recipe; name it as a source in the recipe")
     for parameter in context.command.params:

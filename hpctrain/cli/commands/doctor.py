@@ -21,7 +21,7 @@ from hpctrain.doctor.inspect import collect_facts
 from hpctrain.launch.preflight.prepare import runs_folder
 
 INDENT = 11
-"""Columns before a finding's text: the longest level with spaces around it."""
+"""Columns before a finding's text. They hold the finding's level, of which `problem` is the longest, and spaces."""
 WIDTH_MAX = 100
 """Columns of the longest line on a terminal."""
 _STYLE = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -36,7 +36,8 @@ def doctor_command(as_json: bool) -> None:
     torch with CUDA, NCCL and gloo, network interfaces, and the file system of run folders, on which a lock, a rename
     and a link are tried. No job is submitted, and no file is left behind.
 
-    Exit code 3 if something would make a run fail. A part that is merely absent is reported and does not count.
+    Exit code 3 if something would make a run fail. What is merely absent, such as a container runtime, is reported and
+    does not count.
     """
     findings = findings_of(collect_facts(SystemRunner(), os.environ, runs_folder(), shutil.which))
     if as_json:
@@ -52,8 +53,8 @@ def doctor_command(as_json: bool) -> None:
 
 
 def _print(console: Console, finding: DoctorFinding) -> None:
-    """Print a finding, its meaning and what to do. Lines that go into a pipe are not wrapped, so that grep finds
-    them."""
+    """Print a finding, what it means and what to do. Lines are wrapped on a terminal only; in a pipe, grep finds whole
+    lines."""
     width = min(console.width, WIDTH_MAX) - INDENT if console.is_terminal else None
     todo = f"to do: {finding.todo}" if finding.todo else ""
     texts = [text for text in (f"{finding.name}: {finding.value}", finding.words, todo) if text]

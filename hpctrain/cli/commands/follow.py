@@ -27,7 +27,7 @@ from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sort
 
 GONE = "its folder is gone: removed or moved"
 TELLING = ("failed", "recovering", "requeued", "unknown")
-"""States that are shown with their reason; the other states need none."""
+"""States that `hpctrain list` shows with their reason; the other states need none."""
 
 
 @click.command("list")
@@ -69,7 +69,13 @@ def _is_there(folder: Path) -> bool:
 
 
 def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
-    """Return the run's newest job: from its folder, otherwise from the history, where the largest id is the newest."""
+    """Return the id of the run's newest job; None if it has none.
+
+    The run folder names the job. If it does not, the largest of the remembered ids is the newest.
+
+    Args:
+        remembered: ids of the run's jobs in the history.
+    """
     try:
         job = job_id(folder)
     except InputError:  # others could have written the file; the state `unknown` says so
@@ -148,7 +154,8 @@ def status_command(folder: Path, as_json: bool) -> None:
     RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
     among the runs that you started anywhere; of several folders with that name the newest counts.
 
-    Slurm's queue is asked first, then its accounting if it has one; the files of the run folder decide the rest.
+    Slurm's queue is asked first, then Slurm's accounting if the cluster has it; the files of the run folder decide the
+    rest.
 
     State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code is
     0 in every state; it is not 0 only if the status cannot be found out.
@@ -163,7 +170,7 @@ def status_command(folder: Path, as_json: bool) -> None:
 
 LOOK_S = 1.0
 EXIT_INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it; it says nothing about the run's end."""
+"""Exit code of `hpctrain watch` after Ctrl-C, the same as that of shells: 128 + SIGINT. The run goes on."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`hpctrain image build|show|check`: images that runs happen in."""
+"""`hpctrain image build|show|check`: the container images in which runs take place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ENVIRONMENTS = ("install", "copy", "bind")
 
 @click.group()
 def image_command() -> None:
-    """Images that runs happen in: build one, read its labels, check that runs from this machine work in it."""
+    """Container images for runs: build one, read its labels, check that runs from this machine work in it."""
 
 
 @image_command.command("build")
@@ -68,10 +68,10 @@ def image_command() -> None:
 def build_command(
     base: str, source: str | None, output: Path, remote: bool, force: bool, dry_run: bool, **more: Any
 ) -> None:
-    """Build an image with the packages of this installation, in exactly these versions.
+    """Build a container image with the Python packages of this installation, in exactly these versions.
 
     The image does not contain hpctrain: each run brings its own copy. The image is tested (two processes add up a
-    tensor) and only then moved to its place. An existing image of the same inputs is not built again.
+    tensor) before it is moved to its path. An existing image of the same inputs is not built again.
     """
     runner = SystemRunner()
     recipe = _recipe(parse_base(base, source), **more)

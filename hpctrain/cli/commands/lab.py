@@ -27,7 +27,7 @@ from hpctrain.lab.up import bring_up, clear, make_blueprint, slurm_version
 
 
 class _Rate(click.ParamType[str | None]):
-    """A click type for a link rate as tc writes it, such as 100mbit, or 'none' for no limit."""
+    """A click type for a link rate in the form that `tc` takes, such as 100mbit; 'none' becomes None, no limit."""
 
     name = "rate"
 
@@ -60,7 +60,7 @@ def lab_command() -> None:
 @click.option("--replace", is_flag=True, help="Take down a lab that is up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool, replace: bool, dry_run: bool) -> None:
-    """Build a lab, from SPEC.yaml or of --nodes nodes, and print the line to export.
+    """Build a lab, from SPEC.yaml or of --nodes nodes, and print the shell line that lets your commands use its Slurm.
 
     Leftovers of an earlier lab are removed first. The last line on stdout is `export SLURM_CONF=…`, so that after `eval
     "$(hpctrain lab up)"` your sbatch, srun and squeue use the lab; with --slurm, a line for PATH comes before it.
@@ -86,7 +86,7 @@ def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool,
 
 @lab_command.command()
 def down() -> None:
-    """Remove the lab: processes, namespaces, interfaces, lines in /etc/hosts, CPU groups and its folder."""
+    """Remove the lab: processes, namespaces, interfaces, lines in /etc/hosts, cgroups and its folder."""
     machine = this_machine()
     requirements.require_root(machine, "down")
     with lab_lock():
@@ -97,7 +97,7 @@ def down() -> None:
 @lab_command.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 def status(as_json: bool) -> None:
-    """Show nodes, links and jobs, as the kernel and Slurm see them now."""
+    """Show the lab's nodes, links and jobs, as the kernel and Slurm see them now."""
     machine, layout = _lab("status")
     lab = read_lab_status(machine, layout)
     if as_json:
@@ -112,7 +112,8 @@ def status(as_json: bool) -> None:
 @click.option("--silent", is_flag=True, help="Take the link down first: nobody hears of it.")
 @click.option("--hang", is_flag=True, help="Stop the processes (SIGSTOP) instead of ending them.")
 def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
-    """Fail NODE: send SIGKILL to all its processes, including slurmd and job steps."""
+    """Fail NODE: send SIGKILL to all its processes, including slurmd and job steps. With --hang, send SIGSTOP
+    instead."""
     if silent and hang:
         raise click.UsageError("give either --silent or --hang, not both")
     machine, layout = _lab("kill")
@@ -184,7 +185,7 @@ def _with_slurm(spec: LabSpec, prefix: Path | None) -> LabSpec:
 
 
 def _version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
-    """Return the version of Slurm. If this machine has none, as in a dry run, return (22, 5), the version in Debian
+    """Return Slurm's version as (major, minor). A dry run may lack Slurm; the version is then (22, 5), that of Debian
     12."""
     if slurm.prefix is None and "slurmd" in requirements.missing_programs(slurm):
         return (22, 5)
@@ -206,7 +207,8 @@ def _export(layout: LabLayout) -> None:
 
 
 def _table(lab: LabStatus) -> Table:
-    """Return a table with a row for each node; optional columns in which all rows are equal are left out."""
+    """Return the table of `lab status` with a row for each node; optional columns in which all rows are equal are left
+    out."""
     columns = ("node", "address", "switch", "state", "processes", "out", "in", "cut from", "cpu share")
     rows = [_row(node) for node in lab.nodes]
     always = {"node", "address", "state", "processes", "out", "in"}

@@ -1,4 +1,5 @@
-"""Commands that act on runs: `cancel` one, `exec` a command beside it, `prune` old ones."""
+"""Commands that act on runs: `cancel` stops a run, `exec` runs a command on a node of a run, `prune` removes old
+runs."""
 
 from __future__ import annotations
 
@@ -93,7 +94,10 @@ COMMAND = "hpctrain.exec.command"
 
 
 class PassThroughCommand(click.Command):
-    """A click command that passes on all words after the first `--` unparsed, even options and another `--`."""
+    """A click command that does not parse the words after the first `--`, not even options or another `--`.
+
+    The words are in `ctx.meta[COMMAND]`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ours, behind = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
@@ -119,8 +123,8 @@ def exec_command(ctx: click.Context, folder: Path, node: str | None, dry_run: bo
 
     RUN is a run folder, a run's name or a job's id. NODE is one of the job's nodes; the default is the first node of
     the attempt that still takes part. The command shares the node with the training, gets a terminal if you have one,
-    and its exit code is returned. It starts with cluster.setup, with the run's copy of your code on PYTHONPATH, and
-    with HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT set. For a local run the command runs on this machine.
+    and its exit code is returned. Before it, the shell commands of cluster.setup run; the run's copy of your code is on
+    PYTHONPATH, and HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT are set. For a local run the command runs on this machine.
     """
     words = ctx.meta[COMMAND]
     if not words:
@@ -140,7 +144,15 @@ def exec_command(ctx: click.Context, folder: Path, node: str | None, dry_run: bo
 def _in_job(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment that run the command as a step of the run's job."""
+    """Return argv and environment with which a command runs as a job step of the run's job.
+
+    Args:
+        node: node of the job; None: the first that still takes part in the attempt.
+        words: the command.
+
+    Raises:
+        RefusedError: the job does not run.
+    """
     attempts = RunFolder(folder).attempts()
     job = job_id(folder)
     info = Slurm(SystemRunner()).job(job) if job is not None else None
@@ -156,7 +168,16 @@ def _in_job(
 def _here(
     folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment that run the command on this machine, where all virtual nodes run."""
+    """Return argv and environment with which a command runs on this machine, where all virtual nodes of a local run
+    are.
+
+    Args:
+        node: a virtual node, only checked; None: any.
+        words: the command.
+
+    Raises:
+        RefusedError: the run is not running, or runs on another machine.
+    """
     holder = lock_holder(folder)
     if holder is None:
         raise _not_running(folder, status)

@@ -159,7 +159,7 @@ def plan_command(
 
 
 def _refuse_edited(output: Path) -> None:
-    """Check that `output` does not exist, or is unchanged since this command wrote it.
+    """Check that the plan file `output` does not exist, or is unchanged since `hpctrain plan` wrote it.
 
     Raises:
         InputError: `output` was edited, or is another kind of file.
@@ -178,7 +178,10 @@ def _refuse_edited(output: Path) -> None:
 
 
 def _profile(name: str, topology: Topology) -> CalibrationProfile:
-    """Return the profile of the run `name`: factors on the cost model's constants, from its measured steps.
+    """Return the profile of a run: factors on the cost model's constants, from the run's measured steps.
+
+    Args:
+        name: run folder, run's name or job id.
 
     Raises:
         InputError: the run used other types of devices than those of the topology.
@@ -194,7 +197,15 @@ def _profile(name: str, topology: Topology) -> CalibrationProfile:
 
 
 def _without(topology: Topology, nodes: str) -> Topology:
-    """Return the topology without the nodes in `nodes`, the value of --forbid."""
+    """Return the topology without some nodes.
+
+    Args:
+        nodes: node set that --forbid gives.
+
+    Raises:
+        InputError: the topology lacks one of the nodes.
+        RefusedError: no node of the topology is left.
+    """
     forbidden = set(node_names("--forbid", nodes))
     known = [node.id for node in topology.nodes]
     unknown = sorted(forbidden - set(known))

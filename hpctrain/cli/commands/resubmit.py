@@ -1,6 +1,7 @@
-"""`hpctrain resubmit RUN`: submit a new job for a run that ended early.
+"""`hpctrain resubmit RUN`: submits a new job for a run that ended early. Also the option `--own-job` of `submit` and
+`resubmit`.
 
-With `--own-job`, `submit` or `resubmit` is the last command of a batch script, which becomes the run's job.
+With `--own-job`, the command is the last one of your own batch script, and the script's job becomes the run's job.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def resubmit_command(folder: Path, overrides: tuple[str, ...], from_seed: bool, 
 
     RUN is a run folder, a run's name or a job's id. With --set it continues with changed settings, as far as its
     checkpoint allows; the earlier settings stay in the run folder as run-<n>.yaml. To continue a run that is done, give
-    it more steps.
+    it more steps (`--set steps=N`).
     """
     click.get_current_context().with_resource(owner_only())
     folder = folder.resolve()
@@ -93,7 +94,13 @@ def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextMan
 
 
 def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
-    """Submit a new job for the run; return its id."""
+    """Submit a new job for an existing run; return the job's id.
+
+    Args:
+        spec: the run with its new settings.
+        from_seed: begin again from the seed, not from the newest checkpoint.
+        as_json: print remarks on stderr, because stdout holds JSON.
+    """
     # A run that has begun no longer waits for its dependencies, and those jobs may be gone.
     waits = with_dependencies(spec, []) if folder.attempts() else spec
     checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
@@ -118,7 +125,13 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
 
 
 def _go_on_as_own_job(folder: Path) -> NoReturn:
-    """Continue the run as this batch job; does not return. If the job was requeued, it is already the run's job."""
+    """Continue the run in the batch job of this process; does not return.
+
+    A job that Slurm requeued is the run's job already. Another job becomes the run's job.
+
+    Raises:
+        InputError: another job, and the run has not ended.
+    """
     job = begin_own_job()
     if job_id(folder) != job:
         check_is_slurm(run_of(folder))
@@ -128,7 +141,14 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
 
 
 def _check_ended(folder: Path, steps: int | None = None) -> None:
-    """Check that the run has ended and, if it is done, that `steps` is larger than its number of steps."""
+    """Check that the run has ended and may continue.
+
+    Args:
+        steps: the run's new number of steps, by which a run that is done may continue; None: such a run is refused.
+
+    Raises:
+        InputError: the run has not ended, or it is done and `steps` gives it no further step.
+    """
     status = run_status(folder)
     if status.state == "done" and steps is not None:
         if steps <= status.steps:
@@ -140,10 +160,10 @@ def _check_ended(folder: Path, steps: int | None = None) -> None:
 
 
 def begin_own_job() -> str:
-    """Return the id of this batch job, and ignore SIGTERM from now on: the job script handles the notice of a
-    preemption.
+    """Return the id of this process's batch job, and ignore SIGTERM from now on.
 
-    If this process ended by that notice, within the grace time, Slurm would count the job as over.
+    SIGTERM is the notice of a preemption, which the run's job script handles. If this process ended on the notice,
+    within the grace time, Slurm would count the job as over.
 
     Raises:
         InputError: this process is in no batch job.
@@ -154,7 +174,10 @@ def begin_own_job() -> str:
 
 
 def earlier_run(job: str) -> Path | None:
-    """Return the folder of the run that this job had before it was requeued; None at the job's first start."""
+    """Return the folder of the run that this job had before it was requeued.
+
+    None at the job's first start, or if no run folder names the job.
+    """
     if not is_requeued_job(os.environ):
         return None
     folder = run_of_job(job, os.environ, Path.cwd())
@@ -165,7 +188,12 @@ def earlier_run(job: str) -> Path | None:
 
 
 def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
-    """Replace this process by the run's job script, which from then on owns the run folder."""
+    """Make a batch job the run's job, and replace this process by the run's job script; does not return.
+
+    Args:
+        job: id of the batch job in which this process runs.
+        run: the run; None: read from its folder.
+    """
     folder = folder.resolve()
     check_trusted(folder)
     is_new = job_id(folder) != job

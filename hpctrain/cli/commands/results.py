@@ -29,8 +29,8 @@ def report_command(folder: Path, output: Path | None) -> None:
     measured network, the plan compared with the measurements, faults and recoveries. A run in progress has a report
     too.
 
-    RUN is a run folder, or a run's name, which is looked up in ./runs, then in $HPCTRAIN_RUNS; of several folders with
-    that name the newest counts.
+    RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
+    among the runs that you started anywhere; of several folders with that name the newest counts.
     """
     if output is None:
         # In the run folder only the owner may read the report; a report elsewhere is made to be shown.

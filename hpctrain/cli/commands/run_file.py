@@ -1,4 +1,4 @@
-"""Commands for run files: `init` writes one, `schema` describes each kind of file."""
+"""Commands for files: `init` writes a run file, `schema` prints the JSON Schema of a kind of file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def init_command(
 
 def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
     """Ask the person for the values that the command line leaves open; return the starter with them, and whether to
-    prepare the corpus."""
+    prepare the corpus.
+
+    Args:
+        given: values of the options --name, --preset and --steps by name; None: the option was not given.
+    """
     questions = {
         "name": ("Name of the run", None),
         "preset": ("Model", click.Choice(list(PRESETS))),
@@ -98,10 +102,10 @@ KINDS: dict[str, type[Document]] = {
 @click.command()
 @click.argument("kind", type=click.Choice(list(KINDS)))
 def schema_command(kind: str) -> None:
-    """Print the JSON Schema of a file: every key, its meaning, type and default.
+    """Print the JSON Schema of a kind of file: every key, its meaning, type and default.
 
-    An editor checks and completes run.yaml with it: save it beside the file and begin run.yaml with the line
-    `# yaml-language-server: $schema=run.schema.json`.
+    An editor can check and complete run.yaml by the schema: save the schema as run.schema.json beside run.yaml, and
+    begin run.yaml with the line `# yaml-language-server: $schema=run.schema.json`.
     """
     schema = KINDS[kind].model_json_schema(by_alias=True)
     click.echo(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=1))

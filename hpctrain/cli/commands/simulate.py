@@ -48,7 +48,7 @@ class _Simulated(NamedTuple):
 
 
 class _PlanOrVerb(click.Group):
-    """A click group whose first argument may be a plan instead of one of its commands."""
+    """A click group whose first argument may be a plan file instead of a command; the command is then `step`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -96,7 +96,8 @@ def step(
     slow: tuple[str, ...], link: tuple[str, ...], lose: str | None, jitter: float | None, draws: int, seed: int,
     html_file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """The predicted timeline of a step of PLAN.JSON, and what a change would do to it.
+    """The predicted timeline of a step of PLAN.JSON, and what slower nodes or links, lost nodes or jitter would do to
+    it.
 
     \b
     Exit codes: 0 done, 2 a file is wrong or a node unknown, 4 no plan without the lost nodes.
@@ -161,7 +162,8 @@ def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tupl
 
 
 def _remarks(simulated: _Simulated) -> list[str]:
-    """Return a line if the plan file's predicted step differs by more than 1 % from the one predicted now."""
+    """Return a list with one line if the step time in the plan file differs by more than 1 % from the one predicted
+    now; else []."""
     if simulated.plan.predicted is None:
         return []
     stated, total = simulated.plan.predicted.step_time_s.get("total", 0.0), simulated.prediction.total
@@ -174,8 +176,8 @@ def _remarks(simulated: _Simulated) -> list[str]:
 
 
 def _bars(simulated: _Simulated) -> list[Bar]:
-    """Return the bars of the replica that ends last: its actions, the all-reduce over replicas and the optimizer's
-    update."""
+    """Return the bars of the timeline, for the replica that ends last: its actions, the all-reduce over replicas and
+    the optimizer's update."""
     line = simulated.step.lines[simulated.step.last]
     bars = [
         Bar(rank, action.kind, str(action), start, end)

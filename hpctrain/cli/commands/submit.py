@@ -41,7 +41,7 @@ from hpctrain.slurm.commands import Slurm
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """The options of `submit` that decide what is done and printed."""
+    """Options of `hpctrain submit`: check only, wait for the end of the run, print JSON."""
 
     dry_run: bool
     wait: bool
@@ -104,8 +104,12 @@ def submit_command(
 
 
 def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInputs, list[str]]:
-    """Return the inputs with the defaults of this cluster's profile in site.yaml, and lines that name what the run
-    takes from it."""
+    """Return the inputs with this cluster's defaults from site.yaml, and lines that name the defaults that the run
+    uses.
+
+    Args:
+        site: name of the profile in site.yaml; None: the first that matches this cluster.
+    """
     defaults = site_defaults(site, slurm, os.environ)
     if defaults is None:
         return given, []
@@ -113,7 +117,7 @@ def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInp
 
 
 def _is_inside() -> bool:
-    """Whether this process runs in an existing allocation."""
+    """Whether this process runs in an existing Slurm allocation."""
     return bool(os.environ.get("SLURM_JOB_ID"))
 
 
@@ -145,9 +149,9 @@ def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], aske
 
 
 def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[CheckedRun, list[str]]:
-    """Return the run with the chosen partition, and lines with Slurm's estimate of its start. The partition is the one
-    that fits best, or the next best if sbatch refuses that. For runs that differ only in their seed, Slurm is asked
-    once.
+    """Return the run in the partition that fits best, and lines with Slurm's estimate of its start.
+
+    If sbatch refuses that partition, the next best one is tried. Runs that differ only in their seed need one call.
 
     Raises:
         RefusedError: sbatch refuses both partitions; the message is its answer for the one that fits best.
@@ -180,7 +184,12 @@ def _script_to_be(job: Run) -> str:
 def _queue_one(
     prepared: PreparedRun, checked: CheckedRun, slurm: Slurm, seed: int | None, asked: SubmitOptions
 ) -> dict[str, str]:
-    """Submit one run; return its name, folder and job id."""
+    """Make the folder of one run and submit the run; return its name, folder and job id.
+
+    Args:
+        checked: the run as the checks of the queue changed it.
+        seed: the run's seed, which also ends its name; None: those of the run file.
+    """
     run, job = prepared.run, checked.asked
     if seed is not None:
         run, job = with_seed(run, seed), with_seed(job, seed)
@@ -202,7 +211,12 @@ def _queue_one(
 def _without_excluded(
     folder: RunFolder, prepared: PreparedRun, job: Run, slurm: Slurm, asked: SubmitOptions
 ) -> list[str]:
-    """Return the nodes that the first job excludes, by the verdict of the given topology."""
+    """Record the nodes that the given topology's verdict excludes, and return those that the first job is to exclude.
+
+    Args:
+        prepared: the run, its topology and its plan.
+        job: the run as it is asked of Slurm.
+    """
     now = SystemClock().wall()
     bad = record_excluded_nodes(folder.path, prepared.topology, now, job.recovery.exclude_hours)
     if not bad:
@@ -237,7 +251,11 @@ def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
 
 
 def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
-    """Turn this batch job into the run; does not return."""
+    """Make the batch job of this process the job of a new run, or of its run if the job was requeued; does not return.
+
+    Args:
+        site: name of the profile in site.yaml; None: the first that matches this cluster.
+    """
     job = begin_own_job()
     before = earlier_run(job)
     if before is not None:
@@ -254,7 +272,7 @@ def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
 
 
 def _run_here(folder: RunFolder, prepared: PreparedRun, job_id: str) -> NoReturn:
-    """Run inside this allocation; does not return."""
+    """Run the job script within this Slurm allocation, and exit with its code; does not return."""
     code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), lambda text: warn([text]))
     newest = folder.attempts()[-1:] or [{"reason": "the job script did not get to its run"}]
     warn([newest[0].get("reason", "the job script was killed")])
@@ -278,7 +296,12 @@ def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
 
 
 def _would(prepared: PreparedRun, as_json: bool, text: str, **more: object) -> None:
-    """Print the result of a dry run: `text`, or JSON with `more` and a submission's keys, but no folder and job."""
+    """Print the result of a dry run.
+
+    Args:
+        text: printed for a person.
+        more: printed with `as_json`, beside the run's name and a folder and job id of null.
+    """
     nothing = {"name": prepared.run.name, "folder": None, "job_id": None}
     click.echo(json.dumps({**nothing, **more}) if as_json else text)
 

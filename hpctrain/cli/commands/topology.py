@@ -68,9 +68,9 @@ def probe_command(
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
-    Every pair of nodes measures latency and bandwidth (timed at the receiver), in rounds in which no node is busy
-    twice. Every device measures matrix products, memory and the time of a tiny operation. With -N, Slurm chooses the
-    nodes of a job of this size; inside an allocation, its nodes are measured.
+    Pairs of nodes measure latency and bandwidth (timed at the receiver), in rounds in which no node is busy twice.
+    Every device measures matrix products, memory and the time of a tiny operation. With -N, the probe is a Slurm job of
+    N nodes; inside an allocation, it measures N of the allocation's nodes.
 
     Mode health judges each node in 15 rounds, whatever the number of nodes; full measures every pair; sampled finds out
     which nodes share a switch and measures as many pairs as that takes. See docs/probe.md.
@@ -107,9 +107,11 @@ def probe_command(
 
 
 def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
-    """Return the job with values for the options that were not given: from the profile of this cluster in site.yaml,
-    otherwise from variables such as SBATCH_ACCOUNT. Inside an allocation the job is unchanged, because none is
-    requested."""
+    """Return the probe's job with defaults for the options that were not given.
+
+    A default is from the profile of this cluster in site.yaml, otherwise from a variable such as SBATCH_ACCOUNT. Inside
+    an allocation the job is unchanged, because no job is submitted.
+    """
     if "SLURM_JOB_ID" in os.environ:
         return job
     defaults = site_defaults(None, Slurm(runner), os.environ)
@@ -124,8 +126,11 @@ def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
 
 @contextmanager
 def _scratch(output: Path, shared: bool) -> Iterator[Path]:
-    """Yield a temporary folder for the probe's files; if `shared`, it lies beside `output`, where other nodes see
-    it."""
+    """Yield a temporary folder for the probe's files.
+
+    Args:
+        shared: put the folder beside `output`, where other nodes see it, instead of into this machine's /tmp.
+    """
     place = output.resolve().parent if shared else None
     with tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=place) as folder:
         yield Path(folder)
@@ -133,7 +138,11 @@ def _scratch(output: Path, shared: bool) -> Iterator[Path]:
 
 @contextmanager
 def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
-    """Write the rounds measured so far to `output` if the probe is interrupted; the file states their number."""
+    """On Ctrl-C or an error of the probe, write the topology of the rounds measured so far to `output`.
+
+    Args:
+        folder: the probe's temporary folder.
+    """
     try:
         yield
     except (KeyboardInterrupt, HpctrainError):
@@ -147,10 +156,10 @@ def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
 
 
 def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
-    """Check, before a job is queued, that the probe can use the file `prior`.
+    """Check, before a job is queued, that the probe can use the file `prior`, the value of --prior.
 
     Raises:
-        InputError: this probe uses no prior, or the file names no switches.
+        InputError: a probe of this mode, or with --local, uses no prior; or the file names no switches.
     """
     if local:
         raise InputError("--prior: not with --local, whose virtual nodes have no switches between them")
@@ -163,10 +172,10 @@ def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
 
 
 def _check_output(output: Path) -> None:
-    """Check, before anything is measured, that `output` can be written.
+    """Check, before anything is measured, that the file `output` can be written.
 
     Raises:
-        InputError: its folder is missing, or may not be written to.
+        InputError: the folder of `output` is missing, or may not be written to.
     """
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}; make it first")
@@ -176,8 +185,11 @@ def _check_output(output: Path) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function to call with (phase, done, total). It shows one line that changes on a terminal, else one plain
-    line for each phase."""
+    """Yield a function that shows a probe's progress. It takes the phase (a key of `_PHASES`), and how much is done and
+    planned.
+
+    A terminal shows one line that changes; elsewhere each phase prints one line.
+    """
     if console.is_terminal:
         with console.status("starting the nodes") as status:
             yield lambda phase, done, planned: status.update(_PHASES[phase].format(done=done, planned=planned))
@@ -193,7 +205,7 @@ def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 
 _LARGEST_BYTES = 4 * 2**20
-"""Largest file to import, in bytes; files of Slurm and NCCL are below a megabyte."""
+"""Largest file that `topology import` reads, in bytes; files of Slurm and NCCL are below a megabyte."""
 
 FORMATS: dict[str, Callable[[Topology], dict[str, str]]] = {
     "slurm": lambda topology: {"topology.conf": tree_conf(topology)},
@@ -203,7 +215,7 @@ FORMATS: dict[str, Callable[[Topology], dict[str, str]]] = {
     "astra-sim": lambda topology: {"network.yml": network_yml(topology)},
     "csv": lambda topology: {"links.csv": pairs_csv(topology)},
 }
-"""Functions by format; each returns the format's files, as text by file name."""
+"""For each format of `topology export`, the function that returns the format's files: text by file name."""
 
 
 @click.group()
@@ -216,7 +228,7 @@ def topology_command() -> None:
 @click.option("--matrix", type=click.Choice(QUANTITIES), help="Draw only this matrix. Default: both.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checked file as JSON.")
 def show(file: Path, matrix: str | None, as_json: bool) -> None:
-    """Show the faults in FILE, then devices, clusters, and the matrices of latency and bandwidth.
+    """Show the faults in the topology FILE, then devices, clusters, and the matrices of latency and bandwidth.
 
     With more than 16 nodes, the matrices have a row for each cluster. Colours show how far a link is from the median of
     its kind. Only terminals get colours, and NO_COLOR turns them off.
@@ -234,7 +246,7 @@ def show(file: Path, matrix: str | None, as_json: bool) -> None:
 @click.option("--tolerance", type=click.FloatRange(0), default=0.1, help="Leave out differences up to this share.")
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
-    """Show what changed from BEFORE to AFTER: nodes, health, drivers, devices, links."""
+    """Show what changed from the topology BEFORE to AFTER: nodes, health, drivers, devices, links."""
     changes = differences(Topology.read(before), Topology.read(after), tolerance)
     if as_json:
         rows = [
@@ -252,7 +264,7 @@ def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
 @click.option("-o", "--output", type=PATH, help="File or folder to write. Default: stdout, for one file.")
 @click.option("--nodes", metavar="NODES", help="Only these nodes of the topology: n[1-4].")
 def export(file: Path, form: str, output: Path | None, nodes: str | None) -> None:
-    """Write FILE in another tool's format.
+    """Write the topology FILE in another tool's format.
 
     \b
     slurm        topology.conf for TopologyPlugin=topology/tree
@@ -285,7 +297,7 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
 @click.option("--nodes", metavar="NODES", help="nccl: nodes that are as the dump says. Default: FILE's name.")
 @click.option("-o", "--output", type=PATH, default=Path("prior.json"), help="File to write.")
 def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> None:
-    """Make a topology from another tool's FILE, for use as a prior: it holds no measurements.
+    """Make a topology file without measurements from another tool's FILE, for use as a probe's prior.
 
     FILE is a dump of NCCL (NCCL_TOPO_DUMP_FILE), or Slurm's topology.conf or topology.yaml.
     """
@@ -304,8 +316,13 @@ def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> No
 
 
 def _write(texts: dict[str, str], output: Path) -> list[Path]:
-    """Write the files and return their paths. Several files go into the folder `output`, which is made if needed. A
-    single file goes to `output`, or into `output` if that is a folder."""
+    """Write an exported topology's files and return their paths.
+
+    Args:
+        texts: text by file name.
+        output: path of a single file. For several files, or if it is a folder: the folder that gets the files, made if
+            missing.
+    """
     if len(texts) == 1 and not output.is_dir():
         paths = {output: next(iter(texts.values()))}
     else:

@@ -70,7 +70,7 @@ def train_command(
     run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: Path | None,
     from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool
 ) -> None:  # fmt: skip
-    """Train as local processes: n virtual nodes, each with one CPU device, one agent and one worker.
+    """Train as local processes: N virtual nodes, each with one CPU device, one agent and one worker.
 
     Ctrl-C saves a checkpoint and stops; a second Ctrl-C ends everything at once.
     """
@@ -157,9 +157,11 @@ PLAIN_EVERY_S = 5.0
 def watch_job(
     job: LocalJob, steps: int, out: TextIO, on_row: Callable[[MetricRow], None] | None = None
 ) -> LocalJobResult:
-    """Show metrics and events until the job has ended; return how it ended.
+    """Show metrics and events of a local run until its processes have ended; return how they ended.
 
     Args:
+        steps: number of steps of the run.
+        out: stream that shows the lines.
         on_row: called with each new row of metrics.
     """
     clock = SystemClock()
@@ -179,8 +181,12 @@ def watch_job(
 def _new(
     items: Iterable[MetricRow | Event], since: float, on_row: Callable[[MetricRow], None] | None
 ) -> Iterator[MetricRow | Event]:
-    """Yield items from `since` on, a time in seconds; the folder of a resumed run also holds those of earlier
-    attempts."""
+    """Yield the metrics and events of this attempt, and call `on_row` with each row of metrics.
+
+    Args:
+        items: metrics and events from the run folder, which after --resume also holds those of earlier attempts.
+        since: start of this attempt, in Unix seconds.
+    """
     for item in items:
         if item.time_s < since - 1.0:
             continue

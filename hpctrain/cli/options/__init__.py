@@ -1,1 +1,1 @@
-"""Options that several commands share, and their values."""
+"""Options that several commands share, and functions that read the options' values."""

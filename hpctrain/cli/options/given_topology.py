@@ -1,4 +1,5 @@
-"""A topology file from a person: select nodes of it, and warn if it may be out of date."""
+"""A topology file that a command was given: some of its nodes are selected, and warnings say if it may be out of
+date."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
 
     Args:
         nodes: node set of the option `--nodes`, such as local[0-2].
-        source: the topology's file, for errors.
+        source: path of the topology file, for errors.
 
     Raises:
         InputError: `nodes` is no node set.

@@ -1,4 +1,5 @@
-"""Types of parameters: files, folders, runs, finite numbers, and numbers by name; and the option `--set`."""
+"""Click types of parameters (files, folders, runs, finite numbers), readers of NAME=NUMBER and node sets, and the
+option `--set`."""
 
 from __future__ import annotations
 
@@ -45,6 +46,9 @@ class FiniteNumber(click.FloatRange):
 def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
     """Return the numbers by name: ('a=0.5', 'b=2') -> {'a': 0.5, 'b': 2.0}.
 
+    Args:
+        option: option that gave the texts, for errors.
+
     Raises:
         InputError: a text is not of the form NAME=NUMBER, a number is not above 0, or a name is given twice.
     """
@@ -64,7 +68,11 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
 
 
 def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
-    """Return the numbers by node, where each name is a node set: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}."""
+    """Return the numbers by node, from texts that name node sets: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}.
+
+    Args:
+        option: option that gave the texts, for errors.
+    """
     return {
         node: value for names, value in numbers_by_name(option, texts).items() for node in node_names(option, names)
     }
@@ -72,6 +80,9 @@ def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
 
 def node_names(option: str, text: str) -> list[str]:
     """Return the nodes of a node set: 'n[1-2],a' -> ['a', 'n1', 'n2'].
+
+    Args:
+        option: option that gave the text, for errors.
 
     Raises:
         InputError: `text` is not a node set.

@@ -17,12 +17,15 @@ profile_option = click.option(
 
 
 def with_profile(overrides: tuple[str, ...], step: int | None) -> tuple[str, ...]:
-    """Return the overrides of the run file with `profile.step` set to `step`; unchanged if `step` is None."""
+    """Return the overrides (`--set KEY=VALUE`) with `profile.step` set to `step`; unchanged if `step` is None."""
     return overrides if step is None else (*overrides, f"profile.step={step}")
 
 
 def traces_line(run: Run, folder: Path) -> str | None:
-    """Return a line that names the traces and what opens them; None if the run traces no step."""
+    """Return a line with the paths of the run's profiler traces and the programs that open them.
+
+    None if the run traces no step. If no trace exists, the line says so.
+    """
     step = run.profile.step
     if step is None:
         return None
@@ -62,7 +65,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def with_seed(run: Run, seed: int) -> Run:
-    """Return the run with another seed, which is also appended to its name.
+    """Return the run with another seed, and with `-seed<seed>` at the end of its name.
 
     Raises:
         InputError: the name becomes too long.

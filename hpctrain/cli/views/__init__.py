@@ -1,1 +1,2 @@
-"""Output that several commands share, and how a terminal shows it."""
+"""What several commands print: the status of runs, the reasons of a plan, the checks before a job is queued; and the
+console."""

@@ -1,4 +1,4 @@
-"""rich's console for text of any origin, whose control characters are made harmless; and the progress of long work."""
+"""rich's console, made safe for text of any origin: it escapes control characters. Also the progress of long work."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ class Console(rich.console.Console):
 
     @property
     def file(self) -> IO[str]:
-        """The stream behind all of rich's proxies. While a view is live, rich puts a proxy before the stream that
-        escapes control characters."""
+        """The stream that the console writes to: hpctrain's `EscapedStream`, which escapes control characters, or a
+        plain stream.
+
+        While a live view is shown, rich puts proxies before the stream, which must be skipped.
+        """
         out = super().file
         while (behind := getattr(out, "rich_proxied_file", None)) is not None:
             out = behind
@@ -34,14 +37,18 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the pieces of a view with unprintable characters escaped."""
+        """Yield the segments of a view with unprintable characters escaped."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 
 
 def table_console(stderr: bool = False, pipe_width: int = PIPE_WIDTH) -> Console:
-    """Return a console for wide tables. A pipe has no width, so a row of up to `pipe_width` columns stays on one line
-    there."""
+    """Return a console for wide tables.
+
+    Args:
+        stderr: print on stderr instead of stdout.
+        pipe_width: columns of the console where it prints to no terminal; a row of up to that width stays on one line.
+    """
     console = Console(stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = pipe_width
@@ -50,7 +57,11 @@ def table_console(stderr: bool = False, pipe_width: int = PIPE_WIDTH) -> Console
 
 @contextlib.contextmanager
 def phases() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function to call with (phase, done, total) as the work proceeds, phase after phase."""
+    """Yield a function that shows the progress of work on stderr: a bar for each phase on a terminal, else lines at 25,
+    50, 75 and 100 %.
+
+    The function is called with the phase's name, and how much of it is done and planned.
+    """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         last_quarter: dict[str, int] = {}

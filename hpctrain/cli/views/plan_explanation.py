@@ -18,13 +18,14 @@ from hpctrain.records.topology.topology import Topology
 BAR = 20
 """Characters of a full bar."""
 MOST_LEGS = 10
-"""Rows of the critical path's table; of a longer path only the first and the last rows are shown."""
+"""Most rows of the critical path's table; of a longer path only the first and the last rows are shown."""
 
 
 def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: float, more: Sequence[Rejected]) -> Group:
     """Return the tables that explain a plan, one after the other.
 
     Args:
+        scene: the plan's layout on the topology, with its costs.
         usable: share of a device's memory that a plan may fill.
         more: rejected neighbours besides those in the plan.
     """
@@ -83,7 +84,10 @@ def _time(plan: Plan) -> Table:
 
 
 def _compression(plan: Plan) -> list[Table | str]:
-    """Return a table and a line about the codec of the gradients; [] if the planner did not choose it."""
+    """Return a line about the codec of the gradients, after a table of the codecs that were compared, if any.
+
+    [] if the planner did not choose the codec.
+    """
     spec = plan.compression[0]
     if spec.reason is None:
         return []
@@ -107,7 +111,7 @@ def _compression(plan: Plan) -> list[Table | str]:
 
 
 def _path(scene: CostedLayout) -> Table:
-    """Return the table of the critical path: the step gets shorter only if its actions or messages do."""
+    """Return the table of the critical path: a step gets shorter only if actions or messages on this path do."""
     step = simulate_step(scene.cost, scene.layout)
     segments = critical_path(step.lines[step.last])
     table = Table(

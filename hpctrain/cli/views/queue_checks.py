@@ -1,6 +1,6 @@
-"""Checks before a job is queued: of its image, and from the last measured figures of its nodes, that the model fits.
+"""Checks before a job is queued: that its image works, and that the model fits into its nodes as last measured.
 
-The second check also predicts how long the run takes.
+The check of the nodes also predicts how long the run takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_CHECKED = "not checked before the job starts: memory and speed"
 
 
 def examine_container(container: Container, environ: Mapping[str, str]) -> list[ImageFinding]:
-    """Return every finding about an image on this machine.
+    """Start an image on this machine and return every finding about it.
 
     Raises:
         InputError: no program here starts images, or the source of a bind does not exist.
@@ -78,8 +78,11 @@ def check_provisional(
     """Make a provisional plan for the job's nodes as last measured; return lines with its degrees and the predicted
     times.
 
+    If the nodes or their figures are not known, the only line says that nothing was checked.
+
     Args:
-        nodes: nodes that the job may get; None: not known. A topology that was given is of the job's nodes
+        runs: folder of run folders, whose topologies hold the figures if the run was given no topology.
+        nodes: nodes that the job may get; None: not known. A topology that the run was given is of the job's nodes
             anyway.
         limit: the job's time limit; None: not known.
 
@@ -117,8 +120,13 @@ def _words(
 
 
 def last_known(runs: Path, nodes: frozenset[str], count: int) -> tuple[Topology, Path] | None:
-    """Return the newest topology of a run that measured at least `count` of `nodes`, reduced to these nodes, and the
-    run folder; None if no run did."""
+    """Return the newest topology that measured at least `count` of `nodes`, reduced to these nodes, and its run folder.
+
+    None if no run has such a topology.
+
+    Args:
+        runs: folder of run folders.
+    """
     for path in sorted(runs.glob("*/topology.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             topology = Topology.read(path)
@@ -131,5 +139,5 @@ def last_known(runs: Path, nodes: frozenset[str], count: int) -> tuple[Topology,
 
 
 def _taken(topology: Topology) -> list[str]:
-    """Return the topology's nodes without those that its verdict excludes."""
+    """Return the ids of the topology's nodes without those that its verdict excludes."""
     return [node.id for node in topology.nodes if node.id not in topology.verdict.exclude]

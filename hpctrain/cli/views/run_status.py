@@ -1,5 +1,5 @@
-"""The status of runs from their files and, if they were submitted, from Slurm: asked once, or repeatedly while you
-watch."""
+"""The status of runs from their files and, if they were submitted, from Slurm: asked once, or repeatedly for `hpctrain
+watch`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpctrain.slurm.watch import JobWatcher
 ASK_SLURM_S = 10.0
 """Shortest pause in seconds between two requests to Slurm; it grows to 30 s while nothing changes."""
 UNKNOWN_S = 60.0
-"""Seconds without a sign of life after which a run without a job counts as over."""
+"""Seconds without a new line in the run's files after which a run without a Slurm job counts as over."""
 
 NO_ANSWER = "the Slurm controller does not answer ({})"
 _OVER = ("done", "failed", "cancelled")
@@ -42,7 +42,7 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def run_statuses(folders: Sequence[Path]) -> list[RunStatus | HpctrainError]:
-    """Return for each run its status, or the error that prevents one.
+    """Return for each run folder, in order, the status of its run, or the error that prevents one.
 
     Slurm's queue is asked once for all runs. Accounting is asked once for the jobs that have left the queue and whose
     end the files do not state.
@@ -62,10 +62,11 @@ def run_statuses(folders: Sequence[Path]) -> list[RunStatus | HpctrainError]:
 
 
 def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm, now: float) -> dict[Path, RunStatus]:
-    """Return the status of runs by their files and by Slurm.
+    """Return the status of runs by their files and by Slurm, by run folder; {} on a machine without Slurm's commands.
 
     Args:
         open_runs: status by the files, and the jobs about which Slurm may know more, by run folder.
+        now: Unix time in seconds.
     """
     why = slurm.why_unavailable()
     if why is not None:
@@ -94,7 +95,7 @@ def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm
 
 
 class WatchedRun:
-    """The status of a run that is watched. Each look reads its files; Slurm is asked every 10 to 30 seconds."""
+    """The status of a run that is watched. Each `look` reads the run's files; Slurm is asked every 10 to 30 seconds."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         """Open the run in `folder`.
@@ -117,7 +118,7 @@ class WatchedRun:
         self._began = clock.now()
 
     def look(self) -> RunStatus:
-        """Read the new lines of the run's files, ask Slurm if it is time, and return the status."""
+        """Read the new lines of the run's files, ask Slurm if its next request is due, and return the status."""
         self.new = self.live.read()
         status = self.live.status(self._clock.wall())
         self._follow_job()
@@ -146,7 +147,8 @@ class WatchedRun:
         return status.state in _OVER and not self.live.held
 
     def _ask(self) -> None:
-        """Ask Slurm if it is time. An error is shown until Slurm answers again."""
+        """Ask Slurm about the run's jobs if the next request is due. `look` shows an error until Slurm answers
+        again."""
         due = self._clock.now() >= self._watcher.next_s
         try:
             self._watcher.poll(self._clock.now())
@@ -157,7 +159,7 @@ class WatchedRun:
                 self._trouble = self._watcher.away
 
     def _follow_job(self) -> None:
-        """Watch the run's new jobs too: the run may continue as another job at any time."""
+        """Add the run's new jobs to the jobs that are watched: the run may continue as another job at any time."""
         jobs = _slurm_jobs(self.live.folder) if self.live.run.cluster.kind == "slurm" else []
         if jobs[:1] != self._jobs[:1]:
             self.live.read_run()
@@ -167,7 +169,8 @@ class WatchedRun:
         self._jobs = jobs
 
     def _info(self) -> JobInfo | None:
-        """Return what Slurm's queue and accounting know about the run's job; None if they do not know the job."""
+        """Return what Slurm's queue or accounting knows about the job that determines the run's state; None if
+        nothing."""
         known = {job: info for job, info in self._watcher.known.items() if not self._watcher.is_forgotten(job)}
         newest, telling = self._jobs[0], _telling(self._jobs, known)
         if telling is not None or not self._watcher.is_forgotten(newest):
@@ -178,7 +181,7 @@ class WatchedRun:
 
 
 def _open_jobs(folder: Path, status: RunStatus) -> list[str]:
-    """Return the jobs about which Slurm may know more than the files; [] for a run that is done.
+    """Return the ids of the jobs about which Slurm may know more than the files; [] for a run that is done or local.
 
     Raises:
         UntrustedError: other users could have written the list of jobs.
@@ -187,7 +190,8 @@ def _open_jobs(folder: Path, status: RunStatus) -> list[str]:
 
 
 def _slurm_jobs(folder: Path) -> list[str]:
-    """Return the run's newest job and its successors; only the newest if the list of successors is damaged."""
+    """Return the ids of the run's newest job and its successors; only the newest if the list of successors is
+    damaged."""
     try:
         return open_jobs(folder)
     except FileError:
@@ -196,7 +200,13 @@ def _slurm_jobs(folder: Path) -> list[str]:
 
 
 def _telling(jobs: Sequence[str], known: Mapping[str, JobInfo]) -> JobInfo | None:
-    """Return the job that determines the state of the run: the first that has not ended, otherwise the newest; None if
-    Slurm does not know it."""
+    """Return the job that determines the state of the run; None if Slurm does not know it.
+
+    It is the first of `jobs` that has not ended, or jobs[0] if all have ended.
+
+    Args:
+        jobs: ids of the run's newest job and its successors.
+        known: what Slurm says, by job id.
+    """
     live = (known[job] for job in jobs if job in known and not known[job].is_ended)
     return next(live, known.get(jobs[0]))
