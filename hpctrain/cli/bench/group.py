@@ -254,7 +254,7 @@ RUNTIME_CASES = ("one_process", "dp2", "pp2")
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure hpctrain and another implementation in turns: their ratio and its uncertainty.
+    """Side-by-side measurements: hpctrain and another implementation in turns, their ratio and its uncertainty.
 
     Run nothing else on the machine meanwhile; the load of the machine is recorded beside the result.
     """
