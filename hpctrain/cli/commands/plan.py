@@ -51,7 +51,11 @@ from hpctrain.runs.locate import find_run
 
 
 def recover_option(purpose: str = "") -> Callable[..., Any]:
-    """Return the option `--recover SECONDS`; `purpose` says what it is for."""
+    """Return the decorator that gives a command the option `--recover SECONDS`.
+
+    Args:
+        purpose: what the command needs the option for, as the end of a phrase in the help text.
+    """
     return click.option(
         "--recover",
         type=FiniteNumber(0),
@@ -312,8 +316,8 @@ def failures(
 
     Nodes fail independently at a constant rate, also while the job recovers. Training speed is proportional to the
     number of nodes that the job has. With recovery in place, the job continues on the nodes that are left; a repaired
-    node joins at the next failure. For requeueing with all nodes back, the expected value by Daly's formula is printed
-    beside the simulation.
+    node joins at the next failure. For requeueing, after which the job has all its nodes again, the expected value by
+    the formula of Daly (2006) is printed beside the simulation.
     """
     cluster = FailureModel(
         nodes=math.ceil(gpus / gpus_per_node),

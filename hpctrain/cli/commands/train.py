@@ -200,7 +200,7 @@ DECODER = Starter(
     name="demo", steps=120, nodes=NODES, lr=2e-3, checkpoint_every=20, text_bytes=12_000_000, tokenizer="train:2048"
 )
 STARTERS = {"decoder": DECODER, "encoder": replace(DECODER, preset="bert-4m")}
-"""Values of the demo's run, by the family of its model."""
+"""Values of the demo's run file, by the value of --model."""
 TASKS = {
     "decoder": "The model learns to name the next token.",
     "encoder": "The model learns to fill in tokens that are hidden from it.",
@@ -231,7 +231,11 @@ def demo_command(output: Path, model: str) -> None:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Return the demo's folder. It is new, empty, or of an earlier demo, so that no other files are overwritten."""
+    """Make the demo's folder with its mark, and return it.
+
+    Raises:
+        InputError: the folder holds files and no mark of an earlier demo. A demo overwrites only a demo's files.
+    """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
         raise InputError(f"{folder}: holds something that the demo did not make; give it a new folder with -o")
     with storage_errors(folder):
@@ -263,8 +267,8 @@ def _text(folder: Path, starter: Starter) -> Path:
 
 
 def _quietly(progress: Progress) -> Progress:
-    """Return `progress` if stderr is a terminal, else a function that shows nothing, so that a log of the demo is
-    readable."""
+    """Return `progress` if stderr is a terminal, else a function that shows nothing, so that a demo's log has no
+    progress lines."""
     return progress if sys.stderr.isatty() else lambda phase, done, total: None
 
 
@@ -312,7 +316,7 @@ def _train(folder: Path, run_file: Path, task: str) -> Path:
 
 @dataclass
 class _FaultInjector:
-    """Kills a worker at one step and a node at a later one."""
+    """Kills a worker after step `WORKER_DIES_AT` of the demo's run, and a virtual node after step `NODE_DIES_AT`."""
 
     job: LocalJob
     done: set[str] = field(default_factory=set)
