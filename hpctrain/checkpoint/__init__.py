@@ -1,1 +1,2 @@
-"""State on disk: sharded checkpoints that appear whole or not at all. The module `published` does not import torch."""
+"""Checkpoints on disk: sharded over the ranks that write them, loadable under any plan, and visible only when they are
+whole. The module `published` does not import torch."""

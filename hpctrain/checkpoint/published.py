@@ -1,7 +1,8 @@
-"""Published checkpoints: search, verification, publication, pruning. It imports no torch, because agents use it too.
+"""Published checkpoints, which are whole: search, verification, publication, pruning. The module imports no torch,
+because agents use it too.
 
-torch's checkpoint format unpickles its metadata. So nothing of a checkpoint is loaded before owner, mode and hash of
-every file are checked against what this user's run wrote.
+torch's checkpoint format unpickles its metadata, which could run code. So nothing of a checkpoint is loaded before
+owner, mode and hash of every file have been compared with the manifest that the run wrote.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class VerifiedCheckpoint:
-    """A checkpoint that may be loaded."""
+    """A checkpoint that may be loaded, because all its files have the hashes in its manifest."""
 
     path: Path
     manifest: Manifest
@@ -34,7 +35,7 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True)
 class SkippedCheckpoint:
-    """A checkpoint that may not be loaded, and why."""
+    """A checkpoint that may not be loaded, and the reason in words."""
 
     path: Path
     reason: str
@@ -48,11 +49,11 @@ def folder_name(step: int) -> str:
 def newest(
     checkpoints: Path, model_sha256: str | None = None
 ) -> tuple[VerifiedCheckpoint | None, list[SkippedCheckpoint]]:
-    """Return the newest checkpoint that verifies, and the newer ones that were skipped.
+    """Return the newest checkpoint that verifies (None if there is none), and the newer ones that were skipped.
 
     Args:
-        checkpoints: the run's checkpoints folder; it need not exist.
-        model_sha256: if given, checkpoints of another model are skipped too.
+        checkpoints: the run's folder `checkpoints`; it may be missing.
+        model_sha256: hash of the run's model; checkpoints of another model are skipped too. None: any model.
     """
     skipped: list[SkippedCheckpoint] = []
     for path in reversed(listed(checkpoints)):
@@ -68,19 +69,19 @@ def newest(
 
 
 def listed(checkpoints: Path) -> list[Path]:
-    """Return the published checkpoint folders, oldest first; unfinished ones have other names."""
+    """Return the folders of the published checkpoints, oldest step first; unfinished ones have other names."""
     return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
 
 
 def verify(path: Path, hashes: bool = True) -> Manifest:
-    """Check owner, mode, size and hash of every file; return the manifest.
+    """Check owner, mode, size and hash of every file of the checkpoint folder `path`, and return its manifest.
 
     Args:
-        hashes: whether to check hashes. A rank passes False for a checkpoint that was just verified in full, because
-            reading every byte again would take as long as loading.
+        hashes: whether to check hashes. A rank passes False for a checkpoint that its agent has just verified in full,
+            because reading every byte again would take as long as loading.
 
     Raises:
-        CheckpointError: a file is missing or wrong; the message names it.
+        CheckpointError: a file is missing, wrong or unknown to the manifest; the message names the file.
     """
     try:
         with OwnedFolder(path) as folder:
@@ -92,17 +93,17 @@ def verify(path: Path, hashes: bool = True) -> Manifest:
 
 
 def describe_file(path: Path) -> FileEntry:
-    """Return the manifest's entry for a file: name, size and hash."""
+    """Return a file's entry for the manifest: name, size and hash."""
     with path.open("rb") as file:
         return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(file.fileno()))
 
 
 def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
-    """Rename a finished checkpoint to its final name and return the path.
+    """Rename the finished checkpoint folder `temporary` to its final name, and return the new path. The checkpoint is
+    then durable, and the file `latest` names it.
 
-    The checkpoint is then durable, and `latest` names it. A new generation removes the unpublished checkpoints of the
-    previous one (`discard_unfinished`). So a writer that was suspended after it asked the fence finds nothing to
-    rename.
+    A new generation removes the unpublished checkpoints of the previous one (`discard_unfinished`). So a writer of an
+    old generation that was suspended between the fence and the rename finds nothing to rename.
 
     Raises:
         StorageError: the disk is full or read-only; earlier checkpoints are unchanged.
@@ -136,9 +137,9 @@ def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
 
 
 def prune(checkpoints: Path, keep: int, current: Path) -> None:
-    """Remove all checkpoints except the just published `current` and the `keep` − 1 before it.
+    """Remove all checkpoints except `current`, which was just published, and the `keep` − 1 before it.
 
-    A checkpoint of a later step remains from an earlier attempt, and the run did not resume from it; it is removed too.
+    A checkpoint of a later step is from an earlier attempt, and the run did not resume from it; so it is removed too.
     """
     before = [path for path in listed(checkpoints) if path.name < current.name]
     remaining = {current, *before[max(0, len(before) - (keep - 1)) :]}
@@ -148,9 +149,8 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Rename a checkpoint, then delete its files, so that a writer killed in between leaves nothing that looks
-    whole.
-    """
+    """Rename a checkpoint folder, then delete it. So a process that is killed in between leaves no folder that looks
+    like a whole checkpoint."""
     going = path.with_name(f".removed-{path.name}")
     shutil.rmtree(going, ignore_errors=True)
     with contextlib.suppress(OSError):  # a folder that cannot be renamed is deleted in place
@@ -160,7 +160,8 @@ def remove(path: Path) -> None:
 
 
 def quarantine(path: Path) -> str | None:
-    """Rename an unusable checkpoint so that you can inspect it. Return the new name, or None if renaming failed."""
+    """Rename a checkpoint that cannot be used, so that you can inspect it. Return the new name, 'skipped-step-…'; None
+    if renaming failed."""
     aside = path.with_name(f"skipped-{path.name}")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -171,9 +172,10 @@ def quarantine(path: Path) -> str | None:
 
 
 def discard_unfinished(checkpoints: Path) -> None:
-    """Remove what killed writers left behind, and restore a checkpoint whose replacement was not finished.
+    """Remove unfinished checkpoints of killed writers. If a writer was killed while it replaced a checkpoint of the
+    same step, the old checkpoint is restored.
 
-    Call it only while no worker runs.
+    Call this only while no worker runs.
     """
     for path in (*checkpoints.glob(".step-*.tmp"), *checkpoints.glob(".removed-*")):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,10 +1,11 @@
-"""Saves in the background and loads into any plan; torch.distributed.checkpoint (DCP) reads and writes the shards.
+"""Saves checkpoints in the background and loads them into any plan; torch.distributed.checkpoint (DCP) reads and writes
+the shards.
 
-To save, the tensors are copied between two steps into reused memory. A thread with its own process group writes the
-copy and hashes what this rank wrote. Rank 0 publishes the folder when every rank has finished.
+To save, each rank copies its tensors between two steps. A thread with its own process group writes the copy and hashes
+the files of the rank. Rank 0 publishes the folder when every rank has finished.
 
-Fresh memory costs more than the copy itself, because the kernel maps and clears it page by page. So the memory is
-allocated once, on the writer's thread while the training computes, and each save only copies into it. With a CUDA
+The memory for the copy is allocated once, on that thread while the first steps are computed, and each save only copies
+into it. Fresh memory would cost more than the copy, because the kernel maps and clears it page by page. With a CUDA
 device the memory is pinned, so that the device copies at the full rate of its link.
 """
 
@@ -34,50 +35,49 @@ from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import FileEntry, Manifest
 
 SURPLUS_BYTES = 1 << 14
-"""Bytes of headers, padding and metadata that the format adds to the file of each rank.
-
-For each tensor it adds a sixteenth of this number.
-"""
+"""Bytes of headers, padding and metadata that DCP's format is assumed to add to the file of each rank. For each tensor,
+a sixteenth of this number is assumed in addition."""
 
 
 @dataclass(frozen=True)
 class SaveResult:
-    """The result of a checkpoint save."""
+    """The result of saving a checkpoint of step `step`; `size_bytes` is the size of all ranks' files."""
 
     step: int
     seconds: float
-    """Seconds from the copy of the tensors to the published folder."""
+    """Seconds from the begin of the copy to the published folder, or to the error."""
     size_bytes: int = 0
     error: str | None = None
-    """Why nothing was published; earlier checkpoints are unchanged. None: the checkpoint was published."""
+    """Why no checkpoint was published; earlier ones are unchanged. None: it was published."""
 
 
 class StagingBuffers:
-    """Host memory for one copy of a state, by tensor name; as large as the state."""
+    """Host memory for one copy of this rank's part of the state, by name of the tensor."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def reserve(self, tensors: dict[str, Tensor]) -> None:
-        """Allocate memory for tensors of these shapes. This is cheap: the kernel maps pages when they are written."""
+        """Allocate memory for copies of the tensors, by name. This is cheap, because the kernel maps pages only when
+        they are written."""
         for name, tensor in tensors.items():
             known = self._buffers.get(name)
             if known is None or not _alike(known, tensor):
                 self._buffers[name] = torch.empty_like(tensor.detach(), device="cpu")
 
     def warm(self, device: torch.device) -> None:
-        """Write to all of the memory once, so that the kernel maps it. Call it on another thread before the first
-        `copy`.
+        """Write to all of the memory once, so that the kernel maps it, and pin it for a CUDA device. Call this on
+        another thread before the first `copy`.
 
         Args:
-            device: device of the tensors.
+            device: device of the tensors that will be copied.
         """
         memory = [local_part(buffer).zero_() for buffer in self._buffers.values()]
         if device.type == "cuda":
             _lock_in_place(memory, device)
 
     def copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the tensors' current values; the result is valid until the next call."""
+        """Return copies of the tensors in host memory, by name; they are valid until the next call."""
         self.reserve(tensors)
         sources = [local_part(tensor.detach()) for tensor in tensors.values()]
         targets = [local_part(self._buffers[name]) for name in tensors]
@@ -89,7 +89,8 @@ class StagingBuffers:
 
 
 class CheckpointSaver:
-    """Writes one checkpoint at a time in the background. Every rank creates one, and all ranks call `save`."""
+    """Saves checkpoints, one at a time, in the background. Every rank has a CheckpointSaver, and all ranks call `save`
+    at the same step."""
 
     def __init__(self, checkpoints: Path, group: dist.ProcessGroup, keep: int, fence: Fence) -> None:
         self._checkpoints = checkpoints
@@ -103,18 +104,19 @@ class CheckpointSaver:
         self._size_bytes: int | None = None
 
     def prepare(self, tensors: dict[str, Tensor]) -> None:
-        """Allocate the memory for copies of these tensors during the first steps, so that the first save need not do
-        it.
-        """
+        """Allocate and map the memory for copies of the tensors in the background, so that the first save need not wait
+        for it."""
         self._staging.reserve(tensors)
         device = next(iter(tensors.values())).device
         self._warming = self._thread.submit(self._staging.warm, device)
 
     def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """Copy the tensors and start writing; they may change after the call. Wait for an unfinished save first.
+        """Copy the tensors and begin to write the copy; the tensors may change after this call. An earlier save that
+        still runs is waited for first.
 
         Args:
-            manifest: the manifest without `files`.
+            tensors: this rank's part of the state, by name.
+            manifest: the manifest without `files`, which are filled in.
         """
         self.finished(wait=True)
         start = time.perf_counter()
@@ -124,20 +126,19 @@ class CheckpointSaver:
         self._pending = self._thread.submit(self._write, copy, manifest, start)
 
     def busy(self) -> bool:
-        """Whether a save is running."""
+        """Whether a save is still being written."""
         return self._pending is not None and not self._pending.done()
 
     def finished(self, wait: bool = False) -> SaveResult | None:
-        """Return the result of a save that ended since the last call, else None. With `wait`, wait for a running
-        save.
-        """
+        """Return the result of a save that ended and was not yet returned; None if there is none. With `wait`, wait for
+        a save that is still being written."""
         if self._pending is None or not (wait or self._pending.done()):
             return None
         pending, self._pending = self._pending, None
         return pending.result()
 
     def close(self) -> None:
-        """Wait for the writer thread to end."""
+        """Wait for a running save, and end the writer thread."""
         self._thread.shutdown(wait=True)
 
     def _write(self, tensors: dict[str, Tensor], manifest: Manifest, start: float) -> SaveResult:
@@ -154,7 +155,8 @@ class CheckpointSaver:
         return SaveResult(manifest.step, time.perf_counter() - start, size)
 
     def _check_room(self, tensors: dict[str, Tensor], step: int) -> None:
-        """Raise StorageError if the checkpoint does not fit on the disk. Call it before anything is written."""
+        """Raise StorageError on every rank if a checkpoint of step `step` does not fit on the disk. Collective; called
+        before anything is written."""
         if self._size_bytes is None:
             self._size_bytes = self._expected_bytes(tensors)
         size_bytes, ranks = self._size_bytes, dist.get_world_size(self._group)
@@ -167,9 +169,8 @@ class CheckpointSaver:
         self._on_rank0(look)
 
     def _expected_bytes(self, tensors: dict[str, Tensor]) -> int:
-        """Return the bytes of the whole state. Each tensor counts once, even if several ranks hold it or parts of
-        it.
-        """
+        """Return the expected bytes of a checkpoint of the whole state, over all ranks. A tensor counts once, even if
+        several ranks hold it or parts of it. Collective."""
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(self._group))]
         dist.all_gather_object(everyone, sizes, group=self._group)
@@ -186,7 +187,8 @@ class CheckpointSaver:
         return self._describe(temporary)
 
     def _describe(self, temporary: Path) -> list[FileEntry]:
-        """Hash the files that this rank wrote; return the entries of all ranks' files. Collective."""
+        """Hash the files that this rank wrote to the folder; return the manifest's entries of all ranks' files.
+        Collective."""
         rank = dist.get_rank(self._group)
         prefixes = (f"__{rank}_", ".metadata") if rank == 0 else (f"__{rank}_",)
         entries = [
@@ -204,9 +206,9 @@ class CheckpointSaver:
         published.prune(self._checkpoints, self._keep, final)
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
-        """Run `act` on rank 0. Collective.
+        """Run `act` on rank 0 alone, and wait for its end on every rank. Collective.
 
-        If rank 0 cannot or may not write, every rank raises StorageError, so that all ranks give up together.
+        If `act` raises StorageError or Superseded, every rank raises StorageError, so that all ranks give up together.
         """
         message: list[str | None] = [None]
         if dist.get_rank(self._group) == 0:
@@ -221,9 +223,12 @@ class CheckpointSaver:
 
 
 def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None) -> None:
-    """Load a verified checkpoint into the tensors in place. Collective; each rank reads only what it needs.
+    """Load a verified checkpoint into `tensors` in place. Collective; each rank reads only the parts that its tensors
+    need.
 
     Args:
+        tensors: this rank's part of the state, by name.
+        path: folder of the checkpoint.
         group: the ranks that load; None: this process alone.
 
     Raises:
@@ -237,10 +242,10 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None
 
 
 def load_with_prefix(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """Return the tensors of a verified checkpoint whose names begin with a prefix, under their names without the
-    prefix.
+    """Return name -> whole tensor, on the CPU, for the tensors of a verified checkpoint whose names begin with a
+    prefix; the returned names lack the prefix.
 
-    Collective; ranks may give different prefixes.
+    Collective; each rank of `group` may give another prefix.
 
     Raises:
         CheckpointError: a tensor cannot be read.
@@ -264,7 +269,8 @@ def _make_folder(path: Path) -> None:
 
 
 def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
-    """Return the reason for DCP's failure in one line: the file system's error, else that of the first failed rank."""
+    """Return why DCP could not write to the folder `path`, in one line: the file system's error if it still refuses a
+    write, else the error of the first rank that failed."""
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"
@@ -273,7 +279,7 @@ def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
 
 
 def _first_failure(error: dcp.api.CheckpointException) -> tuple[int, str]:
-    """Return the first rank that failed, and the last line of its error."""
+    """Return the number of the first rank that failed, and the last line of its error."""
     rank, failure = min(error.failures.items(), default=(0, error))
     cause = failure[0] if isinstance(failure, tuple) else failure  # with a summary of its traceback
     lines = str(cause).strip().splitlines()
@@ -281,9 +287,10 @@ def _first_failure(error: dcp.api.CheckpointException) -> tuple[int, str]:
 
 
 def _refusal(folder: Path) -> str | None:
-    """Write another MiB; return the file system's error, or None if that works.
+    """Write 1 MiB to a file in the folder, as a test, and remove it. Return the file system's error, or None if the
+    write works.
 
-    torch's writer reports a full disk as a wrong file position, without the system's error.
+    The test is needed because torch's writer reports a full disk as a wrong file position, without the system's error.
     """
     probe = folder / ".room"
     try:
@@ -300,7 +307,8 @@ def _refusal(folder: Path) -> str | None:
 
 
 def _lock_in_place(tensors: list[Tensor], device: torch.device) -> None:
-    """Pin memory with CUDA. If the system refuses (a limit on locked memory), copies are only slower."""
+    """Pin the memory of CPU tensors for fast copies from the CUDA device. If the system refuses (a limit on locked
+    memory), print a message; copies are then only slower."""
     # A thread starts on GPU 0, and its first CUDA call would open a context there, which takes memory.
     torch.cuda.set_device(device)
     cuda = torch.cuda.cudart()
@@ -322,5 +330,5 @@ def _alike(buffer: Tensor, tensor: Tensor) -> bool:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; any other tensor unchanged."""
+    """Return this rank's part of a DTensor; return any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,7 +1,8 @@
-"""Names the tensors of a training state, and hashes the weights, so that neither depends on how the model is cut.
+"""Names the tensors of a training state, and hashes the weights. Neither depends on the plan: on stages, sharding or
+tensor parallelism.
 
 The names are model.<parameter> and, for AdamW's moments, exp_avg.<parameter> and exp_avg_sq.<parameter>. A split tensor
-is a DTensor, so that torch.distributed.checkpoint can load it into any other split.
+is a DTensor, so torch.distributed.checkpoint can load it into any other split.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def prepare_moments(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> None:
-    """Create AdamW's state as zeros before the first step, so that a checkpoint can be loaded into it."""
+    """Create AdamW's state, with zeros, before its first step, so that a checkpoint can be loaded into it. An existing
+    state stays."""
     for _, parameter in parameters:
         state = optimizer.state[parameter]
         if not state:
@@ -30,7 +32,8 @@ def prepare_moments(parameters: list[tuple[str, nn.Parameter]], optimizer: torch
 
 
 def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return all tensors of this rank's state by name; they share memory with model and optimizer."""
+    """Return name -> tensor for all tensors of this rank's state; they share memory with the model and the
+    optimizer."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()
@@ -40,15 +43,19 @@ def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.O
 
 
 def set_optimizer_step(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Set AdamW's number of steps done, on which its bias correction depends."""
+    """Set the number of steps that AdamW has done to `step`; its bias correction depends on that number."""
     for _, parameter in parameters:
         optimizer.state[parameter]["step"].fill_(float(step))
 
 
 def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
-    """Return the SHA-256 over name, dtype, shape and bytes of every parameter in the order of their names, as hex.
+    """Return the SHA-256, as hex, over name, dtype, shape and bytes of every parameter of the model, in the order of
+    their names.
 
-    Collective over the world. A rank holds one whole tensor at a time and sends only digests.
+    Collective over all ranks. A rank gathers one whole tensor at a time, and sends only digests.
+
+    Args:
+        parameters: the parameters on this rank, by name.
 
     Raises:
         HpctrainError: copies of a parameter differ between ranks.
@@ -69,7 +76,7 @@ def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor. Collective over the mesh of a DTensor."""
+    """Return the whole tensor, gathered from its parts if it is a DTensor. Collective over the DTensor's mesh."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

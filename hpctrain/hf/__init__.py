@@ -1,1 +1,2 @@
-"""Hugging Face folders without torch: configs, tensor names, shards, tokenizers, and the start of a run from one."""
+"""Hugging Face folders without torch: config.json, names of tensors, safetensors files, tokenizers, and the start of a
+run from such a folder."""

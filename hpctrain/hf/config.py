@@ -1,7 +1,8 @@
-"""Reads the config.json of a Hugging Face folder into a spec, and writes one from a spec; pure, no tensors.
+"""Reads the config.json of a Hugging Face folder into a model's spec (`records/model/families.py`), and writes a
+config.json from a spec. Pure; tensors are not looked at.
 
 Keys and their defaults follow the configuration classes of transformers 4.45 to 5. A setting that hpctrain's models
-lack is refused by name. Otherwise a model that computes something else would train, and be silently worse.
+lack is refused by name, because otherwise the run would silently train a model that computes something else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BY_TYPE = {
     "bert": "BertForMaskedLM",
     "t5": "T5ForConditionalGeneration",
 }
-"""The architecture of a config.json without `architectures`, by its `model_type`."""
+"""`model_type` -> architecture, for a config.json without the key `architectures`."""
 
 _DROPOUT = (
     "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob",
@@ -37,16 +38,17 @@ _SIZES = {
     "dim": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn_dim": "intermediate_size",
     "vocab": "vocab_size",
 }  # fmt: skip
-"""Field of a spec -> key of config.json, for Llama and BERT."""
+"""Field of a spec -> key of config.json, for the sizes of Llama and BERT."""
 
 SIZE_MAX = 2**31
-"""Upper limit of every size in a config.json; the spec then checks each of them."""
+"""Largest value of any size in a config.json; the spec checks each size further."""
 
 FamilySpecT = TypeVar("FamilySpecT", DecoderSpec, Gpt2Spec, EncoderSpec, EncoderDecoderSpec)
 
 
 class _Keys:
-    """Reads the keys of one config.json, and collects the errors in their values."""
+    """Reads the keys of one config.json, and collects the errors in their values, so that one FileError lists all of
+    them."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
@@ -54,7 +56,8 @@ class _Keys:
         self._mistakes: list[FieldError] = []
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return the whole number above 0 at `key`; without a default the key is required."""
+        """Return the whole number above 0 at `key`. If the key is absent, return `default`; without a default, record
+        an error."""
         value = self._values.get(key)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= SIZE_MAX:
@@ -63,11 +66,16 @@ class _Keys:
         return 1
 
     def sizes(self, **keys: str) -> dict[str, int]:
-        """Return field -> the required whole number above 0 at its key."""
+        """Return field -> whole number above 0 at the field's key, which has to exist.
+
+        Args:
+            keys: field of a spec -> key of config.json.
+        """
         return {field: self.size(key) for field, key in keys.items()}
 
     def number(self, key: str, default: float, inner: str | None = None) -> float:
-        """Return the number above 0 at `key`, or at `inner` in the mapping at `key`."""
+        """Return the number above 0 at `key` or, if `inner` is given, at the key `inner` of the mapping at `key`. If
+        `key` is absent, return `default`."""
         value = self._values.get(key, default) if inner is None else self._values[key][inner]
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return float(value)
@@ -75,7 +83,7 @@ class _Keys:
         return default
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean at `key`."""
+        """Return the boolean at `key`; `default` if the key is absent."""
         value = self._values.get(key)
         value = default if value is None else value
         if isinstance(value, bool):
@@ -84,7 +92,11 @@ class _Keys:
         return default
 
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
-        """Return the value at `key`, which has to be one of `allowed`; `default` is what transformers assumes."""
+        """Return the value at `key`, and record an error unless it is one of `allowed`.
+
+        Args:
+            default: the value that transformers assumes if the key is absent.
+        """
         value = self._values.get(key, default)
         if value not in allowed:
             self.refuse(key, " or ".join(_short_repr(choice) for choice in allowed))
@@ -94,15 +106,15 @@ class _Keys:
         return self._values.get(key)
 
     def refuse(self, key: str, allowed: str) -> None:
-        """Record the error that the value at `key` is not supported."""
+        """Record the error that the value at `key` is not supported; `allowed` says in words which values are."""
         shown = f"found {_short_repr(self._values[key])}" if key in self._values else "not there"
         self._mistakes.append(FieldError(key, f"{shown}; allowed: {allowed}"))
 
     def build_spec(self, kind: type[FamilySpecT], **fields: Any) -> FamilySpecT:
-        """Return the spec with these fields.
+        """Return the spec of class `kind` with the given fields.
 
         Raises:
-            FileError: a key or a field has an error; all of them are listed.
+            FileError: an error was recorded, or the spec refuses a field; all errors are listed.
         """
         if not self._mistakes:
             try:
@@ -116,7 +128,7 @@ class _Keys:
 
 
 def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
-    """Return the model's dimensions from a config.json.
+    """Return the model's spec from the values of a config.json.
 
     Args:
         source: path of the file, for errors.
@@ -130,10 +142,13 @@ def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
 
 
 def architecture(config: Mapping[str, Any], source: str) -> str:
-    """Return the name of the class with which transformers loads the folder.
+    """Return the name of the class with which transformers loads the folder of a config.json.
+
+    Args:
+        source: path of the file, for errors.
 
     Raises:
-        FileError: the class is not supported here.
+        FileError: hpctrain does not support the class.
     """
     named, kind = config.get("architectures"), config.get("model_type")
     if not named and isinstance(kind, str) and kind in _BY_TYPE:
@@ -145,7 +160,8 @@ def architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys with a dropout above 0, as 'resid_pdrop 0.1'; hpctrain's models have no dropout."""
+    """Return the keys of a config.json with a dropout above 0, each with its value, as 'resid_pdrop 0.1'. hpctrain's
+    models have no dropout."""
     rates = [(key, config.get(key)) for key in _DROPOUT]
     return [f"{key} {value:g}" for key, value in rates if isinstance(value, int | float) and value > 0]
 
@@ -168,15 +184,16 @@ def _decoder(keys: _Keys) -> FamilySpec:
 
 
 def _mistral(keys: _Keys) -> FamilySpec:
-    """Return the spec of a Mistral without an attention window; such a model is a Llama. Where the key is absent,
-    transformers assumes a window of 4096 tokens."""
+    """Return the spec of a Mistral, which is that of a Llama if there is no sliding attention window. A missing key
+    `sliding_window` is refused, because transformers then assumes a window of 4096 tokens."""
     keys.only("sliding_window", None, default=4096)
     keys.size("num_key_value_heads")  # absent it would be 8 here, not all heads
     return _decoder(keys)
 
 
 def _rope_base(keys: _Keys) -> float:
-    """Return the base of the rotary angles: from its own key or, since transformers 5, from `rope_parameters`."""
+    """Return the base of the rotary position angles: from `rope_theta` in `rope_parameters` (transformers 5) or
+    `rope_scaling`, else from the key `rope_theta` itself."""
     for key in ("rope_parameters", "rope_scaling"):
         parameters = keys.get(key)
         if isinstance(parameters, dict):
@@ -254,10 +271,12 @@ def _short_repr(value: Any) -> str:
 
 
 def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[str, Any]:
-    """Return a config.json for a model that was initialized from the seed.
+    """Return the values of a config.json for a model that was initialized from the run's seed, not from a Hugging Face
+    folder.
 
     Args:
-        seq_len: tokens in a training sequence; becomes the maximum length of a model without a table of positions.
+        seq_len: tokens in a training sequence. A model without a table of positions gets it as its maximum length.
+        special: special tokens of the run's objective.
     """
     match spec:
         case DecoderSpec():
@@ -350,7 +369,13 @@ def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[st
 
 
 def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
-    """Return the config.json of the folder that a run started from, adapted to the run's current weights."""
+    """Return the values of a config.json for a run that started from a Hugging Face folder: those of that folder, with
+    the changes that the run's weights need.
+
+    Args:
+        recorded: values of the folder's config.json, as the run recorded them.
+        seq_len: tokens in a training sequence; a Llama's maximum length becomes at least that.
+    """
     config = {key: value for key, value in recorded.items() if key not in ("transformers_version", "dtype")}
     if config.get("architectures") == ["BertForPreTraining"]:
         config["architectures"] = ["BertForMaskedLM"]  # its other head was not trained

@@ -1,11 +1,12 @@
-"""A Hugging Face folder on disk, from which a run may start: its config.json, and where each tensor is in its files.
+"""A Hugging Face folder on disk, from which a run may start: its config.json, where each tensor is in its files, and
+the tokenizer files that an export adds.
 
-The header of each file is checked before any tensor is read: 8 bytes with the length of a JSON header, the header with
-type, shape and offsets of each tensor, then the tensors, one after the other without holes
-(https://github.com/huggingface/safetensors#format). Needs no torch, because the folder is checked before a job is
-queued.
+The header of each safetensors file is checked before any tensor is read. Such a file has 8 bytes with the length of a
+JSON header; the header with type, shape and offsets of each tensor; then the tensors, one after the other without holes
+(https://github.com/huggingface/safetensors#format). The module needs no torch, because the folder is checked before a
+job is queued.
 
-The tokenizer of a corpus is written in the two files that transformers reads: tokenizer.json and
+An export writes the tokenizer of the run's corpus as the two files that transformers reads: tokenizer.json and
 tokenizer_config.json.
 """
 
@@ -39,39 +40,40 @@ from hpctrain.records.run.run import Run
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
 _SAMPLE = 1024
-"""Number of first bytes of each tensor that are hashed, to distinguish weights of equal shapes."""
+"""Number of bytes at the beginning of each tensor that are hashed, to distinguish weights of equal shapes."""
 
 
 _HEADER_LIMIT = 100_000_000
-"""Largest header that the format allows, bytes."""
+"""Largest header that the safetensors format allows, in bytes."""
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-"""Bits of a number, by type."""
+"""Type in a safetensors header -> bits of a number of that type."""
 _SIZE_MAX = 2**62
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Name, type, shape and position of one tensor in a safetensors file."""
+    """Name, type, shape and position of one tensor in a safetensors file; `size_bytes` is its length there."""
 
     file: Path
     name: str
-    """Name in the file."""
+    """Name of the tensor in the file, which early versions of transformers chose differently."""
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """First byte in the file."""
+    """Offset of the tensor's first byte from the beginning of the file."""
     size_bytes: int
 
 
 def with_hf_folder(run: Run) -> Run:
-    """Return the run with the content of the folder at `model.hf` as `model.found`; a run file that has it already is
-    not changed.
+    """Return the run with what the Hugging Face folder at `model.hf` says as `model.found`: config, dimensions and
+    weights hash. A run without `model.hf`, or with `model.found` already, is returned unchanged.
 
     Raises:
-        InputError, FileError: the folder cannot be used, or its tokenizer differs from that of the data.
+        InputError: the folder is missing or has no safetensors files, or its tokenizer differs from that of the data.
+        FileError: a file of the folder is damaged, or hpctrain does not support the model.
     """
     if run.model.hf is None or run.model.hf_model is not None:
         return run
@@ -82,13 +84,15 @@ def with_hf_folder(run: Run) -> Run:
 
 
 def dropout_warning(run: Run) -> list[str]:
-    """Return a warning where the folder's model was trained with dropout, which hpctrain does not use."""
+    """Return a list with a warning if the model in the run's Hugging Face folder was trained with dropout, which
+    hpctrain's models do not have; else an empty list."""
     dropout = [] if run.model.hf_model is None else dropout_of(run.model.hf_model.config)
     return [f"model.hf: the folder's config.json has {', '.join(dropout)}; models here have no dropout"] * bool(dropout)
 
 
 def _check_tokenizer(run: Run, folder: Path) -> None:
-    """Check that data and model use the same tokenizer; with another one, all that the model has learned is lost.
+    """Check that every token of the data has the same id in the tokenizer of the Hugging Face folder. With other ids,
+    what the model has learned would be of no use. A folder without a tokenizer is not checked.
 
     Raises:
         InputError: the tokenizers differ.
@@ -117,11 +121,13 @@ def _vocabulary(path: Path, field: str) -> dict[str, int]:
 
 
 def read_folder(path: Path) -> HfModel:
-    """Return the config, dimensions and weights hash of a folder, after checking that it has all tensors of the model.
+    """Return the config, dimensions and weights hash of a Hugging Face folder, after the check that it has all tensors
+    of the model.
 
     Raises:
         InputError: the folder does not exist, or has no safetensors files.
-        FileError: the model in config.json is not supported, or tensors are missing, unknown or of other shapes.
+        FileError: hpctrain does not support the model in config.json, or tensors are missing, unknown or of other
+            shapes.
     """
     if not path.is_dir():
         raise InputError(f"model.hf: {path}: no such folder; name one with config.json and safetensors files in it")
@@ -135,22 +141,25 @@ def read_folder(path: Path) -> HfModel:
 
 
 def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, StoredTensor]:
-    """Return the tensors of a folder by their current names in transformers.
+    """Return name -> tensor for all tensors of a Hugging Face folder, under the names that transformers gives them
+    today.
 
     Raises:
-        InputError, FileError: the folder has no tensors, or a file is damaged.
+        InputError: the folder has no safetensors files.
+        FileError: a file is damaged.
     """
     return {current_tensor_name(spec, item.name): item for file in _shard_files(path) for item in tensors_in(file)}
 
 
 def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTensor | None:
-    """Return the stored tensor of that name, else of its alternative name; None where neither exists."""
+    """Return the stored tensor with the name of `tensor`, else the one with its alternative name (`instead`); None if
+    neither exists."""
     return stored.get(tensor.name) or (stored.get(tensor.instead) if tensor.instead else None)
 
 
 def weights_sha256(stored: dict[str, StoredTensor]) -> str:
-    """Return the SHA-256 of the name, dtype, shape and first 1,024 bytes of every tensor. About a thousandth of the
-    folder is read, so a change further into a tensor goes unnoticed."""
+    """Return the SHA-256, as hex, of the name, type, shape and first 1,024 bytes of every tensor. A change of later
+    bytes goes unnoticed, because only about a thousandth of the folder is read."""
     digest = hashlib.sha256()
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
         item = stored[name]
@@ -185,7 +194,12 @@ def _check(path: Path, spec: FamilySpec, stored: dict[str, StoredTensor]) -> Non
 
 
 def _shard_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder."""
+    """Return the paths of a Hugging Face folder's safetensors files.
+
+    Raises:
+        InputError: a file is missing.
+        FileError: the list of files is damaged.
+    """
     if (path / INDEX).is_file():
         index = read_json(path / INDEX)
         names = index.get("weight_map") if isinstance(index, dict) else None
@@ -206,7 +220,7 @@ def _shard_files(path: Path) -> list[Path]:
 
 
 def tensors_in(path: Path) -> list[StoredTensor]:
-    """Return the tensors of one file.
+    """Return the tensors of one safetensors file, in the order of their positions; only the header is read.
 
     Raises:
         FileError: the file cannot be read, is no safetensors file, or is truncated.
@@ -239,7 +253,10 @@ def tensors_in(path: Path) -> list[StoredTensor]:
 
 
 def _stored(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
-    """Return the tensor that one entry of the header describes.
+    """Return the tensor `name` that the entry `entry` of a safetensors header describes.
+
+    Args:
+        start: offset in the file at which the tensors begin.
 
     Raises:
         FileError: the entry has values that the format does not allow.
@@ -267,19 +284,20 @@ def _error(path: Path, text: str, name: str = "") -> FileError:
 
 
 MASK, START = "[MASK]", "<pad>"
-"""Names of the tokens that an objective adds to the tokenizer."""
+"""Names of the mask and of the decoder's start token, if the objective adds them to the tokenizer."""
 
 
 def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[str, dict[str, Any]]:
     """Return the text of tokenizer.json and the values of tokenizer_config.json for the tokenizer of a corpus folder.
-
-    Each special token that the objective adds has a name in it.
+    tokenizer.json also names the special tokens that the objective adds.
 
     Args:
+        special: special tokens of the run's objective.
         longest: most tokens of a sequence that the model takes.
 
     Raises:
-        InputError, FileError: the folder is missing, or its tokenizer is damaged.
+        InputError: the folder is missing, or its tokenizer is damaged.
+        FileError: its index is damaged.
     """
     index = read_index(folder, "data.train[0]")
     if index.tokenizer.file is None:
@@ -302,7 +320,8 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[st
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """Return a tokenizer whose token is the value of each UTF-8 byte; token 256 ends a text."""
+    """Return a tokenizer of the `tokenizers` library with one token for each UTF-8 byte, whose id is the byte; token
+    256 ends a document."""
     # Byte-level BPE without merges. Its alphabet maps a printable byte to its own character, and the others in order
     # to characters from 256 on (Radford et al. 2019).
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -316,7 +335,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def _added(special: SpecialTokens) -> dict[str, int]:
-    """Return the objective's tokens, name -> id."""
+    """Return name -> id of the mask, the decoder's start token and the sentinels, as far as the objective has them."""
     tokens = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
     for name, number in ((MASK, special.mask), (START, special.start)):
         if number is not None:

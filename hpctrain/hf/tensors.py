@@ -1,7 +1,8 @@
-"""The tensors of a Hugging Face folder by name and shape, and the parameters of hpctrain's models that each one holds;
-how an export distributes the tensors over files. Pure.
+"""The tensors of a Hugging Face folder by name and shape, the parameters of hpctrain's models that each of them holds,
+and how an export distributes tensors over files. Pure.
 
-Names are those of transformers for LlamaForCausalLM, GPT2LMHeadModel, BertForMaskedLM and T5ForConditionalGeneration.
+Names are those that transformers gives to the tensors of LlamaForCausalLM, GPT2LMHeadModel, BertForMaskedLM and
+T5ForConditionalGeneration.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import SEGMENTS, DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Type of an export -> bytes of a number."""
+"""Type of an export's numbers -> bytes of a number."""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class HfTensor:
-    """Name and shape of one tensor of a Hugging Face folder, and hpctrain's parameters in it."""
+    """Name and shape of one tensor of a Hugging Face folder, and the parameters of hpctrain's model in it."""
 
     name: str
     shape: tuple[int, ...]
     parameters: tuple[str, ...]
-    """Names of hpctrain's parameters in the tensor: one, or several of equal shape, concatenated along its last
-    axis."""
+    """Names of hpctrain's parameters in the tensor: one, or several of equal shape, which the tensor holds side by side
+    along its last axis."""
     transposed: bool = False
-    """Whether the tensor is a matrix [in, out]; hpctrain's matrices are [out, in]."""
+    """Whether the tensor is a matrix [in, out], while hpctrain's parameter is [out, in]."""
     instead: str | None = None
-    """Name of the tensor that a folder may hold in place of this one."""
+    """Another name under which a folder may hold the tensor; None if there is none."""
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """Shape of each of hpctrain's parameters in the tensor."""
+        """Shape of each of hpctrain's parameters in the tensor, with `transposed` undone."""
         last = self.shape[-1] // len(self.parameters)
         return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
 
@@ -49,7 +50,8 @@ class HfTensor:
 
 
 def tensors_of(spec: FamilySpec) -> list[HfTensor]:
-    """Return all tensors of a model, in the model's order; a tied head has no tensor of its own."""
+    """Return all tensors that a Hugging Face folder of the model has, in the model's order. A tied head is no tensor of
+    its own."""
     match spec:
         case DecoderSpec():
             return list(_of_llama(spec))
@@ -62,8 +64,8 @@ def tensors_of(spec: FamilySpec) -> list[HfTensor]:
 
 
 def current_tensor_name(spec: FamilySpec, name: str) -> str:
-    """Return a tensor's name in current transformers. Early folders lack GPT-2's prefix, and call a norm's weights
-    gamma and beta."""
+    """Return the name that transformers today gives to the tensor `name` of a folder. Early folders lack the prefix of
+    GPT-2's names, and call weight and bias of a norm gamma and beta."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     if isinstance(spec, Gpt2Spec) and name.startswith(("wte.", "wpe.", "h.", "ln_f.")):
         return f"transformer.{name}"
@@ -71,8 +73,8 @@ def current_tensor_name(spec: FamilySpec, name: str) -> str:
 
 
 def is_ignorable(spec: FamilySpec, name: str) -> bool:
-    """Whether the tensor may be skipped: a constant, a second copy of a tied matrix, or BERT's pooler or head for
-    sentence order, which hpctrain does not train."""
+    """Whether a tensor of a Hugging Face folder may be skipped. Such a tensor is a constant, is unused, is a second
+    copy of a tied matrix, or is part of BERT's pooler or its head for sentence order, which hpctrain does not train."""
     return any(re.fullmatch(pattern, name) for pattern in _ignorable_patterns(spec))
 
 
@@ -208,13 +210,18 @@ def _linear(theirs: str, ours: str, width_in: int, width_out: int) -> Iterator[H
 
 
 def _conv1d(theirs: str, ours: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
-    """Yield weight and bias of one GPT-2 linear, whose matrix is transposed."""
+    """Yield weight and bias of one GPT-2 linear layer. The folder holds its matrix as [in, out], hpctrain as [out, in].
+
+    Args:
+        theirs: name of the layer in the Hugging Face folder.
+        ours: name of the layer in hpctrain's model.
+    """
     yield HfTensor(f"{theirs}.weight", (width_in, width_out), (f"{ours}.weight",), transposed=True)
     yield _same(f"{theirs}.bias", f"{ours}.bias", width_out)
 
 
 def shard_bytes(text: str) -> int:
-    """Return the bytes that '5GB' or '500MiB' stands for.
+    """Return the number of bytes that a text such as '5GB' or '500MiB' stands for.
 
     Raises:
         InputError: the text is no size.
@@ -227,7 +234,8 @@ def shard_bytes(text: str) -> int:
 
 
 def assign_to_shards(tensors: Sequence[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
-    """Return the tensors by file, in their order; a file exceeds `limit` bytes only where a single tensor does."""
+    """Return file name -> tensors of an export's files, in the order of `tensors`. A file is larger than `limit` bytes
+    only if a single tensor is."""
     groups: list[list[HfTensor]] = []
     room = 0
     for tensor in tensors:
@@ -244,7 +252,11 @@ def assign_to_shards(tensors: Sequence[HfTensor], bytes_per_value: int, limit: i
 
 
 def index_of(files: dict[str, list[HfTensor]], bytes_per_value: int) -> dict[str, Any]:
-    """Return the content of model.safetensors.index.json."""
+    """Return the content of model.safetensors.index.json, which says in which file each tensor is.
+
+    Args:
+        files: file name -> tensors, from `assign_to_shards`.
+    """
     total = sum(tensor.count for group in files.values() for tensor in group)
     return {
         "metadata": {"total_parameters": total, "total_size": total * bytes_per_value},

@@ -1,1 +1,2 @@
-"""Reads a finished corpus for training: token shards, mixtures, samples and the node cache."""
+"""Reads a finished corpus for training: token shards, mixtures of corpora, model inputs and targets, and the node
+cache."""

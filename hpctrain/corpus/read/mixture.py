@@ -1,9 +1,9 @@
-"""Mixes several corpora in given shares: the corpus that sample number i comes from is a function of i alone.
+"""Mixes several corpora (sources) in given shares: the source of sample number i of a run is a function of i alone.
 
-The order of sources has a period, in which each source occurs exactly its count of times. Within a period, of the
+The order of sources repeats with a period, in which each source has a fixed number of samples. Within a period, of the
 sources that may come next, the one whose next sample is due first is chosen (R. Tijdeman, "The chairman assignment
-problem", Discrete Mathematics 32, 1980). So every prefix of the run has each source's share, within less than one
-sample. Each source has its own epochs.
+problem", Discrete Mathematics 32, 1980). So among the first n samples of a run, for every n, each source has its share,
+within less than one sample. Each source has its own epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from hpctrain.corpus.read.tokens import Corpus
 
 PERIOD = 1 << 14
-"""Most samples in a period of the order of sources: shares that need more are rounded to multiples of 1 / PERIOD."""
+"""Most samples in a period of the order of sources. Shares that would need a longer period are rounded to multiples of
+1 / PERIOD."""
 
 Indices = NDArray[np.int64]
 
@@ -31,18 +32,19 @@ class SourceOrder:
     """The order of sources over one period."""
 
     source: Indices
-    """Source at each position, [period]."""
+    """Index of the source at each position of the period, [period]."""
     before: Indices
-    """Number of samples of each source before each position, and in the whole period: [period + 1, sources]."""
+    """Number of samples of each source before each position of the period, [period + 1, sources]. The last row is for
+    the whole period."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several corpora and the order in which samples are drawn from them; for a run with weights it takes the place of
-    `Corpus`."""
+    """Several corpora, and the order in which samples are drawn from them. A run whose data have weights reads a
+    Mixture instead of a Corpus."""
 
     names: tuple[str, ...]
-    """Names of the folders in metrics."""
+    """Names of the corpora in metrics, in the order of `corpora`."""
     corpora: tuple[Corpus, ...]
     order: SourceOrder
 
@@ -52,8 +54,8 @@ class Mixture:
         return cls(tuple(names), tuple(corpora), order_of(counts_of(weights)))
 
     def rows(self, seed: int, start: int, count: int) -> Indices:
-        """Return the windows of samples [start, start + count) of the endless stream, int64 [count, seq_len + 1], as
-        `Corpus.rows` does."""
+        """Return the windows of samples [start, start + count) of the endless stream, int64 [count, seq_len + 1]. The
+        first seq_len columns are the input, the last seq_len the targets, as in `Corpus.rows`."""
         sources, numbers = locate_samples(self.order, np.arange(start, start + count, dtype=np.int64))
         rows = np.empty((count, self.corpora[0].seq_len + 1), dtype=np.int64)
         for number, corpus in enumerate(self.corpora):
@@ -64,7 +66,7 @@ class Mixture:
         return rows
 
     def taken(self, samples: int) -> dict[str, int]:
-        """Return the number of samples of each folder among the first `samples` of the run."""
+        """Return name of the corpus -> number of its samples among the first `samples` samples of the run."""
         period = len(self.order.source)
         counts = self.order.before[-1] * (samples // period) + self.order.before[samples % period]
         return dict(zip(self.names, counts.tolist(), strict=True))
@@ -73,14 +75,17 @@ class Mixture:
 def open_training(
     folders: Sequence[str], weights: Sequence[float] | None, length: int, places: Sequence[str] | None = None
 ) -> Corpus | Mixture:
-    """Open the training part of the folders: shuffled together, or mixed in proportion to weights.
+    """Open the training part of the corpus folders. Without weights, all their windows are shuffled together; with
+    weights, they are mixed in proportion to the weights.
 
     Args:
-        length: tokens in a window.
-        places: folder from which each corpus is read, such as a copy on this node; default: the folder itself.
+        length: tokens in a window, without the one after it.
+        places: for each folder, the folder to read it from, such as a copy on this node; None: the folders themselves.
 
     Raises:
-        InputError, FileError: as `Corpus.open`; with weights, every folder must have at least one window.
+        InputError: a folder is missing, tokenizers differ, or there are too few tokens for one window. With weights,
+            every folder needs a window.
+        FileError: a shard is missing or truncated.
     """
     places = places or folders
     if weights is None:
@@ -90,13 +95,14 @@ def open_training(
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """Return the folders' names, or their paths if two have the same name."""
+    """Return the last parts of the folders' paths; if two are equal, the whole paths."""
     names = [Path(folder).name for folder in folders]
     return names if len(set(names)) == len(names) else list(folders)
 
 
 def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indices]:
-    """Return the source of each sample of the run, and the sample's number within that source's stream; both [n]."""
+    """Return, for samples by their numbers in the run, the index of each one's source and its number among the samples
+    of that source; both [n]."""
     period = len(order.source)
     turn, at = samples // period, samples % period
     source = order.source[at]
@@ -104,8 +110,8 @@ def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indic
 
 
 def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of samples of each source in a period: exactly proportional to the weights if PERIOD samples
-    suffice for that, else rounded, and at least 1."""
+    """Return the number of samples of each source in a period. The numbers are exactly proportional to the weights if a
+    period of at most PERIOD samples allows that. Else they are rounded, at least 1 each."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(part.denominator for part in exact))
     whole = [int(part * scale) for part in exact]
@@ -122,7 +128,7 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 @functools.cache
 def order_of(counts: tuple[int, ...]) -> SourceOrder:
-    """Return the order of sources in a period with that many samples of each."""
+    """Return the order of sources in a period that has `counts[i]` samples of source i."""
     period, share = sum(counts), np.array(counts, dtype=np.int64)
     done = np.zeros(len(counts), dtype=np.int64)
     before = np.zeros((period + 1, len(counts)), dtype=np.int64)

@@ -1,7 +1,8 @@
-"""Copies corpora to a node's local disk; all runs of this user on the node share the copies.
+"""Copies corpora to a node's local disk (`data.stage: node`); all runs of this user on the node share the copies.
 
-A copy is named by the hash of its index, so it never holds other data. It appears by a rename when every shard has the
-hash in the index. A process that uses a copy holds a lock on it; unused copies are removed when space is needed.
+A copy is named by the hash of its index, so it never holds other data. It appears by a rename, after the hash of every
+shard was compared with the index. A process that uses a copy holds a lock on it; unused copies are removed when their
+space is needed.
 """
 
 from __future__ import annotations
@@ -29,34 +30,37 @@ from hpctrain.records.corpus import INDEX_NAME, CorpusIndex, Shard
 from hpctrain.records.format.input_file import open_input, read_input
 
 VARIABLE = "HPCTRAIN_STAGED"
-"""Environment variable of the workers: JSON that maps folders of the run file to their copies on this node."""
+"""Environment variable of the workers: JSON that maps corpus folders of the run file to their copies on this node."""
 CHUNK_BYTES = 1 << 22
 POLL_S = 0.1
 STALLED_POLLS = 50
-"""Most times that a copy which is neither complete nor unlocked is polled."""
+"""How often a copy that lost files, and that other processes still lock, is looked at again before an error is
+raised."""
 
 
 @dataclass(frozen=True)
 class CachedCorpus:
-    """A copy of a corpus on this node's disk; it is locked while its descriptor is open."""
+    """A copy of a corpus folder on this node's disk, locked against removal while its descriptor is open."""
 
     path: Path
     copied_bytes: int
-    """Bytes that were copied; 0 if the copy existed."""
+    """Bytes that were copied for this process; 0 if the copy existed already."""
     descriptor: int
-    """File descriptor that holds the lock; the kernel releases it with the process, however that ends."""
+    """File descriptor that holds the lock; the kernel releases the lock at the end of the process, even if the process
+    is killed."""
 
 
 def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | None]) -> CachedCorpus:
-    """Return the corpus of `source` on this node; copy it if it is not there.
+    """Return this node's copy of the corpus folder `source`; make the copy if there is none.
 
     Args:
         base: a folder on the node's own disk; other users may be able to write to it, as to /tmp.
-        give_up: called again and again while waiting and copying; when it returns a reason, copying ends.
+        give_up: called again and again while waiting and copying. When it returns a reason, an error with that reason
+            is raised.
 
     Raises:
-        HpctrainError: the disk is too small, a shard differs from the index, or another user owns the folder. No
-        partial copy is left.
+        HpctrainError: the disk is too small, a shard differs from the index, another user owns the cache folder, or
+            `give_up` returned a reason. No partial copy is left.
     """
     index = read_index(source)
     user_folder = _own_folder(base)
@@ -80,12 +84,13 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
 
 
 def size_bytes(index: CorpusIndex) -> int:
-    """Return the bytes of all shards."""
+    """Return the bytes of all shards of a corpus together."""
     return sum(_shard_bytes(shard, index) for shard in index.shards)
 
 
 def is_whole(path: Path, index: CorpusIndex) -> bool:
-    """Whether every shard of the copy exists with its size; a site's cleaner of old files may have removed some."""
+    """Whether the copy has its index, and every shard with the right size. A program of the site that deletes old files
+    may have removed some."""
     try:
         sizes = [(path / shard.file).stat().st_size for shard in index.shards]
         return (path / INDEX_NAME).is_file() and sizes == [_shard_bytes(shard, index) for shard in index.shards]
@@ -94,7 +99,11 @@ def is_whole(path: Path, index: CorpusIndex) -> bool:
 
 
 def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the folder from which each corpus is read: its complete copy on this node, else the folder itself."""
+    """Return, for each corpus folder, the folder to read it from: its whole copy on this node, else the folder itself.
+
+    Args:
+        environ: the environment, which names the copies in VARIABLE.
+    """
     copies: dict[str, str] = json.loads(environ.get(VARIABLE, "{}"))
     return [
         copies[folder] if folder in copies and is_whole(Path(copies[folder]), read_index(folder)) else folder
@@ -103,8 +112,11 @@ def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[s
 
 
 def _own_folder(base: Path) -> Path:
-    """Return this user's cache folder in `base`, made if needed; raise an error if another user made it, which is
-    possible where all may write."""
+    """Return this user's cache folder in `base`; make it if it is missing.
+
+    Raises:
+        StorageError: the folder belongs to another user, which is possible where all may write, or it cannot be made.
+    """
     path, remedy = base / f"hpctrain-{os.getuid()}", "name another folder with data.stage_folder"
     with storage_errors(path):
         with contextlib.suppress(FileExistsError):
@@ -121,7 +133,16 @@ def _own_folder(base: Path) -> Path:
 
 
 def _ready(descriptor: int, path: Path, index: CorpusIndex, clock: Clock, give_up: Callable[[], str | None]) -> bool:
-    """Wait for the lock; return True with a shared lock if the copy exists, False with an exclusive lock to make it."""
+    """Wait for the lock of a copy. Return True, with a shared lock, if the copy is whole. Return False, with an
+    exclusive lock, if this process has to make the copy.
+
+    Args:
+        descriptor: the open lock file.
+        path: folder of the copy.
+
+    Raises:
+        HpctrainError: `give_up` returned a reason, or the copy lost files and other processes still use it.
+    """
     stuck = 0
     while stuck < STALLED_POLLS:
         if _taken(descriptor, fcntl.LOCK_SH):
@@ -149,10 +170,11 @@ def _opened_lock(user_folder: Path, name: str) -> int:
 
 
 def _make_room(user_folder: Path, name: str, size: int) -> None:
-    """Remove partial copies of this corpus, then unused copies of others while there is too little space.
+    """Make room for the copy `name` of `size` bytes: remove what is left of it, then unused copies of other corpora,
+    the oldest first, until it fits.
 
     Raises:
-        StorageError: there is too little space even so.
+        StorageError: the space does not suffice even then.
     """
     _remove(user_folder, name)
     others = [path for path in user_folder.glob("corpus-*") if path.name != name]
@@ -174,7 +196,7 @@ def _remove_unused(user_folder: Path, name: str) -> None:
 
 
 def _remove(user_folder: Path, name: str) -> None:
-    """Remove a copy, and what unfinished copying left of it."""
+    """Remove the copy `name`, and what unfinished copying left of it."""
     for path in (*user_folder.glob(f".{name}.*.tmp"), user_folder / name):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -196,7 +218,7 @@ def _copy(source: Path, target: Path, index: CorpusIndex, give_up: Callable[[], 
 
 
 def _copy_file(source: Path, target: Path, give_up: Callable[[], str | None]) -> str:
-    """Copy a file; return the SHA-256 of what was read, as hex. On return the copy is on disk."""
+    """Copy a file to disk; return the SHA-256 of the bytes that were read, as hex."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
     with os.fdopen(open_input(source), "rb", buffering=0) as reader, target.open("xb") as writer:

@@ -1,8 +1,8 @@
 """Turns windows of tokens into model inputs and targets: a pure function of (seed, sample number, tokens).
 
-An objective may need special tokens, which stand for no text: the mask, the sentinels and the decoder's start token. A
-special token that the tokenizer has is used. Others get ids after all tokens of the data, so they extend the model's
-vocabulary.
+An objective may need special tokens, which stand for no text: the mask, the sentinels and the decoder's start token. If
+the tokenizer has such a token, it is used. Else the token gets an id after all tokens of the data, which extends the
+model's vocabulary.
 
 Every random choice is a hash of the seed, the sample's number in the run, and the position. So a sample does not depend
 on the rank that makes it, nor on the batch. A window that comes again in a later epoch has another sample number, and
@@ -27,41 +27,44 @@ from hpctrain.records.model.span_corruption import Lengths
 from hpctrain.records.run.objective import AnyObjective, Masked, NextToken, SpanCorruption, lengths
 
 NO_TARGET = -100
-"""Target of a position that the loss leaves out, as in torch."""
+"""Target of a position that the loss leaves out: the default `ignore_index` of torch's CrossEntropyLoss."""
 
 MASKS = ("[MASK]", "<mask>")
 PADS = ("<pad>", "[PAD]")
-"""Names of the padding token in published tokenizers; the first one present is used. T5's decoder starts with it."""
+"""Names of the padding token in published tokenizers; of these, the first one that a tokenizer has is used. As in T5,
+it is the first token that the decoder reads."""
 
 Tokens = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
 
 _CHOICE, _KIND, _TOKEN, _NOISE, _UNCORRUPTED = range(1, 6)
-"""Numbers of the independent random streams."""
+"""Numbers of the independent streams of random numbers: masked positions, what replaces each, random tokens, and the
+lengths of removed and of kept spans."""
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the special tokens; those that an objective does not need are None or empty."""
+    """Ids of an objective's special tokens, and the vocabulary sizes. An id that the objective does not need is None,
+    and `sentinels` is then empty."""
 
     data_vocabulary: int
-    """Vocabulary size of the data: its tokens are below this."""
+    """Vocabulary size of the data: token ids in the corpus are below it."""
     vocabulary: int
-    """Vocabulary size of the model: its inputs and targets are below this."""
+    """Vocabulary size of the model, with the special tokens: ids of inputs and targets are below it."""
     end_of_text: int
     mask: int | None = None
     start: int | None = None
-    """First token that the decoder reads."""
+    """First token that the decoder reads; None without a decoder."""
     sentinels: tuple[int, ...] = ()
-    """Sentinels in the order in which a sample uses them."""
+    """Sentinels in the order in which a sample uses them: the first replaces the first removed span."""
 
 
 def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_len: int) -> SpecialTokens:
-    """Return the special tokens that an objective needs on the data of these folders.
+    """Return the special tokens that an objective needs on the data of the corpus folders.
 
     Raises:
-        InputError: a folder is missing, or their tokenizers differ.
-        FileError: the folder's tokenizer.json is missing or damaged.
+        InputError: a folder is missing, or the folders' tokenizers differ.
+        FileError: the tokenizer.json of the first folder is missing or damaged.
     """
     index = read_indexes(folders)[0]
     size = index.vocab_size
@@ -84,7 +87,7 @@ def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_l
 
 
 def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
-    """Return the ids of the added tokens in the folder's tokenizer.json by name; empty for bytes."""
+    """Return name -> id of the added tokens in the tokenizer.json of a corpus folder; empty if its tokens are bytes."""
     if index.tokenizer.file is None:
         return {}
     path = folder / index.tokenizer.file
@@ -107,12 +110,13 @@ def _is_token(token: Any, vocab_size: int) -> bool:
 
 
 class Examples(NamedTuple):
-    """Training samples as model inputs and targets; `records.model.span_corruption.Lengths` has the lengths."""
+    """Model inputs and targets of n samples. The widths `inputs` and `outputs` of the arrays are those of
+    `records.model.span_corruption.Lengths`."""
 
     inputs: Tokens
     """Input tokens, [n, inputs]."""
     targets: Tokens
-    """Target tokens, [n, outputs]; `NO_TARGET` where the loss leaves out the position."""
+    """Target tokens, [n, outputs]; NO_TARGET where the loss leaves out the position."""
     decoder_tokens: Tokens | None = None
     """Input tokens of the decoder, [n, outputs]; only for encoder-decoder models."""
 
@@ -120,13 +124,14 @@ class Examples(NamedTuple):
 def examples(
     objective: AnyObjective, special: SpecialTokens, seq_len: int, seed: int, samples: Tokens, rows: Tokens
 ) -> Examples:
-    """Return the training examples of the given samples.
+    """Return the model inputs and targets of n samples.
 
     Args:
-        seq_len: data.seq_len.
-        seed: the run's seed; a fixed one gives the same examples in each validation.
+        special: the result of `special_tokens`.
+        seq_len: the run's `data.seq_len`.
+        seed: the run's seed, or a fixed one for validation, so that each validation has the same examples.
         samples: the samples' numbers in the run, [n].
-        rows: the samples' windows of tokens, [n, raw + 1] (the last column is the token after the window).
+        rows: the samples' windows of tokens, [n, width + 1]; the last column is the token after the window.
     """
     match objective:
         case NextToken():
@@ -179,11 +184,11 @@ def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Token
 
 
 def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
-    """Return the lengths of `parts` segments, each at least 1, that sum to `total`; every partition is equally likely:
-    [n, parts].
+    """Return the lengths of `parts` segments, each at least 1, that add up to `total`: [n, parts]. Every such partition
+    is equally likely.
 
     Args:
-        hashes: one for each boundary between two items, [n, total - 1].
+        hashes: a random number for each place where a segment may end, before the last: [n, total - 1].
     """
     cuts = np.zeros((len(hashes), parts + 1), dtype=np.int64)
     cuts[:, -1] = total
@@ -194,7 +199,8 @@ def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
 
 
 def _hashes(seed: int, stream: int, samples: Tokens, count: int) -> UInt64:
-    """Return the random numbers of a stream for each sample and position, [n, count]."""
+    """Return the random 64-bit numbers of a stream for n samples (by number) and the positions below `count`, [n,
+    count]."""
     base = splitmix64(splitmix64(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
     keys = splitmix64(base + np.uint64(stream))
     positions = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)

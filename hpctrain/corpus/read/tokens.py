@@ -1,12 +1,11 @@
-"""Reads corpus folders: their indexes, and their memory-mapped token shards as one endless, shuffled stream.
+"""Reads corpus folders: their indexes, and their memory-mapped token shards as one endless, shuffled stream of windows.
 
-Folders that are used together must have equal tokenizers.
-
-Which window of the corpus is sample number i of a run is a pure function of (seed, i), whatever the plan. Each epoch is
-a permutation of all windows that is computed, never stored: a Feistel network over the smallest power-of-four domain
-that holds them, with cycle walking back into the range. Source: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite
-Domains", CT-RSA 2002, sections 3 (cycle walking) and 4 (Feistel). It need not resist an adversary, so the round
-function is the mixer of SplitMix64 (Steele, Lea, Flood 2014) and not a cipher.
+Which window of the corpus is sample number i of a run is a pure function of (seed, i), whatever the plan. The order of
+windows in an epoch is a permutation that is computed, never stored: a Feistel network over the smallest power of four
+that is no smaller than the number of windows. A result outside the range goes through the network again until it is
+inside (cycle walking). Source: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, sections 3
+(cycle walking) and 4 (Feistel). The permutation need not resist an adversary, so the round function is the mixer of
+SplitMix64 (Steele, Lea, Flood 2014) and not a cipher.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ UInt64 = NDArray[np.uint64]
 
 ROUNDS = 6
 """Rounds of the Feistel network. Four make it indistinguishable from a random permutation (Luby and Rackoff 1988); two
-more are added because the halves have few bits with a small corpus."""
+more are added because the halves of the number have few bits if the corpus is small."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -38,7 +37,10 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def read_index(folder: str | Path, field: str = "") -> CorpusIndex:
-    """Read the index of a corpus folder; `field` names it in errors ('data.train[0]').
+    """Return the index of a corpus folder.
+
+    Args:
+        field: key of the run file that names the folder, for errors: 'data.train[0]'.
 
     Raises:
         InputError: the folder does not exist, or `hpctrain data prepare` did not make it.
@@ -57,10 +59,14 @@ def read_index(folder: str | Path, field: str = "") -> CorpusIndex:
 
 
 def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> list[CorpusIndex]:
-    """Read the indexes of folders that are used together.
+    """Return the indexes of corpus folders that a run uses together, which need equal tokenizers.
+
+    Args:
+        field: key of the run file that names the folders, for errors.
 
     Raises:
-        InputError: no folder is given, a folder is missing, or their tokenizers differ.
+        InputError: no folder is given, a folder is missing, or the folders' tokenizers differ.
+        FileError: an index is damaged.
     """
     if not folders:
         raise InputError(f"{field}: found no folder; name at least one, made with `hpctrain data prepare IN... -o DIR`")
@@ -94,41 +100,48 @@ def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path) -> Non
 
 
 def same_tokens(one: CorpusIndex, other: CorpusIndex) -> bool:
-    """Whether two corpora have the same tokenizer; kind 'trained' and kind 'given' with equal files are the same."""
+    """Whether two corpora have the same tokenizer. It may be trained for one corpus and given as a file for the
+    other."""
     keys = [(i.vocab_size, i.tokenizer.end_of_text, i.tokenizer.sha256) for i in (one, other)]
     return keys[0] == keys[1]
 
 
 def describe_tokenizer(index: CorpusIndex) -> str:
-    """Return the tokenizer in words: 'bytes, vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
+    """Return the tokenizer of a corpus in words, with the first 8 digits of its hash: 'bytes, vocabulary 257' or
+    'trained 1a2b3c4d, vocabulary 4096'."""
     digest = f" {index.tokenizer.sha256[:8]}" if index.tokenizer.sha256 else ""
     return f"{index.tokenizer.kind}{digest}, vocabulary {index.vocab_size}"
 
 
 def tokenizer_option(folder: str | Path, index: CorpusIndex) -> str:
-    """Return the option that makes `hpctrain data prepare` use the tokenizer of that folder."""
+    """Return the option, '--tokenizer …', with which `hpctrain data prepare` uses the tokenizer of the corpus
+    folder."""
     return f"--tokenizer {Path(folder) / index.tokenizer.file if index.tokenizer.file else 'bytes'}"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The windows of some corpus folders.
+    """One split of one or more corpus folders, as windows of tokens.
 
-    A window is `seq_len` tokens and the one after them; windows do not overlap in their inputs and never span shards.
+    A window is `seq_len` tokens and the one after them. The next window begins with that one, so the inputs of two
+    windows do not overlap. A window lies within one shard.
     """
 
     seq_len: int
-    """Tokens in a sequence."""
+    """Tokens of a sequence, which is a window without its last token."""
     vocab_size: int
-    """Vocabulary size: tokens are below this."""
+    """Vocabulary size: token ids are below it."""
     shards: tuple[NDArray[np.unsignedinteger], ...]
-    """Memory-mapped tokens of each shard that holds at least one window."""
+    """Tokens of each shard that holds at least one window, memory-mapped."""
     first_window: NDArray[np.int64]
     """Index of each shard's first window, followed by the total number of windows: [shards + 1]."""
 
     @classmethod
     def open(cls, folders: Sequence[str | Path], split: Split, seq_len: int, field: str = "data.train") -> Corpus:
-        """Open one split of the folders ('all' opens both); `field` names the folders in errors.
+        """Open one split of the corpus folders: 'train', 'valid', or 'all' for both.
+
+        Args:
+            field: key of the run file that names the folders, for errors.
 
         Raises:
             InputError: a folder is missing, tokenizers differ, or there are too few tokens for one sequence.
@@ -153,12 +166,12 @@ class Corpus:
 
     @property
     def windows(self) -> int:
-        """Number of sequences in an epoch."""
+        """Number of windows, which is the number of samples in an epoch."""
         return int(self.first_window[-1])
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in the corpus's shards."""
+        """Number of tokens in all of `shards`."""
         return sum(len(shard) for shard in self.shards)
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
@@ -166,17 +179,17 @@ class Corpus:
         1].
 
         The first seq_len columns are the input, the last seq_len the targets. A sample depends only on the seed and its
-        number, so a process may read any part of a batch.
+        number in the run, so each process may read its own part of a batch.
         """
         return self.pick(seed, np.arange(start, start + count, dtype=np.int64))
 
     def pick(self, seed: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the windows of the samples with the numbers `samples`, int64 [n, seq_len + 1]."""
+        """Return the windows of the samples with the given numbers in the run, int64 [n, seq_len + 1]."""
         _, windows = sample(seed, samples, self.windows)
         return self.read_windows(windows)
 
     def read_windows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of the given windows, int64 [n, seq_len + 1]."""
+        """Return the tokens of the windows with the given indices, int64 [n, seq_len + 1]."""
         rows = np.empty((len(windows), self.seq_len + 1), dtype=np.int64)
         owners = np.searchsorted(self.first_window, windows, side="right") - 1
         for row, window, owner in zip(rows, windows, owners, strict=True):
@@ -186,10 +199,12 @@ class Corpus:
 
 
 def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], seq_len: int) -> Corpus | None:
-    """Open the validation corpus of a run: the folders in `valid`, else the validation part of `train`, else None.
+    """Open the validation corpus of a run: the folders in `valid` if there are any, else the validation part of the
+    folders in `train`. Return None if that part has too few tokens for one sequence.
 
     Raises:
-        InputError: as `Corpus.open`, or the folders in `valid` have another tokenizer than those in `train`.
+        InputError: a folder is missing, there are too few tokens in `valid`, or tokenizers differ.
+        FileError: a shard is missing or truncated.
     """
     indexes = read_indexes(train)
     if valid:
@@ -200,10 +215,12 @@ def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], se
 
 
 def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: int) -> dict[str, Corpus]:
-    """Return name -> corpus, with both splits of each named folder.
+    """Return name -> corpus for named validation folders (`named`: name -> folder); each corpus is all of its folder,
+    training and validation part.
 
     Raises:
-        InputError: as `Corpus.open`, or a folder has another tokenizer than those in `train`.
+        InputError: a folder is missing, has too few tokens for one sequence, or has another tokenizer than `train`.
+        FileError: a shard is missing or truncated.
     """
     index = read_indexes(train)[0]
     for name, folder in named.items():
@@ -238,15 +255,16 @@ def _map_shard(folder: Path, number: int, index: CorpusIndex) -> NDArray[np.unsi
 
 
 def sample(seed: int, index: NDArray[np.int64], windows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the (epoch, window) of each global sample index.
+    """Return the epochs and the windows of samples.
 
     Args:
         seed: the run's seed.
-        index: global sample numbers, 0 is the first of the run; shape [n].
-        windows: windows in the corpus, at least 1.
+        index: numbers of samples in the run, [n]; the first sample of the run is 0.
+        windows: number of windows in the corpus, at least 1.
 
     Returns:
-        Two int64 arrays of shape [n]. Over any whole epoch each window in [0, windows) comes exactly once.
+        Two int64 arrays of shape [n]: the epoch of each sample, from 0, and its window. Over a whole epoch, each window
+            in [0, windows) comes exactly once.
     """
     if windows < 1:
         raise ValueError(f"windows: found {windows}, at least 1 is needed")
@@ -255,7 +273,13 @@ def sample(seed: int, index: NDArray[np.int64], windows: int) -> tuple[NDArray[n
 
 
 def permuted(seed: int, epoch: NDArray[np.int64], position: NDArray[np.int64], windows: int) -> NDArray[np.int64]:
-    """Return the window at each position of its epoch's permutation; all arrays have shape [n]."""
+    """Return the window at each position of its epoch's permutation, [n].
+
+    Args:
+        epoch: epoch of each element, from 0, [n].
+        position: position of each element in its epoch, in [0, windows), [n].
+        windows: number of windows in the corpus.
+    """
     # Equal halves need a power of four, so at most three quarters of the domain lie outside the range.
     half_bits = max(1, ((windows - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
@@ -269,7 +293,11 @@ def permuted(seed: int, epoch: NDArray[np.int64], position: NDArray[np.int64], w
 
 
 def _feistel(value: UInt64, keys: UInt64, half_bits: int) -> UInt64:
-    """Return each value after one pass through the balanced Feistel network over 2·half_bits bits; keys [ROUNDS, n]."""
+    """Return each value after one pass through the balanced Feistel network on numbers of 2·half_bits bits.
+
+    Args:
+        keys: a key for each round and value, [ROUNDS, n].
+    """
     mask = np.uint64((1 << half_bits) - 1)
     left, right = value >> np.uint64(half_bits), value & mask
     for key in keys:
@@ -278,14 +306,15 @@ def _feistel(value: UInt64, keys: UInt64, half_bits: int) -> UInt64:
 
 
 def _round_keys(seed: int, epoch: NDArray[np.int64]) -> UInt64:
-    """Return a key for each round and element, [ROUNDS, n]."""
+    """Return a key of the Feistel network for each round and each element of `epoch`, [ROUNDS, n]."""
     base = splitmix64(splitmix64(np.full(epoch.shape, seed % 2**64, dtype=np.uint64)) ^ epoch.astype(np.uint64))
     rounds = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
     return splitmix64(base[None, :] + rounds * _GOLDEN)
 
 
 def splitmix64(value: UInt64) -> UInt64:
-    """Return a hash of each number: SplitMix64's next state and finaliser, in uint64 arithmetic that wraps around."""
+    """Return a hash of each number: one step of SplitMix64, with that number as the state, in uint64 arithmetic that
+    wraps around."""
     value = value + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
