@@ -204,7 +204,7 @@ class LineMac:
         self._count = 0
 
     def mac(self, line: bytes) -> bytes:
-        """Return the MAC of the next line, as hex."""
+        """Return the MAC, as hex, of `line` as the next line of the channel."""
         number, self._count = self._count, self._count + 1
         return hmac.digest(self._key, number.to_bytes(8, "big") + line, hashlib.sha256).hex().encode()
 

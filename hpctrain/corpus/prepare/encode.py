@@ -145,7 +145,7 @@ class EncodeTask:
     reading: ReadOptions
     scan: UnitScan
     valid_buckets: range
-    """Hash buckets whose passages are for validation."""
+    """Hash buckets (`passages.bucket_of`) whose passages are for validation."""
     clean: Cleaning
     tokenizer: str
     """'bytes', or the path of the corpus's tokenizer.json."""

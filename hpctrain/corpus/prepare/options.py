@@ -1,4 +1,5 @@
-"""Options and sources of a corpus, as `hpctrain data prepare` gets them from its command line or from a recipe."""
+"""Options and sources of a corpus, as `hpctrain data prepare` gets them: from its command line, or from a recipe, which
+is a YAML file with several sources and their options."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
-    """Return the sources of a recipe; the recipe's paths are relative to the folder `base`.
+    """Return the sources of a recipe (`hpctrain data prepare --recipe`); the recipe's paths are relative to the folder
+    `base`.
 
     Raises:
         InputError: a pattern matches no file.
@@ -87,8 +89,8 @@ def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
 
 
 def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
-    """Return the options that all sources of a recipe share: tokenizer, its sample, `force` and `workers`. The recipe's
-    paths are relative to the folder `base`."""
+    """Return the options that all sources of a recipe (`hpctrain data prepare --recipe`) share: tokenizer, its text
+    sample, `force` and `workers`. The recipe's paths are relative to the folder `base`."""
     choice = recipe.tokenizer
     if choice != "bytes" and not choice.startswith("train:"):
         choice = str(base / choice)
@@ -96,6 +98,6 @@ def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None)
 
 
 def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
-    """Return the lines of a run file that train on the recipe's corpora in `folder`, mixed by the recipe's weights."""
+    """Return the lines of a run file that train on a recipe's corpora in `folder`, mixed by the recipe's weights."""
     entries = [f"    - {{path: {folder / source.name}, weight: {source.weight:g}}}" for source in recipe.sources]
     return ["data:", "  train:", *entries]

@@ -32,8 +32,8 @@ _CORPUS = "corpus"
 @contextlib.contextmanager
 def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterator[Path]:
     """Yield the folder DIR.partial for the corpus folder DIR (`folder`), with the earlier work of the same command.
-    After a kill, an interrupt or a StorageError, DIR.partial stays, so that the command can resume. Any other
-    InputError removes it, because the corrected command is another one.
+    After a kill, an interrupt or a StorageError in the `with` block, DIR.partial stays, so that the command can resume.
+    An InputError in the block removes it, because a corrected command is another command.
 
     Args:
         command: everything that determines the result, as JSON values.
@@ -90,8 +90,8 @@ def files_fingerprint(files: Sequence[InputFile]) -> str:
 
 
 def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool) -> None:
-    """Prepare DIR.partial for this command: keep the work of an equal command, remove the work of another one if
-    `force` is true, else raise an InputError."""
+    """Prepare the folder DIR.partial (`partial`) of the corpus folder DIR for this command: keep the work of an equal
+    command, remove the work of another one if `force` is true, else raise an InputError."""
     if (partial / WORK_NAME).exists():
         differs = _difference(partial / WORK_NAME, command)
         if not differs:
@@ -124,7 +124,12 @@ def _difference(path: Path, command: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _locked(partial: Path, folder: Path) -> Iterator[None]:
-    """Hold the lock of DIR.partial in the `with` block. On a file system without locks, go on without one."""
+    """Hold the lock of the folder DIR.partial (`partial`) in the `with` block. On a file system without locks, go on
+    without one.
+
+    Raises:
+        InputError: another command holds the lock.
+    """
     descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

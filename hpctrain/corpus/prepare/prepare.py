@@ -51,7 +51,8 @@ def prepare(
 
     Raises:
         InputError: an input is missing or holds no text, the folder is not empty, or an option is wrong.
-        StorageError: the folder cannot be written; finished work remains in DIR.partial beside it.
+        StorageError: the folder cannot be written; finished work remains in the folder beside it that ends in
+            `.partial`.
     """
     return prepare_sources([CorpusSource("", tuple(inputs), options)], folder, options, progress)[""]
 
@@ -69,11 +70,12 @@ def prepare_sources(
     Args:
         options: tokenizer, sample_bytes, workers and force for all sources; every other option comes from the source's
             own options.
-        recipe: the recipe that names the sources; a copy is written beside their folders.
+        recipe: the recipe that names the sources; a copy is written beside their folders. None: there is no recipe.
 
     Raises:
         InputError: an input is missing or holds no text, the folder is not empty, or an option is wrong.
-        StorageError: the folder cannot be written; finished work remains in DIR.partial beside it.
+        StorageError: the folder cannot be written; finished work remains in the folder beside it that ends in
+            `.partial`.
     """
     _check(sources, options)
     check_target(folder, options.force)
@@ -148,7 +150,7 @@ class SourceWork:
     """The work on one source: its files, its work units, and the results of its scans."""
 
     name: str
-    """Name of the source's folder within DIR.partial."""
+    """Name of the source's folder within the work folder DIR.partial (`partial_folder`)."""
     source: CorpusSource
     input_files: InputFiles
     units: list[WorkUnit]
@@ -165,7 +167,7 @@ class SourceWork:
         """Return the work on a source, with its files found and divided into units; nothing is scanned yet.
 
         Args:
-            name: name of the source's folder within DIR.partial.
+            name: name of the source's folder within the work folder DIR.partial (`partial_folder`).
 
         Raises:
             InputError: an input does not exist, or needs a library that is not installed.
@@ -232,7 +234,7 @@ def scan_all(
     """Scan the units of each source, up to the source's limit of bytes, and add the scans to `works`.
 
     Args:
-        partial: the folder DIR.partial, where scans are stored.
+        partial: the work folder DIR.partial, where scans are stored.
         sample_bytes: bytes of text that are wanted to train a tokenizer; 0: none.
 
     Raises:
@@ -261,7 +263,11 @@ def scan_all(
 
 def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int) -> Iterator[str]:
     """Yield about `sample_bytes` of text to train a tokenizer on, cleaned as for encoding. Each source gives its share
-    of the whole text."""
+    of the whole text.
+
+    Args:
+        partial: the work folder DIR.partial.
+    """
     whole = sum(work.text_bytes for work in works)
     for work in works:
         share = max(1, sample_bytes * work.text_bytes // whole)
@@ -275,8 +281,12 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
 def encode_all(
     works: Sequence[SourceWork], partial: Path, target: Path, pool: WorkerPool, tokenizer: Tokenizer, progress: Progress
 ) -> list[list[Part]]:
-    """Encode every unit of each source to shards in DIR.partial (`partial`). Return, for each source, the units'
-    folders with their shards."""
+    """Encode every unit of each source to shards in the work folder DIR.partial (`partial`). Return, for each source,
+    the units' folders with their shards.
+
+    Args:
+        target: the output folder of the whole command, which errors name.
+    """
     report = _counter(progress, "encoding", sum(work.text_bytes for work in works))
     info = tokenizer.save(partial)
     encoded: list[list[Part]] = []

@@ -33,7 +33,7 @@ TextSample = list[tuple[int, str]]
 
 
 def no_bytes() -> NDArray[np.int64]:
-    """Return zero bytes for each hash bucket: [BUCKETS]."""
+    """Return a count of zero bytes for each hash bucket: int64 [BUCKETS]."""
     return np.zeros(BUCKETS, dtype=np.int64)
 
 

@@ -1,9 +1,9 @@
 """Mixes several corpora (sources) in given shares: the source of sample number i of a run is a function of i alone.
 
-The order of sources repeats with a period, in which each source has a fixed number of samples. Within a period, of the
-sources that may come next, the one whose next sample is due first is chosen (R. Tijdeman, "The chairman assignment
-problem", Discrete Mathematics 32, 1980). So among the first n samples of a run, for every n, each source has its share,
-within less than one sample. Each source has its own epochs.
+The order of sources repeats with a period, in which each source has a fixed number of samples. Within a period, a
+source is left out while it is ahead of its share; of the others, the one whose next sample is due first is chosen (R.
+Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). So among the first n samples of a run, for
+every n, each source has its share, within less than one sample. Each source has its own epochs.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class Mixture:
 
     @classmethod
     def of(cls, names: Sequence[str], corpora: Sequence[Corpus], weights: Sequence[float]) -> Mixture:
-        """Return the mixture of the corpora in proportion to `weights`, which need not add up to 1."""
+        """Return the mixture of the corpora in proportion to `weights`, one for each corpus. The weights need not add
+        up to 1."""
         return cls(tuple(names), tuple(corpora), order_of(counts_of(weights)))
 
     def rows(self, seed: int, start: int, count: int) -> Indices:
-        """Return the windows of samples [start, start + count) of the endless stream, int64 [count, seq_len + 1]. The
-        first seq_len columns are the input, the last seq_len the targets, as in `Corpus.rows`."""
+        """Return the windows of samples [start, start + count) of the endless stream: [count, seq_len + 1]. The first
+        seq_len columns are the input, the last seq_len the targets, as in `Corpus.rows`."""
         sources, numbers = locate_samples(self.order, np.arange(start, start + count, dtype=np.int64))
         rows = np.empty((count, self.corpora[0].seq_len + 1), dtype=np.int64)
         for number, corpus in enumerate(self.corpora):

@@ -218,7 +218,11 @@ def _copy(source: Path, target: Path, index: CorpusIndex, give_up: Callable[[], 
 
 
 def _copy_file(source: Path, target: Path, give_up: Callable[[], str | None]) -> str:
-    """Copy a file to disk; return the SHA-256 of the bytes that were read, as hex."""
+    """Copy a file to disk; return the SHA-256 of the bytes that were read, as hex.
+
+    Raises:
+        HpctrainError: `give_up` returned a reason.
+    """
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
     with os.fdopen(open_input(source), "rb", buffering=0) as reader, target.open("xb") as writer:

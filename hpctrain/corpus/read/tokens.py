@@ -175,8 +175,7 @@ class Corpus:
         return sum(len(shard) for shard in self.shards)
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
-        """Return the windows of samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len +
-        1].
+        """Return the windows of samples [start, start + count) of the endless shuffled stream: [count, seq_len + 1].
 
         The first seq_len columns are the input, the last seq_len the targets. A sample depends only on the seed and its
         number in the run, so each process may read its own part of a batch.
@@ -306,7 +305,7 @@ def _feistel(value: UInt64, keys: UInt64, half_bits: int) -> UInt64:
 
 
 def _round_keys(seed: int, epoch: NDArray[np.int64]) -> UInt64:
-    """Return a key of the Feistel network for each round and each element of `epoch`, [ROUNDS, n]."""
+    """Return keys of the Feistel network, [ROUNDS, n]: for each of n epochs, a hash of seed, epoch and round."""
     base = splitmix64(splitmix64(np.full(epoch.shape, seed % 2**64, dtype=np.uint64)) ^ epoch.astype(np.uint64))
     rounds = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
     return splitmix64(base[None, :] + rounds * _GOLDEN)
