@@ -9,6 +9,6 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 INFEASIBLE = -1e6
-"""Number of blocks or micro-batches that stands for "impossible" in the arrays of a bound."""
+"""Value in the arrays of a bound that stands for "impossible" where a number of blocks or micro-batches is expected."""
 ROUNDING = 1e-9
-"""Relative rounding error that a bound allows for in sums of seconds."""
+"""Relative rounding error for which a bound allows in sums of seconds."""

@@ -25,7 +25,12 @@ from hpctrain.schedule.generate import stage_ranks
 
 
 class ClosedFormBound:
-    """Closed-form bounds for one workload, one size of tensor-parallel groups and one micro-batch size."""
+    """Closed-form bounds for one workload, one size of tensor-parallel groups and one micro-batch size.
+
+    Args:
+        unit_counts: the available tensor-parallel groups, which have one size.
+        micro_batch: sequences of a micro-batch.
+    """
 
     def __init__(self, cost: CostModel, unit_counts: UnitCounts, micro_batch: int) -> None:
         self.cost, self.unit_counts = cost, unit_counts
@@ -61,13 +66,14 @@ class ClosedFormBound:
         self._cut_s = cache(self._slowest_rank_s)
 
     def work_s(self, dims: ParallelDims) -> float:
-        """Seconds of a step that computation alone takes with any schedule: a weaker bound, by which degrees are
-        sorted.
+        """Return the seconds of a step that computation alone takes with any schedule.
+
+        They are a weaker bound than `step_s` and quick to compute; a search sorts degrees by them.
         """
         return self.count * self.work / self._fastest(dims[0] * dims[1])[0]
 
     def step_s(self, option: Option) -> float:
-        """Seconds of a step that no layout of the option beats."""
+        """Return seconds such that no layout of the option has a shorter step."""
         pp, dp, tp = option.dims
         most = -(-self.count // dp)
         start, per_parameter = self._tail(option)
@@ -101,10 +107,10 @@ class ClosedFormBound:
         return total, slowest
 
     def _filled(self, option: Option, work: float, tail: float, total: float, slowest: float) -> float:
-        """Bound in seconds that includes the fill time, the seconds until the last rank starts.
+        """Return a bound in seconds that includes the fill time, the seconds until the last rank starts.
 
         Args:
-            work: work of the model, including the start of actions and split backwards.
+            work: work of the model for one micro-batch, including the start of actions and split backwards.
             tail: seconds after a rank's last action if the rank holds the whole model.
             total: sum of the speeds of the fastest tensor-parallel groups.
             slowest: the slowest of these speeds.
@@ -122,7 +128,9 @@ class ClosedFormBound:
         return (self.count * work - dp * fastest * late_share * excluded) / max(total - last * late, total / pp)
 
     def _tail(self, option: Option) -> tuple[float, float]:
-        """Lower bound of the time after a rank's last action: (seconds, seconds per parameter of a device)."""
+        """Return a lower bound of the time after a rank's last action, as (seconds, seconds per parameter
+        of a device).
+        """
         work, dp, memory_options = self.cost.work, option.dims.dp, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1
         units = [unit for unit, _ in self.unit_counts.kinds]
@@ -139,9 +147,9 @@ class ClosedFormBound:
 
     def _late_share(self, option: Option) -> tuple[float, float]:
         """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds of
-        the model that this share does not contain.
+        the model that the share leaves out.
 
-        With split backwards, W fills the end. Then only forwards count, and the embedding is excluded.
+        With split backwards, W fills the end. Then only forwards count, and the embedding is left out.
         """
         if not option.splits_backward:
             return 1 / option.virtual_stages, 0.0
@@ -152,7 +160,9 @@ class ClosedFormBound:
         return min(shares) / option.virtual_stages, max(sum(parts.embedding) for parts in self.timed)
 
     def _slowest_rank_s(self, pp: int, schedule_spec: ScheduleSpec) -> float:
-        """The least seconds of the slowest rank for one micro-batch, over all cuts of the model into whole blocks."""
+        """Return the least seconds of the slowest rank for one micro-batch, over all cuts of the model into whole
+        blocks.
+        """
         layers, ranks = self.cost.work.spec.layers, range(pp)
         owner = stage_ranks(schedule_spec.name, pp, pp * schedule_spec.virtual_stages)
         embedding, head = self.ends_s
@@ -166,7 +176,11 @@ class ClosedFormBound:
         return max(map(seconds, ranks, counts))
 
     def _whole_models(self, dp: int, tail: float) -> float:
-        """Bound in seconds for replicas of one tensor-parallel group each; micro-batches are not divided."""
+        """Return a bound in seconds for replicas of one tensor-parallel group each, which compute whole micro-batches.
+
+        Args:
+            tail: seconds after a group's last action.
+        """
         seconds = sorted(s for _, count, s in self.kinds for _ in range(min(count, dp)))[:dp]
         if seconds[0] == seconds[-1]:
             return -(-self.count // dp) * seconds[0] + tail
@@ -176,7 +190,7 @@ class ClosedFormBound:
 
 
 def ideal_step_s(pool: DevicePool, work: Workload) -> float:
-    """Seconds of a step that no plan on the pool beats.
+    """Return seconds such that no plan on the pool has a shorter step.
 
     The bound counts matrix products, activations that are saved for the backward pass, logits and the update. It leaves
     out launches, messages, bubbles, weight traffic and duplicated work, because some plan may avoid them.
@@ -201,7 +215,7 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], floa
     parts are distributed.
 
     Args:
-        parts: [device][part] -> seconds of each part of the work.
+        parts: [device][part] -> seconds that the device takes for the part alone.
     """
     speeds = [parts[0][0] / seconds[0] for seconds in parts]
     by_part = zip(*parts, strict=True)

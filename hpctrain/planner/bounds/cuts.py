@@ -24,12 +24,12 @@ from hpctrain.planner.bounds.unit_counts import UnitClass
 
 
 def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, limit_s: float) -> bool:
-    """False if all replicas together cannot end the step's micro-batches within `limit_s` seconds with any cut.
+    """Return False if all replicas together cannot end the step's micro-batches within `limit_s` seconds with any cut.
 
     The answer is also True if there is only one rank, or if there are too many cuts to enumerate.
 
     Args:
-        caps: [rank, class, blocks] -> the most micro-batches that a tensor-parallel group has the time and memory for.
+        caps: [rank, class, blocks] -> the most micro-batches for which a tensor-parallel group has the time and memory.
         blocks: [rank] -> the most blocks that the rank can hold.
     """
     limits, classes = ranks.limits, len(ranks.classes)
@@ -56,9 +56,10 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
 
 
 def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArray, limit_s: float) -> bool:
-    """Whether the replicas end enough micro-batches within `limit_s` seconds with at least one cut.
+    """Return whether, with at least one cut, the replicas end the step's micro-batches within `limit_s` seconds.
 
     Args:
+        mixes: [mix, rank] -> class of the rank's group.
         numbers: [cut, mix] -> upper limit of a replica's micro-batches; modified in place.
     """
     cut, mix = (indices.ravel() for indices in np.indices(numbers.shape))
@@ -76,7 +77,7 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
 
 @lru_cache(maxsize=16)
 def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
-    """All cuts as [cut, rank] -> blocks; None if there are more than `limit`.
+    """Return all cuts as [cut, rank] -> blocks; None if there are more than `limit`.
 
     Args:
         most: [rank] -> largest number of blocks.
@@ -97,14 +98,15 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
 
 @lru_cache(maxsize=16)
 def _mixes(classes: int, pp: int) -> IntArray:
-    """All mixes (choices of a class for each pipeline rank) as [mix, rank] -> class."""
+    """Return all mixes (choices of a class for each pipeline rank) as [mix, rank] -> class."""
     return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
 
 
 def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> FloatArray:
-    """[cut] -> the most micro-batches of all replicas together, limited by the tensor-parallel groups of each class.
+    """Return [cut] -> the most micro-batches of all replicas together, limited by the number of groups of each class.
 
     Args:
+        mixes: [mix, rank] -> class of the rank's group.
         numbers: [cut, mix] -> micro-batches of a replica.
     """
     pp, dp = ranks.pp, ranks.dp
@@ -126,7 +128,7 @@ def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> Float
 
 
 class ReplicaFinish:
-    """Bounds on the end of many replicas at once.
+    """Lower bounds of the time at which a replica ends its step, computed for many replicas at once.
 
     Args:
         cuts: [replica, rank] -> blocks.
@@ -148,11 +150,11 @@ class ReplicaFinish:
         self.early = warmup_forwards(ranks.option)
 
     def end_s(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """The least seconds until replicas have done their micro-batches, all-reduce and update.
+        """Return [replica] -> the least seconds until the replica has done its micro-batches, all-reduce and update.
 
         Args:
             at: indices of the replicas.
-            numbers: number of micro-batches of each replica.
+            numbers: number of micro-batches of each of these replicas.
         """
         option, work = self.ranks.option, self.ranks.cost.work
         end_s = self._after_a_pass(at, numbers)
@@ -164,14 +166,17 @@ class ReplicaFinish:
         return np.asarray(end_s + self.update[at])
 
     def _after_a_pass(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Bound in seconds that counts the forward pass through all stages before each rank's first backward."""
+        """Return [replica] -> a bound in seconds that counts the forward pass through all stages before each rank's
+        first backward.
+        """
         many, forward = numbers[:, None], self.forward[at]
         first_pass = forward.sum(axis=1, keepdims=True) + self.hops
         after = many * self.both[at] - np.minimum(many, self.early) * forward + self.sums[at]
         return np.asarray((first_pass + after).max(axis=1))
 
     def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Bound in seconds for schedules with one stage a rank and whole backwards: the largest of three bounds.
+        """Return [replica] -> a bound in seconds for schedules with one stage a rank and whole backwards: the largest
+        of three.
 
         The first counts what comes before a rank's first forward and after its last backward. The second counts a whole
         pass and all else that the rank does. The third, for 1f1b only, counts round trips from each rank to the last
@@ -192,10 +197,11 @@ class ReplicaFinish:
         return np.asarray(np.maximum(last_sum, to_first.max(axis=1) + sums[:, 0]))
 
     def _interleaved(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Bound in seconds with two stages a rank, for any split of the rank's blocks over them.
+        """Return [replica] -> a bound in seconds with two stages a rank, for any split of the rank's blocks over its
+        two stages.
 
-        The weighted bounds of `bound_weights` are linear in the blocks of the first stages, so the least sum is at an
-        end of their range.
+        The weighted bounds of `bound_weights` are linear in the number of blocks of each first stage, so the least sum
+        is at an end of the range of this number.
         """
         pp, many, both = self.ranks.pp, numbers[:, None], self.both[at]
         halves = TwoStageRanks(self.ranks.classes, self.mixes[at], self.cuts[at])
@@ -224,8 +230,8 @@ MIN_OVERLAP = 1e-3
 
 
 class RoundCounts(NamedTuple):
-    """Numbers of actions before a rank's first backward, and after the last backward of its second stage; [..., rank]
-    each.
+    """Numbers of actions of a rank before its first backward, and after the last backward of its second stage, as [...,
+    rank].
     """
 
     before: FloatArray
@@ -237,10 +243,10 @@ class RoundCounts(NamedTuple):
 
 
 def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
-    """Return the numbers of actions that the rounds of `hpctrain.schedule.generate` lead to.
+    """Return the numbers of actions that follow from the rounds of interleaved 1F1B in `hpctrain.schedule.generate`.
 
     Args:
-        micro_batches: [..., 1 or rank], each at least 1.
+        micro_batches: number of micro-batches, at least 1, as [..., rank] or [..., 1].
     """
     rounds = np.maximum(1, micro_batches // pp)
     longest = -(-micro_batches // rounds)
@@ -252,13 +258,13 @@ def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
 
 
 class TwoStageRanks:
-    """Seconds of the two stages of each rank, by the number of blocks in the first one.
+    """Seconds of the two stages of each rank, by the number of blocks in the rank's first stage.
 
-    Arrays are [replica or class, blocks, rank].
+    All arrays have the shape of `cuts`.
 
     Args:
-        mixes: [..., rank] -> class of a tensor-parallel group.
-        cuts: [..., rank] -> blocks of a rank.
+        mixes: [..., rank] -> class of the rank's tensor-parallel group.
+        cuts: [..., rank] -> blocks of the rank.
     """
 
     def __init__(self, classes: Sequence[UnitClass], mixes: IntArray, cuts: IntArray) -> None:
@@ -280,8 +286,11 @@ class TwoStageRanks:
         self.most = np.maximum(cuts - np.where(last, 0, 1), self.least)
 
     def overlap_s(self, counts: RoundCounts) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a rank that may overlap a whole pass: with no block in its first stage, and added by each such
-        block.
+        """Return the seconds of a rank's actions that may overlap a whole pass through the pipeline.
+
+        Returns:
+            The seconds if the rank's first stage holds no block, and the seconds that each block in the first stage
+            adds.
         """
         none = counts.before * self.front_f + counts.between * self.back_f + counts.after * self.front_b + self.back_b
         return none, (counts.before - counts.between) * self.block_f + (counts.after - 1) * self.block_b
@@ -290,12 +299,12 @@ class TwoStageRanks:
 def cap_by_passes(
     classes: Sequence[UnitClass], caps: FloatArray, both: FloatArray, remaining_s: FloatArray
 ) -> FloatArray:
-    """Lower `caps` to the micro-batches that a rank has time for beside a whole pass through the pipeline.
+    """Return `caps`, lowered to the micro-batches for which a rank has time beside a whole pass through the pipeline.
 
     Args:
         caps: [rank, class, blocks] -> micro-batches; the result has the same shape.
         both: [rank, class, blocks] -> seconds of a micro-batch, forward and backward.
-        remaining_s: [rank, class, blocks] -> seconds that a pass leaves to a rank.
+        remaining_s: [rank, class, blocks] -> seconds of the time limit beyond one pass.
     """
     pp, number, blocks = caps.shape
     mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")
@@ -315,13 +324,14 @@ def cap_by_passes(
 
 @lru_cache(maxsize=1024)
 def bound_weights(pp: int, micro_batches: int, end_ranks: int) -> FloatArray:
-    """[set, kind, rank] -> weights of the bounds on a replica's time; the weights of a set add up to one.
+    """Return [set, kind, rank] -> weights of lower bounds on a replica's time; the weights of a set add up to one.
 
-    There are two kinds of bound. In the first, rank r starts after the first stages of the ranks before it, and ends
-    before their last backwards. The second is a whole pass, plus all that rank r does between its first backward and
-    the last backward of its second stage. Blocks in first stages lengthen the first kind and shorten the second. In
-    each set a rank near the end has a bound of the first kind, and the ranks before it have one of the second. If
-    forward and backward take the shares `REFERENCE_SPLIT`, the weighted sum does not depend on where the blocks are.
+    Each rank has two kinds of bound. In the first kind, rank r starts after the first stages of the ranks before it,
+    and ends before their last backwards. The second kind is a whole pass, plus all that rank r does between its first
+    backward and the last backward of its second stage. Blocks in first stages lengthen the first kind and shorten the
+    second. In each set, one rank near the last one has a bound of the first kind, and the ranks before it have one of
+    the second kind. If forward and backward take the shares `REFERENCE_SPLIT`, the weighted sum does not depend on
+    which stage holds the blocks.
 
     Args:
         end_ranks: number of ranks at each end of the pipeline at which a set may begin or end.

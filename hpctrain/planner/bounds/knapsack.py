@@ -24,14 +24,16 @@ from hpctrain.planner.bounds.rank_times import RankSeconds, RankTimes, warmup_fo
 
 
 class KnapsackBound(RankTimes):
-    """The knapsack bound of one option (degrees, schedule and micro-batch size)."""
+    """The knapsack bound of one option (degrees, schedule and micro-batch size); see the module."""
 
     def feasible_within(self, limit_s: float) -> bool:
-        """False if no layout finishes within `limit_s` seconds, even with unlimited memory."""
+        """Return False if the bound proves, without regard to memory, that no layout finishes within
+        `limit_s` seconds.
+        """
         return self._knapsack(self._blocks(self._caps(limit_s), limit_s))[0] >= self.layers
 
     def may_finish_within(self, limit_s: float) -> bool:
-        """False if no layout that fits the memory finishes within `limit_s` seconds."""
+        """Return False if the bound proves that no layout that fits the memory finishes within `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._memory_caps)
         blocks = self._blocks(caps, limit_s)
         if self._knapsack(blocks)[0] < self.layers or not self._may_lie(blocks, limit_s):
@@ -55,13 +57,15 @@ class KnapsackBound(RankTimes):
         return low, high
 
     def find_feasible_time(self, low: float) -> float:
-        """The first of low, 2·low, 4·low, ... seconds that this bound allows; `low` if it allows none of them."""
+        """Return the first of low, 2·low, 4·low, ... seconds that the bound allows; `low` if it allows none of the
+        times tried.
+        """
         times = (low * 2**power for power in range(self.limits.max_doublings))
         return next((seconds for seconds in times if self.may_finish_within(seconds)), low)
 
     @cached_property
     def _memory_caps(self) -> FloatArray:
-        """[rank, class, blocks] -> micro-batches that a tensor-parallel group has memory for."""
+        """[rank, class, blocks] -> micro-batches for which a tensor-parallel group of the class has memory."""
         memory, most = self.cost.memory, -(-self.count // self.dp)
         shards = self.shards if memory.work.memory_options.zero else 1
         return np.array(
@@ -73,7 +77,7 @@ class KnapsackBound(RankTimes):
         )  # fmt: skip
 
     def _blocks(self, caps: FloatArray, limit_s: float) -> FloatArray:
-        """[rank, window, mixture] -> the most blocks that a column of this mixture of classes can hold.
+        """Return [rank, window, mixture] -> the most blocks that a column of this mixture of classes can hold.
 
         A window is a range of the largest number of micro-batches of any replica.
 
@@ -104,15 +108,15 @@ class KnapsackBound(RankTimes):
         return most_blocks
 
     def _knapsack(self, most_blocks: FloatArray) -> tuple[float, list[FloatArray]]:
-        """The most blocks with one mixture of classes for each rank, in the best window, and the states of the
-        knapsack.
+        """Return the most blocks that all ranks hold together, with one mixture of classes for each rank and the best
+        window.
 
         Args:
             most_blocks: [rank, window, mixture] -> blocks.
 
         Returns:
-            The blocks, and [rank] -> [window, tensor-parallel groups of each class but the last] -> blocks up to this
-            rank.
+            The blocks, and the states of the knapsack for `mixtures_by`: [ranks filled so far] -> [window, groups used
+            of each class but the last] -> blocks.
         """
         *firsts, last = (unit_class.number for unit_class in self.classes)
         sizes = [min(number, self.pp * self.dp) + 1 for number in firsts]
@@ -137,7 +141,8 @@ class KnapsackBound(RankTimes):
         return float(reached.max()), states
 
     def _may_lie(self, most_blocks: FloatArray, limit_s: float) -> bool:
-        """False if the columns cannot hold all blocks when only as many columns as fit lie within a node.
+        """Return False if the columns cannot hold all blocks once the number of columns within a node is limited to
+        those that fit.
 
         A column within a node has a faster all-reduce than one across nodes.
 
@@ -151,10 +156,11 @@ class KnapsackBound(RankTimes):
         return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
 
     def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
-        """The tensor-parallel groups of each class in each column with which all columns together hold the most blocks.
+        """Return [rank] -> number of tensor-parallel groups of each class, the fastest class first, with which all
+        columns together hold the most blocks.
 
-        Every column ends its micro-batches within `limit_s` seconds. The result is [rank] -> groups of each class, the
-        fastest class first; None if the columns hold fewer blocks than the model has.
+        Every column ends its micro-batches within `limit_s` seconds. The result is None if the columns hold fewer
+        blocks than the model has.
         """
         most_blocks = self._blocks(np.minimum(self._caps(limit_s), self._memory_caps), limit_s)
         most, states = self._knapsack(most_blocks)
@@ -175,7 +181,11 @@ class KnapsackBound(RankTimes):
         return chosen[::-1]
 
     def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
-        """[rank, class, blocks] -> micro-batches that a tensor-parallel group ends within `limit_s` seconds."""
+        """Return [rank, class, blocks] -> micro-batches that a tensor-parallel group ends within `limit_s` seconds.
+
+        Args:
+            times: seconds of the ranks; None: those that count all columns as within a node where that is possible.
+        """
         times, option = times or self.times, self.option
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
@@ -204,7 +214,9 @@ class KnapsackBound(RankTimes):
         return np.asarray(caps)
 
     def _windows(self, least: int, most: int) -> list[tuple[int, int]]:
-        """Ranges (first, last) that cover all numbers from `least` to `most`, narrow ranges first."""
+        """Return ranges (first, last) of numbers of micro-batches that cover `least` to `most`; ranges of small numbers
+        are narrower.
+        """
         windows: list[tuple[int, int]] = []
         start, width, limit = least, 0, self.limits.max_windows
         while start <= most:

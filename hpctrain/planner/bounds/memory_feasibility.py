@@ -1,4 +1,6 @@
-"""What devices have memory for: all blocks of a model in a pipeline, and micro-batches beside a rank's blocks."""
+"""Bounds by memory: whether devices can hold all blocks of a model, and how many micro-batches fit beside a rank's
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,21 @@ INFEASIBLE_BLOCKS = 1e9
 
 
 class MemoryFeasibility:
-    """Memory feasibility of degrees for one workload; caches its results."""
+    """Answers, for one workload, whether devices have memory for the model with given degrees; caches its results."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self._fitting: dict[tuple[ParallelDims, ScheduleSpec, int], tuple[int, int]] = {}
 
     def can_hold(self, unit_counts: UnitCounts, option: Option, shards: int) -> bool:
-        """Whether the pipeline ranks can hold all blocks with the best assignment of devices to ranks.
+        """Return whether the pipeline ranks can hold all blocks with the best assignment of devices to ranks.
 
         Larger micro-batches never need less memory. So a micro-batch size is checked only if it lies between a size
         that fits and one that does not. The smallest size comes first: if it does not fit, no size does.
+
+        Args:
+            unit_counts: the available tensor-parallel groups.
+            shards: replicas that share a state; 1 if each holds all of it.
         """
         key = (option.dims, option.schedule_spec, shards)
         smallest = self.cost.work.micro_batch_sizes()[0]
@@ -44,7 +50,11 @@ class MemoryFeasibility:
         return option.micro_batch <= self._fitting[key][0]
 
     def is_too_large(self, option: Option, shards: int) -> bool:
-        """Whether `can_hold` is known to be False from earlier calls; computes nothing."""
+        """Return whether `can_hold` is known to be False from earlier calls. Nothing is computed.
+
+        Args:
+            shards: replicas that share a state; 1 if each holds all of it.
+        """
         known = self._fitting.get((option.dims, option.schedule_spec, shards))
         return known is not None and option.micro_batch >= known[1]
 
@@ -56,7 +66,8 @@ class MemoryFeasibility:
         return self._max_blocks_held(unit_counts, roles) >= self.cost.work.spec.layers
 
     def _max_blocks_held(self, unit_counts: UnitCounts, roles: Sequence[RankRole]) -> float:
-        """The most blocks that the pipeline ranks hold together; negative if a rank does not even fit without blocks.
+        """Return the most blocks that the pipeline ranks hold together; negative if a rank does not even fit without
+        blocks.
 
         A rank holds as many blocks as the smallest of its `dp` tensor-parallel groups. So the number of ranks with much
         memory is limited by the number of large groups divided by `dp`.
@@ -81,16 +92,20 @@ class MemoryFeasibility:
         return total
 
     def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
-        """[pipeline rank] -> the most blocks that fit into `memory_bytes`."""
+        """Return [pipeline rank] -> the most blocks that fit into `memory_bytes`; `-INFEASIBLE_BLOCKS` if not even the
+        rank without blocks fits.
+        """
         most = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
         return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in most]
 
 
 def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float, most: int) -> FloatArray:
-    """[blocks] -> an upper bound of the micro-batches that fit beside these blocks; infinite if `most` fit.
+    """Return [blocks] -> an upper bound of the number of micro-batches that fit beside these blocks; infinite if `most`
+    fit.
 
     Args:
         role: the rank's role; its number of micro-batches does not matter.
+        most: largest number of micro-batches that is checked.
     """
     steps = [1]
     while steps[-1] < most:
@@ -104,7 +119,7 @@ def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float,
 
 
 def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
-    """The most blocks of a rank for any split over its stages; -1 if not even a rank without blocks fits."""
+    """Return the most blocks of a rank for any split over its stages; -1 if not even a rank without blocks fits."""
     if role.stages == role.pp:
         return memory.max_blocks(role, memory_bytes)
     usable = memory.work.usable * memory_bytes
@@ -113,8 +128,8 @@ def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
 
 
 def _least_need(memory: MemoryModel, role: RankRole, blocks: int) -> float:
-    """The least bytes that `blocks` blocks need, over all splits over two stages; bytes are convex in the first stage's
-    blocks.
+    """Return the least bytes that a rank with two stages needs for `blocks` blocks, over all splits of the blocks.
+    Bytes are convex in the number of blocks of the first stage.
     """
 
     def need(first: int) -> float:

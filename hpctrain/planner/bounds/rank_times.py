@@ -1,4 +1,4 @@
-"""Lower bounds of the seconds of each pipeline rank, and of a pass of a micro-batch through all ranks and back.\n"""
+"""Lower bounds of the seconds of each pipeline rank, and of a pass of a micro-batch through all ranks and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from hpctrain.schedule.generate import V_SHAPED_SCHEDULES, stage_ranks
 
 
 class RankSeconds(NamedTuple):
-    """Arrays [rank, class, blocks] of seconds."""
+    """Seconds of a pipeline rank as arrays [rank, class of its tensor-parallel group, blocks].
+
+    `forward` and `backward` are for one micro-batch, `sums` is the all-reduce after the last backward, `update` the
+    optimizer.
+    """
 
     forward: FloatArray
     backward: FloatArray
@@ -31,12 +35,12 @@ class RankSeconds(NamedTuple):
 
 
 class RankTimes:
-    """Least seconds of the ranks of an option.
+    """The least seconds that the pipeline ranks of an option take.
 
     Args:
         shards: the largest number of replicas that share a state.
-        waits: whether to count waits from the order of actions. Without them, the times of 1f1b bound every schedule
-            whose first and last rank hold the ends of the model.
+        waits: whether to count waits that follow from the order of actions. Without them, the times of 1f1b bound every
+            schedule whose first and last rank hold the ends of the model.
     """
 
     def __init__(
@@ -70,7 +74,11 @@ class RankTimes:
         """Times of columns across nodes; None if all columns may lie within a node, or none can."""
 
     def _set_classes(self) -> None:
-        """Set the classes of tensor-parallel groups, and [mixture, class] -> groups of this class in a column."""
+        """Set `classes`, the classes of tensor-parallel groups, and `mixtures`, [mixture, class] -> groups of the class
+        in a column.
+
+        A column is the replicas of one pipeline rank.
+        """
         for most in range(self.limits.max_classes, 0, -1):
             classes = unit_classes(self.cost, self.unit_counts, self.option, self.shards, most)
             limits = [min(unit_class.number, self.dp) for unit_class in classes]
@@ -82,7 +90,11 @@ class RankTimes:
         self.classes, self.mixtures = classes, np.array(mixtures)
 
     def _times(self, apart: bool = False) -> RankSeconds:
-        """The least seconds of all ranks; ranks that hold neither end of the model have equal times."""
+        """Return the least seconds of all ranks. Ranks that hold neither end of the model have equal times.
+
+        Args:
+            apart: whether the replicas of a pipeline rank lie in several nodes.
+        """
         of_ends = cache(partial(self._of_ends, apart))
         rows = [of_ends(rank == self.first, rank == self.last) for rank in range(self.pp)]
         return RankSeconds(*(np.array(values) for values in zip(*rows, strict=True)))
@@ -99,8 +111,12 @@ class RankTimes:
         return np.array([0.0, *seconds])
 
     def _of_ends(self, apart: bool, first: bool, last: bool) -> tuple[FloatArray, ...]:
-        """The [class, blocks] arrays of `RankSeconds` for a rank that holds the model's first stage, its last stage or
-        neither.
+        """Return the arrays of `RankSeconds` for one rank, as [class, blocks].
+
+        Args:
+            apart: whether the replicas of the rank lie in several nodes.
+            first: whether the rank holds the model's first stage.
+            last: whether the rank holds the model's last stage.
         """
         work, virtual_stages = self.cost.work, self.option.virtual_stages
         numbers = range(self.layers + 1)
@@ -121,7 +137,14 @@ class RankTimes:
         return tuple(np.array(values) for values in zip(*rows, strict=True))
 
     def _sums(self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray, apart: bool) -> FloatArray:
-        """Seconds of a rank's all-reduce after its last backward, less the part that may overlap the backward."""
+        """Return [blocks] -> seconds of a rank's all-reduce after its last backward, less the part that may overlap the
+        backward.
+
+        Args:
+            parameters: [blocks] -> parameters of the rank.
+            backward: [blocks] -> seconds of the rank's backward for one micro-batch.
+            apart: whether the replicas of the rank lie in several nodes.
+        """
         work, dp, stages = self.cost.work, self.dp, self.option.stages
         if not counts_all_reduce(work, dp):
             return np.zeros_like(parameters)
@@ -137,7 +160,7 @@ class RankTimes:
 
 
 class PipelinePasses:
-    """Bounds for one number of pipeline ranks, schedule and micro-batch size.
+    """Lower bounds of the seconds in which a micro-batch passes through the pipeline, for one option.
 
     Every part of the model counts as on the tensor-parallel group that is fastest at it. Messages between stages count
     as within a node, except for those that must leave a node because the largest nodes have no more groups.
@@ -163,22 +186,23 @@ class PipelinePasses:
         """Seconds until a micro-batch's gradient is back at the first stage; with split backwards, without W."""
 
     def hops_s(self, ranks: int) -> float:
-        """Seconds of the messages of a pass through `ranks` neighbouring ranks."""
+        """Return the seconds of the messages of a pass through `ranks` neighbouring ranks."""
         crossing = self.unit_counts.least_nodes(ranks) - 1
         return crossing * self._between_s + (ranks - 1 - crossing) * self._any_s
 
     def step_s(self, micro_batches: int) -> float:
-        """Seconds until a replica has done `micro_batches` micro-batches.
+        """Return the least seconds until a replica has done `micro_batches` micro-batches.
 
-        With 1f1b the first rank holds at most `pp` micro-batches, so it starts another only when an earlier one is
-        back.
+        With 1f1b the first rank holds at most `pp` micro-batches, so it starts another micro-batch only when an earlier
+        one is back. With other schedules one pass is counted.
         """
         trips = -(-micro_batches // self.option.dims.pp) if self.option.schedule_spec.name == "1f1b" else 1
         return trips * self.both_s
 
 
 def warmup_forwards(option: Option) -> FloatArray:
-    """[rank] -> the most forwards that the rank can do during the forward pass that its first backward waits for.
+    """Return [rank] -> the most forwards that the rank can do during the forward pass for which its first backward
+    waits.
 
     Forwards of all stages of the rank count. With gpipe that forward pass is the one of the last micro-batch.
     """
@@ -205,7 +229,10 @@ def _hops_s(cost: CostModel, unit_counts: UnitCounts, micro_batch: int) -> tuple
 
 
 def _whole_s(cost: CostModel, unit_counts: UnitCounts, option: Option) -> tuple[float, float]:
-    """Return the least seconds of the whole model's forward for one micro-batch, and those of its backward."""
+    """Return the least seconds of the whole model's forward for one micro-batch, and those of its backward.
+
+    With split backwards, the backward counts only until the gradient is back at the first stage.
+    """
     layers, stages = cost.work.least_blocks, option.stages
     timed = [
         (cost.module_times(unit, option.micro_batch), cost.constants[unit.kind], unit) for unit, _ in unit_counts.kinds

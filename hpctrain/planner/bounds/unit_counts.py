@@ -1,6 +1,6 @@
 """Counts tensor-parallel groups of one size by kind, and merges the kinds into classes.
 
-A bound then takes as long for ten thousand groups as for ten.
+By these counts, a bound takes as long to compute for ten thousand groups as for ten.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class UnitCounts:
         self.alpha, self.between_beta = cost.links.least()
 
     def least_nodes(self, size: int) -> int:
-        """The fewest nodes that hold `size` tensor-parallel groups."""
+        """Return the fewest nodes that hold `size` tensor-parallel groups."""
         return 1 + bisect_left(list(accumulate(self.by_node)), size)
 
     def ring(self, size: int, chunks: int, apart: bool = False) -> tuple[float, float]:
-        """The least (alpha, beta) of a hop of a ring through `size` tensor-parallel groups, each of which sums `chunks`
-        stages.
+        """Return the least (alpha, beta), in s and s/byte, of a hop of a ring through `size` tensor-parallel groups.
 
         Args:
-            apart: whether the groups lie in several nodes.
+            chunks: stages that each group sums at the same time; they share the links between nodes.
+            apart: whether the groups lie in several nodes; if False, they lie in one node where that is possible.
         """
         if size <= self.most_in_a_node and not apart:
             return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0
@@ -59,16 +59,17 @@ class UnitCounts:
 
 
 def counts_all_reduce(work: Workload, dp: int) -> bool:
-    """Whether bounds count the all-reduce. They do not with a codec, which may send less, nor with sharding within
-    nodes.
+    """Return whether bounds count the all-reduce of gradients.
+
+    They do not with one replica, nor with a codec that may send less, nor with sharding within nodes.
     """
     sharded_in_nodes = work.memory_options.zero and work.memory_options.shard == "node"
     return dp > 1 and work.codec.exact and not sharded_in_nodes
 
 
 class UnitClass(NamedTuple):
-    """The least seconds of any tensor-parallel group of a class for one micro-batch, and the largest memory of these
-    groups.
+    """A class of tensor-parallel groups: the least seconds of any of its groups for one micro-batch, and their largest
+    memory.
     """
 
     kinds: frozenset[UnitKind]
@@ -89,12 +90,18 @@ class UnitClass(NamedTuple):
     copy: float
     """Seconds to copy one number of a gradient into a bucket and its sum back."""
     updates: tuple[float, ...]
-    """Seconds of the optimizer for a block, a stage with neither blocks nor ends of the model, the embedding, and the
-    head.
+    """Seconds of the optimizer for (a block, a stage with neither blocks nor ends of the model, a stage with only the
+    embedding, a stage with only the head).
     """
 
     def update(self, blocks: FloatArray, first: bool, last: bool) -> FloatArray:
-        """Seconds of the optimizer on a pipeline rank, for each number of blocks."""
+        """Return [blocks] -> seconds of the optimizer on a pipeline rank.
+
+        Args:
+            blocks: numbers of blocks.
+            first: whether the rank holds the embedding.
+            last: whether the rank holds the head.
+        """
         block, nothing, embedding, head = self.updates
         return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)
 
@@ -102,7 +109,11 @@ class UnitClass(NamedTuple):
 def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shards: int, most: int) -> list[UnitClass]:
     """Return at most `most` classes of tensor-parallel groups, the fastest class first.
 
-    Two neighbouring kinds are in different classes where the next kind is slower by a large factor.
+    Kinds are sorted by the seconds of a block. They are divided into classes where the next kind is slower by the
+    largest factors.
+
+    Args:
+        shards: replicas that share a state, which shortens the update.
     """
     kinds = sorted(
         (_class(cost, unit, number, option.micro_batch, shards) for unit, number in unit_counts.kinds),

@@ -1,4 +1,8 @@
-"""Options of a search (degrees, schedule, micro-batch size), and layouts: all that a plan states, without its time."""
+"""Options of a search, and layouts.
+
+An option is a choice of degrees, schedule and micro-batch size. A layout is all that a plan states, without its
+predicted time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, stage_ranks, st
 
 
 class Option(NamedTuple):
-    """Degrees, schedule and micro-batch size: a bound holds for all layouts that share them."""
+    """Degrees, schedule and micro-batch size; a lower bound of an option holds for all its layouts."""
 
     dims: ParallelDims
     schedule_spec: ScheduleSpec
@@ -39,7 +43,13 @@ class Option(NamedTuple):
         return self.schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
 
     def role(self, kind: str, rank: int, shards: int, micro_batches: int) -> RankRole:
-        """The role of a device at pipeline rank `rank`, as the memory model needs it."""
+        """Return the role of a device at pipeline rank `rank`, as the memory model needs it.
+
+        Args:
+            kind: kind of device, cpu or cuda.
+            shards: replicas that share a state; 1 if each holds all of it.
+            micro_batches: number of micro-batches of the device's replica.
+        """
         pp, dp, tp = self.dims
         return RankRole(
             kind, self.schedule_spec.name, pp, rank, self.stages, dp, tp, shards, self.micro_batch, micro_batches
@@ -87,7 +97,7 @@ class Layout:
 
     @cached_property
     def rank_of_stage(self) -> tuple[int, ...]:
-        """Pipeline rank of each stage."""
+        """[stage] -> its pipeline rank."""
         return stage_ranks(self.schedule, self.pp, len(self.blocks))
 
     @cached_property
@@ -101,7 +111,7 @@ class Layout:
 
     @cached_property
     def model_parts(self) -> tuple[ModelPart, ...]:
-        """The part of the model that each stage holds."""
+        """[stage] -> the part of the model that it holds."""
         last = len(self.blocks) - 1
         return tuple(ModelPart(count, index == 0, index == last) for index, count in enumerate(self.blocks))
 
@@ -113,11 +123,11 @@ class Layout:
         return self.placement[replica][self.rank_of_stage[stage]]
 
     def role(self, replica: int, rank: int) -> RankRole:
-        """The role of the devices at a pipeline rank of a replica, as the memory model needs it."""
+        """Return the role of the devices at a pipeline rank of a replica, as the memory model needs it."""
         return self.option.role(self.placement[replica][rank].kind, rank, self.shards, self.micro_batches[replica])
 
     def memory(self, model: MemoryModel) -> dict[DeviceId, float]:
-        """Peak bytes of each device."""
+        """Return device id -> peak bytes of the device."""
         peaks = {}
         for replica, row in enumerate(self.placement):
             for rank, unit in enumerate(row):
@@ -125,7 +135,7 @@ class Layout:
         return peaks
 
     def memory_shortage(self, model: MemoryModel) -> MemoryShortage | None:
-        """The device that exceeds its usable memory by the largest ratio; None if everything fits."""
+        """Return the device whose need exceeds its usable memory by the largest ratio; None if everything fits."""
         usable, worst = model.work.usable, None
         for replica in self.distinct_replicas:
             for rank, unit in enumerate(self.placement[replica]):
@@ -142,7 +152,7 @@ class Layout:
 
     @cached_property
     def distinct_replicas(self) -> tuple[int, ...]:
-        """One replica for each combination of devices and number of micro-batches."""
+        """The first replica of each combination of devices and number of micro-batches."""
         return first_of_each(zip(self.placement.replica_classes, self.micro_batches, strict=True))
 
     def _need(self, model: MemoryModel, replica: int, rank: int) -> float:
@@ -169,7 +179,7 @@ class MemoryShortage:
         return self.need_bytes / self.usable_bytes
 
     def __str__(self) -> str:
-        """One clause with the bytes that the device needs, has and may use."""
+        """Return a clause for messages with the bytes that the device needs, has and may use."""
         return (
             f"{self.device_id} would need {format_bytes(self.need_bytes)} and has {format_bytes(self.memory_bytes)}, "
             f"of which {self.usable * 100:g} % ({format_bytes(self.usable_bytes)}) may be used"

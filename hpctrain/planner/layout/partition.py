@@ -1,4 +1,4 @@
-"""Distributes blocks and micro-batches over given devices."""
+"""Distributes blocks over pipeline ranks, and micro-batches over replicas, for given devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.schedule.runnable import WHY_NOT_PER_MICRO_BATCH, reduces_each_mic
 
 
 def why_no_layout(cost: CostModel, option: Option) -> str | None:
-    """Return why the option has no layout, apart from memory; None if it has one."""
+    """Return why the option has no layout, whatever the devices' memory; None if it has one."""
     (_, dp, _), micro_batch, stages = option.dims, option.micro_batch, option.stages
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
     if total < dp:
@@ -75,7 +75,11 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
 
 
 def _by_replica(placement: Placement, value: Callable[[tuple[TensorParallelGroup, ...]], float]) -> list[float]:
-    """[replica] -> a value that depends only on the replica's devices; computed once for equal replicas."""
+    """Return [replica] -> a value that depends only on the replica's devices, computed once for equal replicas.
+
+    Args:
+        value: value of a replica, given as its tensor-parallel groups by pipeline rank.
+    """
     values = [value(placement[replica]) for replica in placement.representatives]
     return [values[number] for number in placement.replica_classes]
 
@@ -96,7 +100,7 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
 
 
 def _cut(cost: CostModel, layout: Layout) -> Layout:
-    """Return the layout with its blocks distributed over the pipeline ranks."""
+    """Return the layout with the model's blocks distributed anew over its pipeline ranks."""
     layers, pp, chunks = cost.work.spec.layers, layout.pp, layout.schedule_spec.virtual_stages
     times = [_rank_seconds(cost, layout, rank) for rank in range(pp)]
 
@@ -114,7 +118,9 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
-    """Seconds of a step on a pipeline rank, for each replica: (seconds without blocks, seconds per block)."""
+    """Return the distinct pairs (seconds without blocks, seconds per block) of a step on a pipeline rank, over all
+    replicas.
+    """
     seconds = []
     for replica in layout.distinct_replicas:
         count = layout.micro_batches[replica]
@@ -138,7 +144,7 @@ def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
 
 
 def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:
-    """Seconds for one micro-batch of the slowest pipeline rank of each replica."""
+    """Return [replica] -> seconds of its slowest pipeline rank for one micro-batch."""
 
     def slowest(row: tuple[TensorParallelGroup, ...]) -> float:
         times = [0.0] * layout.pp

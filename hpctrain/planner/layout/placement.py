@@ -19,15 +19,19 @@ MAX_ORDERS = 360
 FEW_UNITS = 8
 """With more tensor-parallel groups than this, all orders are tried only if there are at most `MAX_ORDERS` / 10."""
 MAX_ORDERED_NODES = 64
-"""Largest number of nodes that are sorted by their links."""
+"""Largest number of nodes that are put in order by the speed of their links."""
 MAX_COUNTED_SEQUENCE = 150
-"""Length of the longest sequences of groups that are counted; the number of longer ones exceeds a float."""
+"""Length of the longest sequences of tensor-parallel groups that are counted; the number of longer ones may exceed a
+float.
+"""
 MAX_DISTINCT_UNITS = 20
 """Largest number of tensor-parallel groups, all unlike, whose sequences are counted; more groups have too many
 sequences.
 """
 MAX_SEQUENCES_PER_ORDER = 100
-"""Largest number of sequences per distinct order that are enumerated; sequences of one order only exchange replicas."""
+"""Largest number of sequences that are enumerated for each distinct order of groups. Several sequences stand for one
+order because they differ only by an exchange of replicas.
+"""
 
 
 def placements(
@@ -37,12 +41,12 @@ def placements(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> tuple[list[Placement], bool]:
-    """Return placements of pp × dp tensor-parallel groups, and whether they are all distinct ones.
+    """Return placements of pp × dp tensor-parallel groups, and whether these are all placements that differ.
 
     Groups of one class are interchangeable, and so are replicas. No two placements differ only by such exchanges.
 
     Args:
-        classes: class of each group (`interchangeable_classes`).
+        classes: [group] -> its class (`interchangeable_classes`).
         message: seconds of a stage message between two groups.
     """
     most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
@@ -59,7 +63,7 @@ def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Pl
 
 
 def rank_permutations(placement: Placement) -> Iterator[Placement]:
-    """Yield the placement with its pipeline ranks reversed, and with each two unlike ranks exchanged.
+    """Yield the placement with its pipeline ranks reversed, and with each pair of unlike ranks exchanged.
 
     The ends of a pipeline do more than their blocks, so it matters which devices are there.
     """
@@ -74,7 +78,14 @@ def rank_permutations(placement: Placement) -> Iterator[Placement]:
 
 
 def _sequences(classes: Sequence[int], size: int) -> float:
-    """The number of sequences of `size` classes; sequences that only exchange replicas count separately."""
+    """Return the number of sequences of `size` groups that differ in the classes of their groups.
+
+    Sequences that differ only by an exchange of replicas count separately. The number is infinite if it exceeds a
+    float.
+
+    Args:
+        classes: [group] -> its class.
+    """
     unlike = len(set(classes))
     if unlike == 1:
         return 1.0
@@ -93,7 +104,12 @@ def _sequences(classes: Sequence[int], size: int) -> float:
 def all_placements(
     units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
 ) -> Iterator[Placement]:
-    """Yield all distinct placements of pp × dp tensor-parallel groups."""
+    """Yield all placements of pp × dp tensor-parallel groups that differ by more than an exchange of replicas or of
+    groups of one class.
+
+    Args:
+        classes: [group] -> its class.
+    """
     members: dict[int, list[TensorParallelGroup]] = {}
     for unit, number in zip(units, classes, strict=True):
         members.setdefault(number, []).append(unit)
@@ -119,13 +135,22 @@ def all_placements(
 
 
 def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
-    """Whether the replicas' classes are in ascending order; other orders only exchange replicas."""
+    """Return whether the replicas' classes are in ascending order; other orders only exchange replicas.
+
+    Args:
+        chosen: classes of the groups that are chosen so far, replica by replica.
+    """
     start = (len(chosen) - 1) // pp * pp
     return start == 0 or list(chosen[start:]) >= list(chosen[start - pp : start][: len(chosen) - start])
 
 
 def _with_members(chosen: Sequence[int], members: dict[int, list[TensorParallelGroup]], pp: int) -> Placement:
-    """Return the placement in which each class is replaced by a tensor-parallel group of this class, in file order."""
+    """Return the placement in which each class is replaced by a group of this class, in the topology's order.
+
+    Args:
+        chosen: classes of the groups, replica by replica.
+        members: class -> its tensor-parallel groups.
+    """
     waiting = {number: iter(group) for number, group in members.items()}
     return _in_tiles([next(waiting[number]) for number in chosen], pp)
 
@@ -136,7 +161,12 @@ def _likely_orders(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> list[Placement]:
-    """Return placements of the fastest or best connected groups: several orders, each in tiles of every width."""
+    """Return placements of the fastest groups and of the best connected groups, in several orders and with several
+    widths of tiles (`_in_tiles`).
+
+    Args:
+        message: seconds of a stage message between two groups.
+    """
     size = pp * dp
     by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
     chosen = [by_speed[:size]]
@@ -155,7 +185,7 @@ def _likely_orders(
 
 
 def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
-    """The widths of tiles to try: all divisors of dp; for many groups only the likely ones.
+    """Return the widths of tiles (`_in_tiles`) to try: all divisors of dp; for many groups only the likely ones.
 
     The likely ones are whole pipelines or whole stages side by side, stages as wide as a node, and pipelines within a
     node.
@@ -171,7 +201,12 @@ def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]
 def _between_nodes(
     units: Sequence[TensorParallelGroup], message: Callable[[TensorParallelGroup, TensorParallelGroup], float]
 ) -> dict[str, dict[str, float]]:
-    """[node][other node] -> seconds of a message; empty if all are equal, or if there are too many nodes to compare."""
+    """Return [node][other node] -> seconds of a stage message. The result is empty if all are equal, or if there are
+    too many nodes to compare.
+
+    Args:
+        message: seconds of a stage message between two groups.
+    """
     first: dict[str, TensorParallelGroup] = {}
     for unit in units:
         first.setdefault(unit.node, unit)
@@ -185,6 +220,9 @@ def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, floa
     """Return the groups node by node, from the node of the first group on.
 
     Each node is followed by the remaining node that its messages reach fastest.
+
+    Args:
+        times: [node][other node] -> seconds of a stage message; if empty, the order of the groups stays.
     """
     if not times:
         return list(units)
@@ -196,10 +234,11 @@ def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, floa
 
 
 def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> Placement:
-    """Return the placement with replicas in tiles of `width`: each stage of a tile is `width` consecutive groups of the
-    order.
+    """Return the placement of the groups in tiles of `width` replicas. Each stage of a tile takes the next `width`
+    groups of the order.
 
-    With width 1 each pipeline is consecutive in the order; with width dp each stage is.
+    With width 1, the groups of each pipeline follow each other in the order; with width dp, the groups of each stage
+    do.
     """
     return Placement(
         tuple(order[start + rank * width + column] for rank in range(pp))
@@ -211,11 +250,11 @@ def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> 
 def placements_of_mixtures(
     classes: Sequence[Sequence[TensorParallelGroup]], mixtures: Sequence[Sequence[int]]
 ) -> list[Placement]:
-    """Return placements that assign tensor-parallel groups column by column, and replica by replica.
+    """Return two placements with the given numbers of groups of each class at each pipeline rank.
 
-    A column is the replicas of one pipeline rank. In the first placement, neighbouring groups sum gradients together;
-    in the second, they send to each other. Every column has its fast groups in the same replicas, so that as few
-    replicas as possible wait for slow ones.
+    Groups that follow each other in a class are neighbours. In the first placement, neighbours sum gradients together;
+    in the second, neighbours send to each other. Every pipeline rank has its fast groups in the same replicas, so that
+    as few replicas as possible wait for slow groups. Equal placements come once.
 
     Args:
         classes: tensor-parallel groups by class, the fastest class first.

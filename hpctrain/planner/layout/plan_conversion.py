@@ -27,6 +27,7 @@ def plan_of_layout(layout: Layout, cost: CostModel, **fields: object) -> Plan:
     """Return the plan of a layout.
 
     Args:
+        cost: the cost model with the codecs of stage messages.
         fields: the plan's fields that the layout does not decide.
     """
     memory_options = layout.memory_options
@@ -51,7 +52,7 @@ def plan_of_layout(layout: Layout, cost: CostModel, **fields: object) -> Plan:
 
 
 def _messages(cost: CostModel, layout: Layout, stage: int) -> Messages:
-    """The codec of the messages from a stage to the next; "none" if no message leaves a node."""
+    """Return the codec of the messages from a stage to the next; "none" if no message leaves a node."""
     if stage == len(layout.blocks) - 1:
         return "none"
     hops = [(layout.unit(replica, stage), layout.unit(replica, stage + 1)) for replica in range(layout.dp)]

@@ -16,11 +16,13 @@ from hpctrain.schedule.generate import make_schedule
 from hpctrain.schedule.resolve import execution_order
 
 SIMULATED_ROUNDS = 3
-"""Number of rounds after which a table is assumed to repeat itself; a round is `pp` micro-batches."""
+"""Number of rounds after which an action table is assumed to repeat itself; a round is `pp` micro-batches."""
 ROUND_BASED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules whose first rounds are longer if `pp` does not divide the micro-batches."""
 PERIOD_ROUNDS = 2
-"""Rounds of one period: some patterns repeat every second micro-batch, and two rounds hold an even number of them."""
+"""Rounds of a period, after which the pattern of a table repeats itself. Some patterns repeat every second micro-batch,
+and two rounds hold an even number of micro-batches.
+"""
 
 
 class StageDurations(NamedTuple):
@@ -40,17 +42,17 @@ class StageDurations(NamedTuple):
     """Whether a rank waits while it sends; if False, sends overlap its computation."""
 
     def without_sends(self) -> StageDurations:
-        """The same durations with messages that take no time."""
+        """Return the same durations with messages that take no time."""
         nothing = (0.0,) * len(self.send)
         return self._replace(send=nothing, send_back=nothing)
 
     def by_action(self) -> list[float]:
-        """Seconds of the actions: F of all stages, then B, I and W."""
+        """Return the seconds of the actions as one list: F of all stages, then B, I and W of all stages."""
         half = () if self.inputs and self.weights else [0.5 * seconds for seconds in self.backward]
         return [*self.forward, *self.backward, *(self.inputs or half), *(self.weights or half)]
 
     def by_message(self) -> list[float]:
-        """Seconds of the messages: those to the next stage, then those back."""
+        """Return the seconds of the messages as one list: to the next stage by stage, then back by stage."""
         return [*self.send, *self.send_back]
 
 
@@ -68,14 +70,14 @@ class Timeline:
         return max((row[-1][2] for row in self.spans if row), default=0.0)
 
     def rank_end(self, rank: int) -> float:
-        """Seconds from the start of the step until a pipeline rank ends its last action and its gradients can be
-        summed.
+        """Return the seconds from the start of the step until a pipeline rank ends its last action, after which its
+        gradients can be summed.
         """
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
 
 class TimedAction(NamedTuple):
-    """An action with what it waits for; earlier actions of the same rank are implied."""
+    """An action as numbers: its rank, its duration, and what it waits for besides earlier actions of its rank."""
 
     rank: int
     duration: int
@@ -83,7 +85,7 @@ class TimedAction(NamedTuple):
     needs: int
     """Index of the action of another stage that this action waits for, or -1."""
     message: int
-    """Index in `StageDurations.by_message` of the message that this action waits for."""
+    """Index in `StageDurations.by_message` of the message for which this action waits, or -1."""
     sends: int
     """Index in `StageDurations.by_message` of the message that this action sends, or -1."""
 
@@ -94,13 +96,13 @@ class ActionProgram:
 
     actions: tuple[Action, ...]
     timed: tuple[TimedAction, ...]
-    """The sorted actions as numbers."""
+    """The sorted actions as numbers, in the order of `actions`."""
     last: tuple[int, ...]
     """[pipeline rank] -> index of its last action."""
 
 
 def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
-    """Simulate the table: an action starts when its rank is free and its inputs have arrived.
+    """Return the timeline of an action table: an action starts when its rank is free and its inputs have arrived.
 
     Sends overlap the sender's computation unless `durations.blocking` is set.
 
@@ -124,6 +126,8 @@ def rank_ends(
     """Return the seconds from the start of the step until each pipeline rank ends its last action.
 
     Args:
+        schedule: name of the schedule.
+        stages: stages of the model.
         whole: simulate every action instead of extrapolating long tables.
     """
     if pp == 1:
@@ -141,7 +145,7 @@ def rank_ends(
 
 
 def _single_rank_s(schedule: str, stages: int, micro_batches: int, durations: StageDurations) -> float:
-    """Seconds of a step with one pipeline rank, which never waits."""
+    """Return the seconds of a step with one pipeline rank, which never waits."""
     kinds = dict.fromkeys(action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0])
     by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
     return micro_batches * sum(sum(by_kind[kind]) for kind in kinds)
@@ -172,12 +176,17 @@ def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> t
 
 @lru_cache(maxsize=1024)
 def named_program(schedule: str, pp: int, stages: int, micro_batches: int) -> ActionProgram:
-    """The program of a named schedule."""
+    """Return the program of a named schedule.
+
+    Args:
+        stages: stages of the model.
+    """
     return compile_schedule(make_schedule(schedule, pp, stages, micro_batches))
 
 
 def compile_schedule(schedule: Schedule) -> ActionProgram:
-    """Sort the actions of a table and look up what each of them waits for.
+    """Return the program of an action table: its actions in an order that can be executed, with what each of them waits
+    for.
 
     Raises:
         ValueError: the table cannot be executed, because actions wait for each other.
@@ -224,10 +233,11 @@ class PathSegment:
 
 
 def critical_path(line: Timeline) -> list[PathSegment]:
-    """Return the segments from the start of the step to the last action.
+    """Return the segments of the critical path, from the start of the step to the last action.
 
     An action starts when its rank is free and its message has arrived. The path goes back from the last action; at each
-    action it follows the later of these two. Actions that are not on the path may be somewhat slower without harm.
+    action it follows the later of these two events. Actions that are not on the path may be somewhat slower without
+    harm.
     """
     where = {action: (rank, index) for rank, row in enumerate(line.spans) for index, (action, _, _) in enumerate(row)}
     rank = max(range(len(line.spans)), key=line.rank_end)

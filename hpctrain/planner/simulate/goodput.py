@@ -27,15 +27,15 @@ RecoveryMode = Literal["requeue", "in_place", "spares"]
 RECOVERY_MODES: tuple[RecoveryMode, ...] = ("requeue", "in_place", "spares")
 """Recovery modes that can be simulated.
 
-requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the remaining
-nodes. spares: idle nodes of the allocation take over; the job goes on with fewer nodes only when no spare is left. A
-repaired node joins at the next failure, because only then does a new generation begin.
+requeue: the job ends and starts again from the queue, with all its nodes. in_place: the job goes on with the remaining
+nodes. spares: idle nodes of the allocation take over; the job goes on with fewer nodes only when no spare is left. In
+the last two modes, a repaired node joins at the next failure, because only then does a new generation begin.
 """
 
 
 @dataclass(frozen=True)
 class FailureModel:
-    """A job's nodes, failures and recovery times in seconds."""
+    """A job's nodes, the rate of their failures, and the seconds that checkpoints and recoveries take."""
 
     nodes: int
     """Number of nodes that train, without spares."""
@@ -54,14 +54,16 @@ class FailureModel:
     spares: int = 0
     """Number of idle nodes of the allocation."""
     min_nodes: int = int(Recovery.model_fields["min_nodes"].default)
-    """Least number of nodes of a job that recovers in place; with fewer it is requeued, or ends for good if queue_s is
-    infinite.
+    """Least number of nodes of a job that recovers in place. With fewer nodes the job is requeued, or ends for good if
+    queue_s is infinite.
     """
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Goodput over many simulated trials, as shares of the elapsed time."""
+    """Goodput over many simulated trials with one checkpoint interval and recovery mode, as shares of the
+    elapsed time.
+    """
 
     interval_s: float
     mode: RecoveryMode
@@ -73,9 +75,10 @@ class Goodput:
 
 
 def daly_interval(cluster: FailureModel) -> float:
-    """Return the best seconds of training between two checkpoints, to first order: √(2·stall·MTBF).
+    """Return the best seconds of training between two checkpoints: √(2·stall·M) − stall, but at least the stall.
 
-    The formula is that of Young 1974 (CACM 17/9). Daly 2006 (FGCS 22/3), equation (8), also subtracts the stall.
+    M is the mean time between failures of the whole job. This is Daly 2006 (FGCS 22/3), equation (8), to first order;
+    without the subtraction it is Young 1974 (CACM 17/9).
     """
     mtbf_s = cluster.node_mtbf_s / cluster.nodes
     return max(cluster.stall_s, math.sqrt(2 * cluster.stall_s * mtbf_s) - cluster.stall_s)
@@ -84,8 +87,12 @@ def daly_interval(cluster: FailureModel) -> float:
 def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
     """Return the expected goodput if every failure costs the same time and the number of nodes stays.
 
-    By Daly 2006, section 3, the wall time is M·e^(R/M)·(e^((τ + δ)/M) − 1) for τ seconds of training. δ is the time of
-    a checkpoint, which can be used at once afterwards, R the recovery time and M the mean time between failures.
+    By Daly 2006 (FGCS 22/3), section 3, τ seconds of training take M·e^(R/M)·(e^((τ + δ)/M) − 1) seconds. δ is the time
+    of a checkpoint, which can be used at once afterwards, R the recovery time and M the mean time between failures of
+    the job.
+
+    Args:
+        interval_s: seconds of training between two checkpoints (τ).
     """
     mtbf_s = cluster.node_mtbf_s / cluster.nodes
     down_s = cluster.recover_s + cluster.queue_s
@@ -98,11 +105,12 @@ def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
 def simulate_goodput(
     cluster: FailureModel, mode: RecoveryMode, intervals_s: Sequence[float], wall_s: float, trials: int, seed: int
 ) -> list[Goodput]:
-    """Simulate trials for each checkpoint interval; all intervals and modes use the same random numbers.
+    """Return the goodput of each checkpoint interval over simulated trials. All intervals and modes use the same random
+    numbers.
 
     Args:
-        intervals_s: seconds of training between two checkpoints.
-        wall_s: length of a trial.
+        intervals_s: seconds of training between two checkpoints, for each result.
+        wall_s: length of a trial in seconds.
     """
     if mode != "spares":
         cluster = replace(cluster, spares=0)
@@ -128,10 +136,10 @@ class _Trial:
         """Times in seconds at which each lost node will be available again."""
 
     def run(self, wall_s: float) -> float:
-        """Return the seconds of training of the whole cluster that are not lost again.
+        """Return the seconds of training that are not lost again, as seconds of the whole cluster.
 
         Args:
-            wall_s: length of the trial.
+            wall_s: length of the trial in seconds.
         """
         now = lasting = down_until = 0.0
         while now < wall_s and down_until < math.inf:
@@ -151,20 +159,20 @@ class _Trial:
         return float(self.rng.exponential(self.cluster.node_mtbf_s / max(1, working)))
 
     def _short(self) -> int:
-        """Number of nodes that are missing from training."""
+        """Return the number of nodes that are missing from training."""
         return max(0, len(self.away) - self.cluster.spares)
 
     def _speed(self) -> float:
         return 1 - self._short() / self.cluster.nodes
 
     def _checkpointed_seconds(self, seconds: float, whole: bool) -> float:
-        """Seconds of training that are not lost, out of undisturbed seconds that end with a failure.
+        """Return the seconds of training that are not lost, out of a time without failures that ends with a failure.
 
         Training counts up to the last checkpoint that could be used at the failure.
 
         Args:
-            seconds: length of the undisturbed time.
-            whole: True if no failure ends it, so that the training after the last checkpoint counts as well.
+            seconds: length of the time without failures.
+            whole: True if no failure ends the time, so that the training after the last checkpoint counts as well.
         """
         cycle = self.interval_s + self.cluster.stall_s
         if whole:
@@ -173,7 +181,11 @@ class _Trial:
         return self.interval_s * math.floor(usable / cycle)
 
     def _fail(self, now: float) -> float:
-        """Record the failure of a node; return the seconds until training goes on."""
+        """Record the failure of a node, and return the seconds until training goes on.
+
+        Args:
+            now: time of the failure in seconds from the start of the trial.
+        """
         self.failures += 1
         self.away = [back for back in self.away if back > now]
         if self.mode == "requeue":

@@ -1,4 +1,6 @@
-"""Simulates a step with noise; every array holds one value for each draw."""
+"""Simulates a step many times with random delays. Each simulated step is a draw; every array holds one value for each
+draw.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ P50_TO_P95_OVER_MEAN = P95_OVER_MEAN - math.log(2)
 
 
 class LinkJitter:
-    """The delay of messages beyond their median: exponential, fitted to the probe's p50 and p95."""
+    """The delay of messages beyond their median: exponential, fitted to the probe's p50 and p95 of each link.
+
+    The object is false if no link has such a delay.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._mean: dict[tuple[str, str], float] = {}
@@ -46,8 +51,12 @@ class LinkJitter:
         return bool(self._mean)
 
     def mean_s(self, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> float:
-        """Mean extra seconds of messages that are sent together; 0 within a node and for pairs that were not
-        measured.
+        """Return the mean extra seconds of messages that are sent together, on the link where the mean is largest.
+
+        It is 0 within a node and for pairs that were not measured.
+
+        Args:
+            targets: the target of each source, in the order of `sources`.
         """
         pairs = zip(sources, targets, strict=True)
         return max((self._mean.get((a.node, b.node), 0.0) for a, b in pairs), default=0.0)
@@ -56,14 +65,14 @@ class LinkJitter:
 def sample_step_times(
     cost: CostModel, layout: Layout, jitter: LinkJitter, draws: int, rng: np.random.Generator, variation: float = 0.0
 ) -> FloatArray:
-    """Return the seconds of a step in each draw.
+    """Return [draw] -> seconds of a step.
 
     `jitter` delays the messages between stages and the hops of tensor-parallel and data-parallel all-reduces.
     `variation` changes the time of every action. All other times, such as those of ZeRO's collectives, stay as
     predicted.
 
     Args:
-        variation: coefficient of variation of an action's time (log-normal, mean 1).
+        variation: coefficient of variation of an action's time (log-normal with the predicted mean).
     """
     step = simulate_step(cost, layout)
     ends: list[FloatArray] = [np.zeros(draws) for _ in range(layout.pp)]
@@ -83,8 +92,12 @@ def _after_all_reduce(
     draws: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Return the seconds of the step in each draw. A ring of n ranks waits in each of 2(n − 1) turns for the latest
-    hop.
+    """Return [draw] -> seconds of the step, including all-reduce and update.
+
+    A ring of n ranks sends 2(n − 1) messages one after the other, and each time waits for the latest hop.
+
+    Args:
+        ends: [pipeline rank] -> [draw] -> seconds until all replicas have ended their actions.
     """
     done: FloatArray = np.zeros(draws)
     for rank in range(layout.pp):
@@ -111,9 +124,10 @@ def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[flo
 
 
 def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
-    """[stage] -> (messages of its tensor-parallel rings one after the other in a pass, mean extra seconds of each).
+    """Return [stage] -> (number of consecutive messages of its tensor-parallel rings in a pass, mean extra seconds of
+    each).
 
-    There are two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) turns each.
+    There are two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) consecutive messages each.
     """
     turns_by_stage = []
     for stage, blocks in enumerate(layout.blocks):
@@ -133,7 +147,13 @@ def _rank_ends(
     late_turns: Sequence[tuple[int, float]],
     noise: _Noise,
 ) -> list[FloatArray]:
-    """When each pipeline rank ends its last action, in seconds for every draw; actions keep the table's order."""
+    """Return [pipeline rank] -> [draw] -> seconds until the rank ends its last action. Actions keep the order of the
+    table.
+
+    Args:
+        late: mean extra seconds of each message, in the order of `StageDurations.by_message`.
+        late_turns: [stage] -> (number of consecutive tensor-parallel messages in a pass, mean extra seconds of each).
+    """
     by_action, by_message = durations.by_action(), durations.by_message()
     free: list[FloatArray] = [np.zeros(noise.draws) for _ in program.last]
     ends: list[FloatArray] = []
@@ -148,7 +168,7 @@ def _rank_ends(
 
 
 class _Noise(NamedTuple):
-    """Draws random seconds, one value for each draw."""
+    """Draws random seconds, one value for each of `draws` simulated steps."""
 
     draws: int
     rng: np.random.Generator
@@ -156,14 +176,18 @@ class _Noise(NamedTuple):
     """Coefficient of variation of an action's time."""
 
     def exponential(self, mean_s: float) -> FloatArray | float:
-        """Draw the extra seconds of a message; nothing is drawn for a mean of 0."""
+        """Return the extra seconds of a message in each draw; 0 for a mean of 0."""
         return self.rng.exponential(mean_s, self.draws) if mean_s else 0.0
 
     def gamma(self, turns: int, mean_s: float) -> FloatArray | float:
-        """Draw the extra seconds of `turns` messages one after the other; nothing is drawn for a mean of 0."""
+        """Return the extra seconds of `turns` messages, sent one after the other, in each draw; 0 for a mean of 0.
+
+        Args:
+            mean_s: mean extra seconds of one message.
+        """
         return self.rng.gamma(turns, mean_s, self.draws) if turns and mean_s else 0.0
 
     def varied(self, seconds: float) -> FloatArray | float:
-        """Draw the seconds of an action: log-normal with mean `seconds`."""
+        """Return the seconds of an action in each draw: log-normal with mean `seconds`."""
         sigma = math.sqrt(math.log1p(self.variation * self.variation))
         return seconds * self.rng.lognormal(-sigma * sigma / 2, sigma, self.draws) if sigma else seconds

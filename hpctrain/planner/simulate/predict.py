@@ -34,7 +34,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A step simulated action by action, with the all-reduces and the update that follow."""
+    """A step simulated action by action, with the all-reduces and the update that follow the actions."""
 
     durations_by_replica: list[StageDurations]
     lines: list[Timeline]
@@ -50,12 +50,14 @@ class SimulatedStep:
         return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
 
     def all_reduced_at(self, rank: int) -> float:
-        """Seconds from the start of the step until the all-reduce of a pipeline rank ends."""
+        """Return the seconds from the start of the step until the all-reduce of a pipeline rank ends."""
         return max(line.rank_end(rank) for line in self.lines) + self.sums[rank]
 
 
 def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
-    """Simulate every replica's table, then the all-reduce over replicas, then the update."""
+    """Return the simulated step of a layout: every replica's action table, then the all-reduce over replicas, then the
+    update.
+    """
     sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
     lines = {
@@ -73,10 +75,10 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
 
 
 def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
-    """Predict the step time: every replica's table, then the all-reduce over replicas, then the update.
+    """Return the predicted step time: every replica's action table, then the all-reduce over replicas, then the update.
 
-    The terms describe the replica that ends last: the computation of its busiest pipeline rank, and what the step
-    takes beyond that.
+    The terms describe the replica that ends last. `compute` is the computation of its busiest pipeline rank; the other
+    terms are what the step takes beyond that.
 
     Args:
         whole: simulate long tables to their end (see `rank_ends`).
@@ -108,7 +110,12 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
 
 
 def largest_increase(before: dict[str, float], after: dict[str, float]) -> str:
-    """Return the term that grew the most, with both its values, as text."""
+    """Return the term that grew the most, with its value before and after, as text.
+
+    Args:
+        before: term -> seconds, as in `Prediction.terms`.
+        after: term -> seconds.
+    """
     term = max(STEP_TIME_TERMS, key=lambda name: after[name] - before[name])
     return f"{term} is {format_seconds(after[term])} instead of {format_seconds(before[term])}"
 
@@ -123,13 +130,14 @@ class _ReplicaRun(NamedTuple):
 
 
 def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
-    """[replica] -> (its link pattern, its number of micro-batches)."""
+    """Return [replica] -> (number of its link pattern, its number of micro-batches)."""
     return list(zip(cost.placement_links(layout.placement).link_patterns, layout.micro_batches, strict=True))
 
 
 def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[_ReplicaRun]:
-    """Return the distinct durations of a layout's replicas; only one if collectives in every micro-batch synchronise
-    them.
+    """Return one entry for each combination of link pattern and number of micro-batches.
+
+    There is only one entry, with the slowest durations, if collectives in every micro-batch synchronise the replicas.
     """
     examples = cost.placement_links(layout.placement).representatives
     runs = [
@@ -150,7 +158,7 @@ def _rank_ends(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ..
 
 
 def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
-    """Seconds that a pipeline rank computes."""
+    """Return the seconds of a step in which a pipeline rank computes."""
     durations = run.durations
     split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
     return run.micro_batches * sum(
@@ -161,7 +169,7 @@ def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
 
 
 def lower_bound(cost: CostModel, layout: Layout) -> float:
-    """Seconds that no action table of this layout beats.
+    """Return seconds such that no action table of this layout has a shorter step.
 
     The bound counts each rank's work, what must come before its first forward and after its last backward, the
     all-reduce over replicas and the update.
@@ -216,7 +224,7 @@ def _stage_durations(
 
 
 def _collectives_s(layout: Layout, times: ShardCollectiveTimes) -> float:
-    """Seconds of a stage's ZeRO collectives in one micro-batch."""
+    """Return the seconds of a stage's ZeRO collectives in one micro-batch."""
     forward, backward, inputs, weights = times.per_micro_batch(layout.memory_options.zero)
     return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD_SCHEDULES else backward)
 
@@ -229,7 +237,7 @@ def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTim
 
 
 def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollectiveTimes]:
-    """[stage] -> seconds of its ZeRO collectives."""
+    """Return [stage] -> seconds of its ZeRO collectives; 0 without sharding."""
     if layout.shards == 1:
         return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
     placement, work = layout.placement, cost.work
@@ -249,7 +257,7 @@ def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollec
 
 
 def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
-    """[pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas."""
+    """Return [pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas."""
     if layout.shards == 1:
         sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
         by_stage = [stage_time.seconds - overlapped_s(cost, layout, stage_time.wire_s) for stage_time in sums]
@@ -264,7 +272,7 @@ def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCo
 
 
 def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:
-    """Seconds of an all-reduce that overlap the replica's last backward; 0 with several stages.
+    """Return the seconds of an all-reduce's messages that overlap the replica's last backward; 0 with several stages.
 
     Args:
         wire_s: seconds of the all-reduce's messages.
@@ -280,7 +288,7 @@ def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:
 
 
 def _update(cost: CostModel, layout: Layout) -> float:
-    """Seconds of the all-reduce of the gradient norm and of the optimizer on the slowest device."""
+    """Return the seconds of the all-reduce of the gradient norm and of the optimizer on the slowest device."""
     slowest = 0.0
     for replica in layout.placement.representatives:
         for unit, stages in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
