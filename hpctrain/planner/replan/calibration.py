@@ -1,7 +1,7 @@
-"""Fits factors on the planner's constants to measured steps of a run; pure, with few parameters.
+"""Fits factors on the planner's constants to measured steps of a run.
 
 A step gives one equation for each separate measurement: the passes of every stage, the whole step, the peak memory.
-Terms that these do not separate share a factor or stay unknown; the profile says which.
+Terms that no measurement separates share a factor or stay unknown. The profile says which terms these are.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 MIN_GENERATION_STEPS = 50
-"""The fewest steps of a generation that the fit uses."""
+"""The fewest steps that a generation must have made for the fit to use it."""
 MAX_GENERATIONS = 3
-"""Largest number of generations that the fit uses: the newest, and few of them, because a run waits for its new
+"""Largest number of generations that the fit uses, the newest ones. More would take longer, and a run waits for its new
 plan.
 """
 
 
 def learned_profile(folder: Path, run: Run, spec: Spec) -> CalibrationProfile:
-    """Return the factors on the planner's constants that fit the steps in a run folder.
+    """Return the factors on the planner's constants that fit the measured steps in a run folder.
 
     Args:
         folder: a run folder.
-        run: its run file.
+        run: the run file of the folder.
         spec: the run's model.
 
     Raises:
@@ -84,28 +84,30 @@ def _profile_of_generation(
 
 
 WARMUP_STEPS = 5
-"""Number of first steps of a generation that are ignored, because memory is touched for the first time and caches
-fill.
+"""Number of first steps of a generation that are ignored, because memory is touched for the first time and
+caches fill.
 """
 MIN_STEPS = 10
-"""The fewest steps after these for a meaningful median."""
+"""The fewest steps after the first `WARMUP_STEPS` from which a median is taken."""
 WINDOW = 100
-"""Largest number of steps that count. They are the last ones, because these show the cluster's present state."""
+"""Largest number of steps that the fit uses. They are the last ones, because these show the cluster's present state."""
 MIN_TERM_SHARE = 0.05
-"""Least share of communication and update together that a term must take to get a factor; else it stays unknown."""
+"""Least share that a term must have in the sum of communication and update to get a factor; else the term stays
+unknown.
+"""
 TOLERANCE = 1e-6
-"""Relative error of a factor that root finding returns."""
+"""Largest relative error of a factor that root finding returns."""
 
 
 def fit_profile(
     plan: Plan, run: Run, spec: Spec, topology: Topology, rows: Sequence[MetricRow], source: str = ""
 ) -> CalibrationProfile:
-    """Return the factors on the planner's constants that fit the steps of one generation.
+    """Return the factors on the planner's constants that fit the measured steps of one generation.
 
     Args:
         plan: the plan that the generation ran.
         topology: the topology that the plan was made for.
-        rows: the generation's rows of metrics.jsonl in order of steps, beginning with its first.
+        rows: the generation's rows of metrics.jsonl in order of steps, beginning with the generation's first step.
         source: name of the run, for messages.
 
     Raises:
@@ -135,18 +137,24 @@ class _Fit:
     timed: Sequence[MetricRow]
 
     def scene(self, profile: CalibrationProfile | None, **factors: float) -> CostedLayout:
-        """Return the plan's layout with a cost model by this profile; `factors` replace some of the profile's."""
+        """Return the plan's layout with a cost model by `profile`.
+
+        Args:
+            profile: factors on the constants; None: the constants themselves.
+            factors: factors that replace some of the profile's.
+        """
         if profile is not None:
             profile = profile.model_copy(update=factors)
         return layout_of_plan(self.run, self.spec, self.plan.model_copy(update={"profile": profile}), self.topology)
 
     def measured_s(self) -> list[float]:
-        """Median seconds of each stage's passes in a step."""
+        """Return [stage] -> median seconds of its forward and backward passes in a step."""
         return [median(times) for times in zip(*(row.stage_time_s for row in self.timed), strict=True)]
 
 
 def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
-    """Merge profiles of one cluster: for each factor the median of the known values, for memory the largest.
+    """Return one profile of several of one cluster: for each factor the median of the known values, for memory the
+    largest value.
 
     Args:
         profiles: at least one.
@@ -191,7 +199,12 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
 
 
 def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Add a factor for each device type: the median ratio of measured to predicted time over its stages."""
+    """Return the profile with a factor for each device type: the median ratio of measured to predicted time over its
+    stages.
+
+    A stage counts only if all its devices have one type. If its time holds tensor-parallel or ZeRO messages too, or no
+    stage counts, the profile gets a remark instead.
+    """
     if fit.plan.tp > 1 or fit.plan.zero >= 2:
         what = "sharded tensors" if fit.plan.tp > 1 else "ZeRO's messages"
         return _remarked(profile, compute=f"a stage's time holds {what} too")
@@ -212,7 +225,11 @@ def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
 
 
 def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Add the factor of tensor-parallel dispatch: the time of stages beyond predicted computation and messages."""
+    """Return the profile with the factor of tensor-parallel dispatch.
+
+    With this factor, the predicted time of all stages equals the measured one. If that cannot be found out, the profile
+    gets a remark instead.
+    """
     if fit.plan.tp == 1:
         return _remarked(profile, tensor_parallel="no matrix was shared by several devices")
     if fit.plan.zero >= 2:
@@ -227,9 +244,10 @@ def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> Calibration
 
 
 def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Add one factor for communication and update, fitted to the whole step, because neither is timed separately.
+    """Return the profile with one factor for communication and update, fitted to the whole step, because neither is
+    timed separately.
 
-    A term that takes too little of the step, or that is compressed, stays unknown.
+    A term that takes too little of the step stays unknown. Both stay unknown if gradients are compressed.
     """
 
     def prediction(**factors: float) -> Prediction:
@@ -254,7 +272,7 @@ def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> Ca
 
 
 def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequence[MetricRow]) -> CalibrationProfile:
-    """Add the bytes that a worker holds beyond its tensors.
+    """Return the profile with the bytes that a worker process holds beyond its tensors.
 
     They are the larger of two figures: the measured memory before the model is built, and the measured peak less the
     predicted tensors.
@@ -271,7 +289,7 @@ def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequenc
 
 
 def _predicted(scene: CostedLayout) -> list[float]:
-    """Predicted seconds of each stage's passes in a step, for the slowest replica."""
+    """Return [stage] -> predicted seconds of its forward and backward passes in a step, for the slowest replica."""
     layout = scene.layout
     split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
 
@@ -284,11 +302,12 @@ def _predicted(scene: CostedLayout) -> list[float]:
 
 
 def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float, str]:
-    """Return the factor at which the prediction equals the measurement, and a remark if it was limited.
+    """Return the factor at which the prediction equals the measurement, and a remark; the remark is empty unless the
+    factor was limited to the allowed range.
 
     Args:
-        predicted: seconds as a function of the factor that never falls.
-        measured: seconds.
+        predicted: predicted seconds as a function of the factor; the function never falls.
+        measured: measured seconds.
     """
     low, high = LEAST_FACTOR, LARGEST_FACTOR
     for end, missed in ((low, predicted(low) >= measured), (high, predicted(high) <= measured)):

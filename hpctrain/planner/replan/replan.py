@@ -26,7 +26,8 @@ def replan(
     previous: Plan | None = None,
     profile: CalibrationProfile | None = None,
 ) -> tuple[Plan, str]:
-    """Return the plan for a run after nodes were lost, and a remark on it.
+    """Return the plan for a run after nodes were lost, and a remark; the remark is empty unless fixed degrees were
+    dropped.
 
     Degrees that the run file fixes are dropped if the remaining nodes do not allow them. They were chosen for the
     requested nodes, and it matters more that the run continues.
@@ -58,14 +59,14 @@ def replan(
 
 
 def with_fewer_spares(run: Run, lost: int) -> Run:
-    """The run with one spare fewer for each lost node, because spares replace lost nodes."""
+    """Return the run with one spare fewer for each lost node, because spares replace lost nodes."""
     recovery = run.recovery.model_copy(update={"spares": max(0, run.recovery.spares - lost)})
     return run.model_copy(update={"recovery": recovery})
 
 
 @dataclass(frozen=True)
 class TopologyChanges:
-    """Changes to a topology."""
+    """Changes to a topology, to ask what plan would follow from them."""
 
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> its speed as a factor of the present speed; with 0.5 everything takes twice as long."""
@@ -76,7 +77,7 @@ class TopologyChanges:
 
 
 def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
-    """Return the topology with slower nodes and links; lost nodes are still in it (see `plan_without`).
+    """Return the topology with slower nodes and links. Lost nodes are still in it, because `plan_without` removes them.
 
     Raises:
         InputError: a node is not in the topology, or a factor is not above 0.
@@ -95,9 +96,10 @@ def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
 def plan_without(
     run: Run, spec: Spec, topology: Topology, lost: tuple[str, ...], previous: Plan | None = None
 ) -> tuple[Plan, str]:
-    """Return the plan that the agents would make for the remaining nodes (`replan`), and a remark on it.
+    """Return the plan that the agents would make for the remaining nodes, and a remark on it (see `replan`).
 
     Args:
+        lost: names of the lost nodes.
         previous: the plan that runs before the loss.
 
     Raises:
@@ -130,10 +132,10 @@ def _check(topology: Topology, changes: TopologyChanges) -> None:
 
 
 def _with_intra(topology: Topology) -> Topology:
-    """Return the topology with every node's internal bandwidth filled in.
+    """Return the topology with every node's internal bandwidth (`intra_bytes_per_s`) filled in.
 
-    A missing measurement is derived from the slowest device of all nodes. It is filled in before a node is slowed,
-    because a slowed node must not change the others.
+    A missing measurement gets the memory bandwidth of the slowest device of all nodes. It is filled in before a node is
+    slowed, because a slowed node must not change the others.
     """
     speeds = [device.memory_bytes_per_s for node in topology.nodes for device in node.devices]
     measured = [speed for speed in speeds if speed]
@@ -147,7 +149,9 @@ def _with_intra(topology: Topology) -> Topology:
 
 
 def _slowed(topology: Topology, node: Node, factor: float) -> Node:
-    """Return the node with all its devices slower; figures that were not measured are taken from the defaults."""
+    """Return the node with the speeds of all its devices multiplied by `factor`; defaults stand in for figures that
+    were not measured.
+    """
 
     def slower(device: Device) -> Device:
         kind = topology.device_types[device.type].kind

@@ -19,6 +19,9 @@ def best_first_search(plain: SearchSpace) -> SearchResult:
     """Return the fastest plan by the cost model, and a lower bound for all plans of the space.
 
     Memory options are searched only if no plan fits without them (see `CandidateQueue.may_save_memory`).
+
+    Args:
+        plain: the space with the memory options of the run file.
     """
     search = _BestFirstSearch(plain)
     result = search.run()
@@ -29,8 +32,9 @@ def best_first_search(plain: SearchSpace) -> SearchResult:
 
 
 class _BestFirstSearch(SearchState):
-    """A best-first search over few devices: every candidate gets a sampled evaluation, the promising ones a full
-    one.
+    """A best-first search: every candidate gets a sampled evaluation, and the promising candidates get a full one.
+
+    On more than `EXHAUSTIVE_DEVICES` devices, `search_many_devices` takes its place.
     """
 
     def __init__(self, plain: SearchSpace) -> None:
@@ -59,7 +63,11 @@ class _BestFirstSearch(SearchState):
         return self.result(self._min_bound_s(), ended=not self.skipped)
 
     def _search_all(self) -> None:
-        """Search until no option can win, or until patience runs out and no skipped option near the best is better."""
+        """Search until no option can win, or until patience has run out.
+
+        When patience has run out, the skipped options near the best one are still evaluated, until none of them is
+        better.
+        """
         center = None
         while self.candidates.queue or self.pending or (self.skipped and center != self._best_option()):
             if self.candidates.queue:
@@ -78,7 +86,7 @@ class _BestFirstSearch(SearchState):
         return None if self.best is None else self.best.layout.option
 
     def _is_near(self, candidate: Candidate) -> bool:
-        """Whether an option differs from the best one only in its pipeline ranks, or only in its schedule."""
+        """Return whether an option differs from the best one only in its pipeline ranks, or only in its schedule."""
         best, option = self._best_option(), candidate.option
         if best is None or candidate.space is not self.winner:
             return False
@@ -88,10 +96,10 @@ class _BestFirstSearch(SearchState):
         )
 
     def _evaluate_sampled(self, candidate: UnopenedCandidate | Candidate) -> None:
-        """Open a candidate, drop it if it cannot win, or evaluate a few of its placements and queue it for a full
-        evaluation.
+        """Open a candidate, drop it if it cannot win, or evaluate a few of its placements.
 
-        The sooner there is a good plan to compare with, the fewer options need a full evaluation.
+        A candidate that was evaluated gets a full evaluation at once if its plan is the new best one, and else waits
+        for it. The sooner there is a good plan to compare with, the fewer candidates need a full evaluation.
         """
         if not self.can_win(candidate):
             return
@@ -119,7 +127,7 @@ class _BestFirstSearch(SearchState):
         heapq.heappush(self.pending, (predicted_s, sampled.bound_s, next(self.numbers), candidate))
 
     def _feasible(self, candidate: Candidate, memory: bool) -> bool:
-        """Whether an option could beat the best plan by its knapsack bound.
+        """Return whether an option could beat the best plan by the option's knapsack bound.
 
         Args:
             memory: whether the bound counts the memory, which takes longer.
@@ -133,8 +141,8 @@ class _BestFirstSearch(SearchState):
         return bound.feasible_within(limit_s) and (not memory or bound.may_finish_within(limit_s))
 
     def _evaluate_fully(self, candidate: Candidate) -> None:
-        """Evaluate an option with all likely placements and those from its knapsack bound, unless the option cannot
-        win.
+        """Evaluate an option with all likely placements and with placements from its knapsack bound, unless the option
+        cannot win.
         """
         if not self.can_win(candidate):
             return
@@ -162,9 +170,10 @@ class _BestFirstSearch(SearchState):
             self.candidates.push_leaner_options(candidate)
 
     def _shift_blocks(self, space: SearchSpace, evaluation: Evaluation) -> None:
-        """Try unequal numbers of blocks on the stages of a rank.
+        """Try unequal numbers of blocks on the stages of one rank, for the layout of an evaluation with the smallest
+        bound.
 
-        Layouts begin with equal numbers. With unlike ranks, these can be a tenth slower.
+        Layouts begin with equal numbers. With unlike ranks, layouts with equal numbers can be a tenth slower.
         """
         if evaluation.nearest is None or self.best is None:
             return
@@ -189,7 +198,7 @@ class _BestFirstSearch(SearchState):
             self.take(pack_within_nodes(space, layout, self.best), space)
 
     def _min_bound_s(self) -> float:
-        """The smallest knapsack bound in seconds of the options that were evaluated fully or skipped."""
+        """Return the smallest knapsack bound in seconds of the options that were evaluated fully or skipped."""
         if self.best is None:
             return min((candidate.bound_s for candidate, _ in self.evaluated), default=math.inf)
         lowest = self.best.total
@@ -203,7 +212,10 @@ class _BestFirstSearch(SearchState):
 
 
 def search_many_devices(state: SearchState) -> SearchResult:
-    """Search the queued candidates until none can win or patience has run out for all of them; return the best plan."""
+    """Return the best plan of the queued candidates, for pools with more than `EXHAUSTIVE_DEVICES` devices.
+
+    The search ends when no candidate can win or patience has run out for all candidates.
+    """
     candidates, misfit_factor = state.candidates, state.limits.misfit_factor
     patience = misfit_factor * _patience(state)
     lowest, ended = math.inf, True

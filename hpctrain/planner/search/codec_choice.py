@@ -1,5 +1,5 @@
-"""Chooses codecs for a layout, of gradients and of stage messages: the most exact ones, unless others are faster by a
-threshold.
+"""Chooses the codecs of gradients and of stage messages for a layout: the most exact codecs, unless others are faster
+by a threshold.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
 MIN_GAIN = 0.03
-"""Share of a step that a codec must save to be chosen, if the training loss stays that of exact sums.
+"""Least share of a step that a codec must save to be chosen, if the codec sends every number, so that the training loss
+stays that of exact sums.
 
-So the chosen codec is at most this much slower than the fastest codec of this kind.
+So the chosen codec is at most this much slower than the fastest codec that sends every number.
 """
 MIN_LOSSY_GAIN = 0.1
-"""Share of a step that a codec which leaves out most of each gradient must save to be chosen.
+"""Least share of a step that a codec which leaves out most of each gradient must save to be chosen.
 
 It is larger than `MIN_GAIN`, because predicted times have errors and the loss may fall more slowly.
 """
 WARMUP_SHARE = 0.1
-"""Share of a run's steps that are warm-up steps of low-rank and sparse codecs; at most the default number of
-PowerSGD.
+"""Share of a run's steps that are warm-up steps of low-rank and sparse codecs. Their number is limited to PowerSGD's
+default.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class CodecDecision:
-    """The codec that a layout's gradients are summed with, and the predicted step."""
+    """The codec with which a layout's gradients are summed, and the predicted step."""
 
     spec: CodecSpec
     prediction: Prediction
@@ -87,8 +88,12 @@ def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
     """Return the codecs that get a search of their own besides exact sums, each with the share of a step that it must
     save.
 
-    One is the codec with the fewest bytes that does not change the training loss. If `lossy`, the other is the codec
-    with the fewest bytes of all.
+    They are the codec with the fewest bytes among those that send every number and, if `lossy`, the codec with the
+    fewest bytes among those that leave out most of each gradient.
+
+    Args:
+        steps: steps of the run.
+        lossy: whether codecs that leave out most of each gradient are allowed.
     """
     candidates = candidate_codecs(steps, lossy)
     groups = [[codec for codec in candidates if codec.lossy == group] for group in (False, True)]
@@ -97,7 +102,11 @@ def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
 
 
 def min_gain(lossy: bool) -> float:
-    """Return the least share of a step that a codec must save to be chosen."""
+    """Return the least share of a step that a codec must save to be chosen.
+
+    Args:
+        lossy: whether the codec leaves out most of each gradient.
+    """
     return MIN_LOSSY_GAIN if lossy else MIN_GAIN
 
 
@@ -109,10 +118,11 @@ def compression_may_gain(prediction: Prediction) -> bool:
 
 
 def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
-    """Choose the most exact codec for a layout, unless a less exact one is faster by the threshold.
+    """Return the most exact codec for a layout, unless a less exact one is faster by the threshold, and the predicted
+    step.
 
     Codecs are tried from the most exact one on. A codec is chosen if it shortens the step by `MIN_GAIN` or
-    `MIN_LOSSY_GAIN` against the codec chosen so far. By the cost model no step is longer than with exact sums.
+    `MIN_LOSSY_GAIN` against the codec chosen so far. So by the cost model no step is longer than with exact sums.
 
     Args:
         cost: cost model with the layout's memory options; its codec does not matter.
@@ -152,9 +162,10 @@ def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Co
 
 
 def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _CodecTrial | None) -> _CodecTrial:
-    """Predict a layout with a codec.
+    """Return the prediction of a layout with a codec, averaged over the run's warm-up steps and other steps.
 
     Args:
+        steps: steps of the run.
         exact: the result with exact sums; None to predict exact sums themselves.
     """
     priced = cost.with_work(codec=codec)
@@ -211,7 +222,7 @@ def _reason(winner: _CodecTrial, exact: _CodecTrial) -> str:
 
 
 def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> tuple[CostModel, Prediction, list[str]]:
-    """Choose the codec of each stage boundary by the thresholds that also decide on gradient codecs.
+    """Choose the codec of each boundary between stages by the thresholds that also decide on gradient codecs.
 
     Codecs become available one after the other, the most exact first. Every boundary takes the available codec that
     delivers its messages the soonest. The result is accepted if it shortens the step by `MIN_GAIN` or `MIN_LOSSY_GAIN`.
@@ -221,8 +232,8 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> tuple[CostM
         lossy: whether int8 is allowed.
 
     Returns:
-        The cost model with the chosen codecs, the predicted step, and why they were chosen, as a sentence; no sentence
-        if no message leaves a node.
+        The cost model with the chosen codecs, the predicted step, and a list with a sentence that gives the reason; the
+        list is empty if no message leaves a node.
     """
     full: Messages = "none"
     stages = range(len(layout.blocks))
@@ -274,5 +285,7 @@ def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Mess
 
 
 def _hops(layout: Layout, replica: int) -> list[tuple[TensorParallelGroup, TensorParallelGroup]]:
-    """[stage] -> (its tensor-parallel group, the group of the next stage), for one replica."""
+    """Return [stage] -> (its tensor-parallel group, the group of the next stage), for one replica and all stages but
+    the last.
+    """
     return list(pairwise(layout.unit(replica, stage) for stage in range(len(layout.blocks))))

@@ -1,7 +1,7 @@
 """Evaluation of options and layouts, and local search on a good layout.
 
-Local search exchanges ranks, moves single blocks and micro-batches, packs stages or pipelines within nodes, and cuts at
-the seam.
+Local search exchanges pipeline ranks, moves single blocks and micro-batches, packs stages or pipelines within nodes,
+and cuts at the seam, where the decoder of an encoder-decoder begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
 
 class Evaluation(NamedTuple):
-    """The result of evaluating an option."""
+    """The result of evaluating an option: the best plan so far, which may be older, and the option's most promising
+    layout.
+    """
 
     best: Prediction | None
     nearest: Layout | None
@@ -42,10 +44,12 @@ def evaluate(
     best: Prediction | None,
     placements: Sequence[Placement] | None = None,
 ) -> Evaluation:
-    """Evaluate the layouts of an option, and compare them with `best`.
+    """Return the best of `best` and the layouts of an option, and which layout of the option has the smallest lower
+    bound.
 
     Args:
-        placements: placements to evaluate; default: all likely ones.
+        best: the best plan so far; None if there is none.
+        placements: placements to evaluate; None: all likely ones.
     """
     nearest, least = None, math.inf
     if space.why_no_layout(option):
@@ -89,16 +93,18 @@ BestSoFar = TypeVar("BestSoFar", Prediction, Prediction | None)
 
 
 def refine(space: SearchSpace, best: Prediction) -> Prediction:
-    """Exchange pipeline ranks, then move single blocks and micro-batches, as long as that helps."""
+    """Return the plan after local search: pipeline ranks are exchanged, then single blocks and micro-batches moved, as
+    long as that makes the step shorter.
+    """
     return shift_counts(space.cost, _permute_ranks(space, best), space.limits.max_refinements)
 
 
 def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
-    """Move single blocks between stages and single micro-batches between replicas, as long as that makes the step
-    shorter.
+    """Return the plan after moves of single blocks between stages and of single micro-batches between replicas, as long
+    as moves make the step shorter.
 
     Args:
-        most: number of changes after which no further round of changes begins.
+        most: number of tried changes after which no further round of changes begins.
     """
     return _climb(cost, best, _changes, most)
 
@@ -119,10 +125,13 @@ def _permute_ranks(space: SearchSpace, best: Prediction) -> Prediction:
 
 
 def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterator[Layout]], most: int) -> Prediction:
-    """Apply the change that gives the fastest layout, round by round, as long as one makes the step shorter.
+    """Return the plan after rounds of changes, each of which applies the change that gives the fastest layout.
+
+    The rounds end when no change makes the step shorter.
 
     Args:
-        most: number of changes after which no further round begins.
+        changes: yields the layouts that differ from a layout by one change.
+        most: number of tried changes after which no further round begins.
     """
     tried = 0
     while tried < most:
@@ -137,7 +146,11 @@ def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterat
 
 
 def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float = 1e-6) -> BestSoFar | Prediction:
-    """Return the layout's prediction if it fits and is faster than `best` by more than rounding, else `best`."""
+    """Return the layout's prediction if the layout fits and is faster than `best`, else `best`.
+
+    Args:
+        rounding: share of the step time by which the layout must be faster.
+    """
     limit = math.inf if best is None else best.total * (1 - rounding)
     if lower_bound(cost, layout) >= limit or layout.memory_shortage(cost.memory):
         return best
@@ -172,7 +185,8 @@ def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
 
 
 def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Prediction:
-    """Return the plan with its nearest cut moved to the seam if that fits and costs next to nothing, else the plan.
+    """Return the plan with its nearest cut moved to the seam if that fits and costs next to nothing, else the plan as
+    it is.
 
     The seam is where the decoder of an encoder-decoder begins. The cost model gives the messages of all cuts the size
     of the largest, so it does not see that messages at the seam are smaller.
@@ -198,11 +212,13 @@ def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Predi
 
 
 def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> Prediction:
-    """Return the fastest of `best` and the packed layouts with the same degrees, schedule and micro-batch size.
+    """Return the fastest plan among `best` and versions of a layout whose stages or pipelines are packed within nodes.
+
+    The versions have the layout's degrees, schedule and micro-batch size. Blocks and micro-batches stay at their
+    pipeline rank and replica if the kind of device there stays.
 
     Args:
-        layout: a layout of the space. Blocks and micro-batches stay at their pipeline rank and replica if the kind of
-            device there stays.
+        layout: a layout of the space.
     """
     if 1 in (layout.pp, layout.dp):
         return best
@@ -217,9 +233,9 @@ def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> P
 
 
 def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> Iterator[Placement]:
-    """Yield the placement with its stages within nodes, then with its pipelines within nodes.
+    """Yield two placements with the same kind of device at each pipeline rank of each replica as the given placement.
 
-    The kind of device at each pipeline rank of each replica stays.
+    The first has its stages packed within nodes, the second its pipelines.
 
     Args:
         units: the tensor-parallel groups to choose from, including those of the placement.
@@ -234,7 +250,7 @@ def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> It
 
 
 def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
-    """Return a placement of the fastest groups of any kind, with stages within nodes.
+    """Return a placement of the fastest groups of any kind, with stages packed within nodes.
 
     The fast groups of all stages are in the same replicas.
     """
@@ -246,7 +262,8 @@ def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) 
 def groups_within_nodes(
     classes: Sequence[Sequence[TensorParallelGroup]], needs: Sequence[Sequence[int]]
 ) -> list[list[TensorParallelGroup]]:
-    """Assign tensor-parallel groups to sets, each within the node that it fills best, or across few nodes.
+    """Assign tensor-parallel groups to sets, such as stages or pipelines, each within the node that it fills best, or
+    across few nodes.
 
     Sets that fit into one node are assigned first. Each other set takes the nodes that have most of what it needs.
 
@@ -294,6 +311,7 @@ def _placed(
     """Return sets of tensor-parallel groups packed within nodes, with a group of the given class at each position.
 
     Args:
+        classes: tensor-parallel groups by class.
         kinds: [set][position] -> class.
     """
     needs = [[group.count(number) for number in range(len(classes))] for group in kinds]

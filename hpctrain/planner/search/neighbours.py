@@ -1,4 +1,4 @@
-"""Lists the plans that differ from the chosen one in one setting, and why each of them lost."""
+"""Lists the plans that differ from the chosen plan in one setting, and why each of them lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ WHY_NO_SHARDING = (
 
 
 def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Sequence[ParallelDims]) -> list[Rejected]:
-    """Return plans with other degrees, micro-batch sizes, schedules or devices in file order, each with why it lost."""
+    """Return plans with other degrees, micro-batch sizes or schedules than the best plan, or with the devices in the
+    topology's order, each with the reason why it lost.
+    """
     rejected = _other_dims(space, best, candidate_dims) + _impossible(space)
     placement, option = best.layout.placement, best.layout.option
     sizes = space.work.micro_batch_sizes()
@@ -40,7 +42,7 @@ def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Se
 def shortage(space: SearchSpace, dims: ParallelDims) -> MemoryShortage | str | None:
     """Return why no layout of these degrees runs; None if one does.
 
-    The reason is the device that lacks memory with the smallest micro-batch, or a sentence.
+    The reason is the device that lacks memory with the smallest micro-batch that has a layout, or a sentence.
     """
     reason: str | None = None
     for size in space.work.micro_batch_sizes():
@@ -56,7 +58,7 @@ def shortage(space: SearchSpace, dims: ParallelDims) -> MemoryShortage | str | N
 
 
 def nearest_dims(space: SearchSpace, candidate_dims: Sequence[ParallelDims]) -> list[ParallelDims]:
-    """The degrees sorted by their lower bound, smallest first."""
+    """Return the degrees sorted by the lower bound of their step time, smallest first."""
 
     def bound(dims: ParallelDims) -> float:
         fitting = [size for size in space.work.micro_batch_sizes() if space.work.sequences // size >= dims[1]]
@@ -78,7 +80,9 @@ def _other_dims(space: SearchSpace, best: Prediction, candidate_dims: Sequence[P
 
 
 def _impossible(space: SearchSpace) -> list[Rejected]:
-    """One rejected entry for each reason, with the smallest degrees that are impossible for that reason."""
+    """Return one rejected entry for each reason why degrees are impossible, with the smallest degrees that have this
+    reason.
+    """
     first: dict[str, ParallelDims] = {}
     for dims in sorted(space.impossible, key=lambda dims: (dims[2], dims)):
         first.setdefault(space.impossible[dims], dims)

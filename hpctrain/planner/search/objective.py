@@ -1,5 +1,5 @@
-"""Objectives of a plan (step time, step time under disturbance, energy, cost), constraints, and the choice by them
-among the fastest plans of several searches.
+"""The objectives of a plan (step time, step time under disturbance, energy, cost), its constraints, and the choice by
+both among the fastest plans of several searches.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from hpctrain.records.topology.topology import Topology
 Goal = Literal["time", "robust", "energy", "cost"]
 
 SLOW_NODE_SPEED = 0.5
-"""Speed of the slow node that `robust` plans for, as a factor of its measured speed: a throttled GPU, a shared CPU."""
+"""Speed of the slow node for which `robust` plans, as a factor of its measured speed: a throttled GPU, a shared CPU."""
 JITTER_DRAWS = 100
-"""Number of simulated steps from which the 95th percentile is taken."""
+"""Number of simulated steps from which the 95th percentile of the step time is taken."""
 SEED = 0
-"""Seed of the random numbers; every plan gets the same ones."""
+"""Seed of the random delays. Every plan gets the same delays, so that chance does not decide between two plans."""
 QUANTILE = 0.95
 
 
 @dataclass(frozen=True)
 class GoodputConstraint:
-    """The least goodput that a plan must have under failures, and the figures that goodput depends on."""
+    """The least goodput that a plan must have under failures, and the figures on which goodput depends."""
 
     least: float
     """Least share of the time that must become training which is not lost again."""
@@ -79,7 +79,7 @@ class Objective:
         return self.goal in ("energy", "cost") or self.goodput_constraint is not None
 
     def rate(self, layout: Layout) -> float:
-        """Joules or currency that the layout's devices use in a second.
+        """Return the joules that the layout's devices use in a second, or with the goal cost their price for a second.
 
         Raises:
             InputError: the power or price of a device type is not known.
@@ -102,7 +102,10 @@ def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) 
     """Return the 95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
 
     Each of the `nodes` nodes is the slow one with the same probability; a slow node that the plan does not use does no
-    harm. The layout stays: this is the time before the run is planned again.
+    harm. The layout stays, because the percentile stands for the time before the run is planned again.
+
+    Args:
+        nodes: number of nodes of the topology.
     """
     used = sorted(used_nodes(layout))
     rng = np.random.default_rng(SEED)
@@ -137,12 +140,16 @@ def expected_goodput(goodput_constraint: GoodputConstraint, prediction: Predicti
 
 
 def used_nodes(layout: Layout) -> set[str]:
-    """The nodes of a layout's devices."""
+    """Return the names of the nodes of a layout's devices."""
     return {device.node for unit in layout.units() for device in unit.devices}
 
 
 def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
-    """Number of draws for each slow node; 1 without jitter, because all draws are then equal."""
+    """Return the number of draws for each slow node; 1 without jitter, because all draws are then equal.
+
+    Args:
+        slow_nodes: number of nodes that are the slow one in turn.
+    """
     return max(4, math.ceil(JITTER_DRAWS / slow_nodes)) if jitter else 1
 
 
@@ -162,7 +169,7 @@ PlanSearch = Callable[[SearchSpace], ChosenPlan]
 
 
 class ScoredPlan(NamedTuple):
-    """A candidate with its value by the objective; smaller is better."""
+    """A candidate plan with its value by the objective; smaller is better."""
 
     prediction: Prediction
     value: float
@@ -171,10 +178,13 @@ class ScoredPlan(NamedTuple):
 
 
 def other_spaces(objective: Objective, run: Run, topology: Topology, whole: SearchSpace) -> list[SearchSpace]:
-    """Further spaces whose fastest plans may be better by the objective than the fastest plan of all.
+    """Return further spaces whose fastest plans may be better by the objective than the fastest plan of all.
 
     robust: the space in which every message is as late as its 95th percentile. energy, cost or a least goodput: spaces
     with fewer nodes, the most efficient nodes first.
+
+    Args:
+        whole: the space of all usable nodes.
     """
     late = _with_late_messages(topology) if objective.goal == "robust" else None
     spaces = [] if late is None else [_space(run, late, whole)]
@@ -188,10 +198,11 @@ def other_spaces(objective: Objective, run: Run, topology: Topology, whole: Sear
 
 
 def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpace], fastest: PlanSearch) -> ChosenPlan:
-    """Choose the best of all candidates by the objective; list the others with the reason why they lost.
+    """Return the best of all candidates by the objective; the result lists the others with the reason why they lost.
 
     Args:
         spaces: the space of all nodes comes first. Its errors are raised; errors of the others are ignored.
+        fastest: returns the fastest plan of a space.
 
     Raises:
         RefusedError: no plan fits the memory, or no candidate has the least goodput.
@@ -226,6 +237,9 @@ def _scored(
 
     time: seconds of a step. robust: the 95th percentile of the step's seconds. energy: joules per token. cost: price of
     a million tokens. Energy and cost count the plan's devices as if they were busy throughout the step.
+
+    Args:
+        nodes: number of nodes of the topology.
     """
     if objective.goal == "time":
         return ScoredPlan(prediction, prediction.total, format_seconds(prediction.total))
@@ -241,9 +255,12 @@ def _scored(
 def _predictions(
     objective: Objective, spaces: Sequence[SearchSpace], fastest: PlanSearch
 ) -> tuple[list[Prediction], ChosenPlan]:
-    """Return the candidates of all spaces and the fastest plan of the first space.
+    """Return the candidates of all spaces, and the fastest plan of the first space.
 
     Each layout comes once. It is predicted with the measured topology, without late messages.
+
+    Args:
+        fastest: returns the fastest plan of a space.
     """
     predictions: dict[object, Prediction] = {}
     chosen: list[ChosenPlan] = []
@@ -267,7 +284,7 @@ def _predictions(
 
 
 def _others(chosen: ChosenPlan, candidate_dims: Sequence[ParallelDims]) -> list[Prediction]:
-    """Return the best plans of other degrees, and of the winner's degrees with other micro-batch sizes."""
+    """Return the best plans of other degrees, and of the chosen plan's degrees with other micro-batch sizes."""
     space, best, limits = chosen.space, chosen.best.layout, chosen.space.limits
     others = [
         best_of(space, space.options([dims]), limits.other_dims_patience)
@@ -287,7 +304,9 @@ def _space(run: Run, topology: Topology, whole: SearchSpace) -> SearchSpace:
 
 
 def _with_late_messages(topology: Topology) -> Topology | None:
-    """Return the topology with each link's 95th percentile as its alpha; None if no percentiles were measured."""
+    """Return the topology with alphas as late as the 95th percentile of each link's latency; None if no percentiles
+    were measured.
+    """
 
     def late(figures: LinkFigures) -> LinkFigures:
         if figures.latency_s is None:
@@ -306,7 +325,11 @@ def _with_late_messages(topology: Topology) -> Topology | None:
 
 
 def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
-    """The space's nodes by FLOP/s per watt or per price, highest first; without these figures by FLOP/s."""
+    """Return the space's nodes by FLOP/s per watt or per price, highest first; without power and price by FLOP/s.
+
+    Args:
+        whole: the space of all usable nodes.
+    """
     known = {"energy": objective.watts, "cost": objective.prices}.get(objective.goal, {})
 
     def yield_of(node: str) -> float:
@@ -318,7 +341,12 @@ def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
 
 
 def _edges(nodes: Sequence[str], whole: SearchSpace) -> list[int]:
-    """The numbers of leading nodes at which the kind of node changes."""
+    """Return the numbers of leading nodes after which another kind of node begins.
+
+    Args:
+        nodes: names of the nodes in the order in which plans take them.
+        whole: the space of all usable nodes.
+    """
     by_node = whole.pool.by_node()
     kinds = [tuple(device.type for device in by_node[node]) for node in nodes]
     return [count for count in range(1, len(nodes)) if kinds[count] != kinds[count - 1]]

@@ -28,6 +28,7 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
     """Return the space of the plan that replaces `previous`, with a warm start on the surviving devices.
 
     Args:
+        plain: the space with the memory options and the codec of the run file.
         run: if given, the space may use the codec that mode auto chose for the previous plan, because the surviving
             devices were placed for that codec.
     """
@@ -42,9 +43,9 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
 
 
 def uses_one_codec(space: SearchSpace) -> bool:
-    """Whether a search with a warm start tries one codec only.
+    """Return whether a search with a warm start tries one codec only.
 
-    It does on many devices: the search stays near the previous plan, because the run stands still meanwhile.
+    It does so on many devices: the search stays near the previous plan, because the run stands still meanwhile.
     """
     return len(space.pool.devices) > EXHAUSTIVE_DEVICES
 
@@ -53,6 +54,9 @@ def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:
     """Return the best plan with the previous pp, tp and memory options on the surviving devices; None if none fits.
 
     Devices keep their pipeline rank where possible. Devices of incomplete replicas fill the gaps.
+
+    Args:
+        plain: the space with the memory options of the run file.
     """
     memory_options = memory_options_of_plan(previous)
     space = plain if memory_options == plain.work.memory_options else plain.with_work(memory_options=memory_options)
@@ -100,8 +104,8 @@ def _same_cut(space: SearchSpace, previous: Plan, placement: Placement) -> Layou
 def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp: int) -> Placement:
     """Return a placement of `dp` replicas that keeps as much as possible of the previous plan's placement.
 
-    Whole replicas stay. Then tensor-parallel groups keep their pipeline rank. Free groups go to a rank at which an
-    equal group was.
+    Whole replicas stay. Then tensor-parallel groups of incomplete replicas keep their pipeline rank. Unused groups go
+    to a rank at which a group with equal figures was.
 
     Args:
         units: the tensor-parallel groups to choose from; there must be enough.
@@ -127,8 +131,11 @@ def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp
 def _surviving_units(
     units: Sequence[TensorParallelGroup], previous: Plan
 ) -> tuple[list[tuple[TensorParallelGroup, ...]], list[list[TensorParallelGroup]], dict[int, object]]:
-    """Return the whole replicas, the groups of incomplete replicas by pipeline rank, and `group_spec` by pipeline
-    rank.
+    """Return what remains of the previous plan's placement.
+
+    Returns:
+        The whole replicas; [pipeline rank] -> the remaining groups of incomplete replicas; pipeline rank ->
+        `group_spec` of its groups.
     """
     known = {unit.device_ids: unit for unit in units}
     rows, loose = [], [list[TensorParallelGroup]() for _ in range(previous.pp)]
@@ -145,7 +152,7 @@ def _surviving_units(
 
 
 def _device_ids(previous: Plan) -> list[list[tuple[DeviceId, ...]]]:
-    """Device ids of a plan: [replica][pipeline rank] -> the devices of the tensor-parallel group."""
+    """Return [replica][pipeline rank] -> the device ids of the tensor-parallel group in the previous plan."""
     return [previous.pipeline_rank_devices(replica) for replica in range(previous.dp)]
 
 
@@ -156,14 +163,14 @@ HeldState = dict[DeviceId, tuple[int, frozenset[int]]]
 def minimise_moves(
     cost: CostModel, best: Prediction, previous: Plan, reused_layouts: Sequence[Layout], max_slowdown: float
 ) -> Prediction:
-    """Return a plan about as fast as the best that moves less state.
+    """Return a plan about as fast as the best plan that moves less state.
 
     It is the first of `reused_layouts` that is fast enough. If none is, it is the best plan with equal nodes exchanged,
-    so that devices keep the blocks they hold, if this stays about as fast. Otherwise it is the best plan itself.
+    so that devices keep the blocks they hold, if that plan is fast enough. Otherwise it is the best plan itself.
 
     Args:
         reused_layouts: layouts on the surviving devices of the previous plan, the one with the fewest moves first.
-        max_slowdown: share of the step's time that keeping state in place may cost.
+        max_slowdown: share of the step's time that keeping state in place may cost; a plan within it is fast enough.
     """
     limit = best.total * (1 + max_slowdown)
     for layout in reused_layouts:
@@ -183,7 +190,11 @@ def minimise_moves(
 def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | None:
     """Return the layout with equal nodes exchanged so that the fewest blocks move.
 
-    None if no exchange makes fewer blocks move, or if the result does not fit the memory.
+    The result is None if no exchange makes fewer blocks move, or if the layout after the exchange does not fit the
+    memory.
+
+    Args:
+        held: the blocks whose state each device holds now.
     """
     slots = _by_node(layout)
     taker_of = _exchange(cost, slots, _missing(slots, held))
@@ -199,10 +210,11 @@ def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | Non
 
 
 def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
-    """Return the moves of state, and the blocks that have to come from a checkpoint.
+    """Return the moves of state from the previous plan to the new one, and the blocks that have to come from a
+    checkpoint.
 
-    A block comes from a checkpoint if no device of the new plan holds its state. If tp changes, every block is split
-    anew and counts as moved.
+    A block comes from a checkpoint if no device that both plans use holds its state. If tp changes, every block is
+    split anew and counts as moved.
     """
     held, wanted = _held(previous), _held(plan)
     same_cut = previous.tp == plan.tp
@@ -233,7 +245,12 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
 
 
 def _runs(source_of: dict[int, DeviceId], target: DeviceId) -> list[Move]:
-    """Join consecutive blocks from one device into one move; drop moves of a device to itself."""
+    """Return the moves to a device, with consecutive blocks from one source joined into one move. Blocks that the
+    device holds itself need no move.
+
+    Args:
+        source_of: block -> the device that sends it.
+    """
     moves: list[Move] = []
     for block, source in source_of.items():
         if source == target:
@@ -259,7 +276,9 @@ UnitsByNode = dict[str, list[tuple[TensorParallelGroup, frozenset[int]]]]
 
 
 def _by_node(layout: Layout) -> UnitsByNode:
-    """Return the tensor-parallel groups of each node, the nodes in the topology's order; a group lies within a node."""
+    """Return the tensor-parallel groups of each node, in the order of their indices. A group across nodes counts for
+    the node of its first device.
+    """
     blocks = [range(*edges) for edges in pairwise([0, *accumulate(layout.blocks)])]
     by_node: UnitsByNode = {}
     for row in layout.placement:
@@ -270,7 +289,9 @@ def _by_node(layout: Layout) -> UnitsByNode:
 
 
 def _missing(slots: UnitsByNode, held: HeldState) -> NDArray[np.int64]:
-    """[node, other] -> blocks that would have to be sent to `other` if it took the place of `node`."""
+    """Return [node, other] -> number of blocks that would have to be sent to the node `other` if it took over the
+    groups of `node`.
+    """
     none: frozenset[int] = frozenset()
     present = [[held.get(unit.device_ids[0], (0, none))[1] for unit, _ in units] for units in slots.values()]
     wanted = [[blocks for _, blocks in units] for units in slots.values()]
@@ -282,7 +303,11 @@ def _missing(slots: UnitsByNode, held: HeldState) -> NDArray[np.int64]:
 
 
 def _exchange(cost: CostModel, slots: UnitsByNode, missing: NDArray[np.int64]) -> dict[str, str]:
-    """Node -> the equal node that takes its place, chosen so that the fewest blocks are sent."""
+    """Return node -> the node with equal devices that takes over its blocks, chosen so that the fewest blocks are sent.
+
+    Args:
+        missing: [node, other] -> number of blocks to send, as `_missing` returns it.
+    """
     from scipy.optimize import linear_sum_assignment  # a third of an agent's start-up, rarely needed
 
     names = list(slots)

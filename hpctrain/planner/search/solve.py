@@ -1,6 +1,6 @@
-"""Solvers: each returns the best plan of a space, or raises the reason why there is none.
+"""Solvers: each returns the best plan of a space, or raises an error that says why there is none.
 
-The exhaustive one tries every order of a few devices, cut, split of the batch, schedule and memory options.
+The solver `exact` tries every order of a few devices, cut, split of the batch, schedule and memory options.
 
 The solver `paper` exists to reproduce the paper: equation (1) by greedy co-location, equation (7) by a grid over the
 micro-batch count M. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M.
@@ -47,7 +47,7 @@ Solver = Literal["auto", "exact", "paper"]
 
 
 def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
-    """Return the fastest plan; a plan with memory options only if no plan fits without them.
+    """Return the fastest plan of a space. A plan with memory options is returned only if no plan fits without them.
 
     Args:
         solver: 'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices;
@@ -79,7 +79,11 @@ def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
 
 
 def _leanest(plain: SearchSpace) -> SearchSpace:
-    """Return the space with the memory options that need the least memory and leave candidates."""
+    """Return the space with the memory options that need the least memory among those with which some degrees can run.
+
+    Args:
+        plain: the space with the memory options of the run file.
+    """
     if plain.work.fixed is not None:
         return plain
     levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)[::-1] if plain.work.may_shard_gradients else (0,)
@@ -88,7 +92,9 @@ def _leanest(plain: SearchSpace) -> SearchSpace:
 
 
 def _why_memory_options(plain: SearchSpace, layout: Layout) -> Rejected:
-    """Return the rejected neighbour that has the layout's degrees and no memory options."""
+    """Return the rejected neighbour that has the layout's degrees and no memory options, with the reason why it does
+    not fit.
+    """
     lack = plain.fit_layout(layout.placement, layout.option).memory_shortage(plain.cost.memory)
     reason = "no placement of it fits" if lack is None else str(lack)
     return Rejected(change="zero 0 and recompute none", reason=f"with {layout.dims}, {reason}")
@@ -130,7 +136,7 @@ def _nothing_fits(space: SearchSpace) -> HpctrainError:
 
 
 def exhaustive_search(plain: SearchSpace) -> SearchResult:
-    """Return the fastest of all plans by the cost model; its lower bound is its predicted time.
+    """Return the fastest of all plans by the cost model. The lower bound of the result is the plan's predicted time.
 
     Plans with memory options are tried only if no other plan fits.
 
@@ -151,7 +157,7 @@ def exhaustive_search(plain: SearchSpace) -> SearchResult:
 
 
 def _fastest(spaces: Iterable[SearchSpace], start: SearchResult) -> SearchResult:
-    """Return the fastest plan of all spaces, or `start` if none is faster."""
+    """Return the fastest plan of all spaces, or that of `start` if none is faster."""
     best, winner = start.best, start.space
     for space in spaces:
         for option in space.options(space.candidate_dims):
@@ -202,7 +208,7 @@ GRID = (2, 4, 8, 16)
 
 
 def solve_as_paper(space: SearchSpace) -> ChosenPlan:
-    """Plan by the rules of the paper that this project implements.
+    """Return the plan by those rules of the paper that hpctrain implements.
 
     Tensor parallelism stays within nodes, then replicas within nodes; stages go across nodes. The number of
     tensor-parallel groups is P = G·R with G stages and R replicas.
@@ -233,16 +239,17 @@ def solve_as_paper(space: SearchSpace) -> ChosenPlan:
 
 
 def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: float) -> tuple[list[int], float]:
-    """Solve equation (1) greedily: order `count` places for a small sum of c·d(place, next place).
+    """Solve equation (1) of the paper greedily: choose and order `count` candidates for stages, for a small sum of
+    c·d(candidate, next candidate).
 
-    Each place is tried as the start; the best order wins.
+    Each candidate is tried as the first one; the best order wins.
 
     Args:
-        distance: [places, places], shortest-path distances d in seconds per byte.
+        distance: [candidate, candidate], shortest-path distances d in seconds per byte.
         message_bytes: c, bytes of a stage message; equal at all boundaries.
 
     Returns:
-        The order, and the objective in seconds.
+        The numbers of the candidates in order, and the objective in seconds.
     """
 
     def chain(start: int) -> list[int]:
@@ -257,7 +264,14 @@ def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: 
 
 
 def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send_s: float) -> float:
-    """Return equation (7) of the paper as printed, in seconds: G/L · M·T_step + (M − 1)·T_comm."""
+    """Return equation (7) of the paper as printed, in seconds: G/L · M·T_step + (M − 1)·T_comm.
+
+    G is `stages`, L `layers`, M `micro_batches`, T_step `step_s` and T_comm `send_s`.
+
+    Args:
+        step_s: seconds of the whole model for one micro-batch.
+        send_s: seconds of a stage message.
+    """
     return stages / layers * micro_batches * step_s + (micro_batches - 1) * send_s
 
 
@@ -273,8 +287,8 @@ def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
 
 
 def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
-    """Candidates for a stage, each of `dp` tensor-parallel groups: within a node if enough groups fit, else across
-    nodes.
+    """Return candidates for a stage, each of `dp` tensor-parallel groups within a node, or across nodes if too few
+    candidates fit within nodes.
     """
     units = space.units(tp)
     by_node: dict[str, list[TensorParallelGroup]] = {}
@@ -292,8 +306,9 @@ def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[Ten
 
 
 def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray[np.float64]:
-    """[group, group] -> shortest-path distance between tensor-parallel groups in seconds per byte; an edge has length
-    1/b.
+    """Return [group, group] -> shortest-path distance between tensor-parallel groups in seconds per byte.
+
+    A link of bandwidth b is an edge of length 1/b.
     """
     from scipy.sparse.csgraph import shortest_path  # a third of an agent's start-up, for this solver only
 
@@ -307,7 +322,10 @@ def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray
 
 
 def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[int, ...]) -> tuple[Layout, str]:
-    """Minimise equation (7) over the M of the grid that divide the batch and fit; return the layout and a note."""
+    """Return the layout with the M that minimises equation (7), and a note with the values.
+
+    Only those M of the grid are tried that divide the batch and fit the memory.
+    """
     work, pp, dp = cost.work, len(placement[0]), len(placement)
     values: dict[int, float] = {}
     layouts: dict[int, Layout] = {}

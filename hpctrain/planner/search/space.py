@@ -32,13 +32,13 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 
 class WarmStart(NamedTuple):
-    """A known plan which a search has to beat."""
+    """A plan near the previous one, made before a search, which the search has to beat."""
 
     space: SearchSpace
-    """The space with the plan's memory options."""
+    """The space with the memory options of this plan."""
     best: Prediction
     reused_layouts: tuple[Layout, ...]
-    """Layouts similar to the previous plan that move little state, the one with the fewest moves first."""
+    """Layouts on the surviving devices that move little state, the one with the fewest moves first."""
 
 
 @dataclass(eq=False)
@@ -66,14 +66,18 @@ class SearchSpace:
         return OptionBounds(self)
 
     def with_work(self, **changes: Any) -> SearchSpace:
-        """Return the space of this pool with some fields of its workload changed."""
+        """Return the space of this pool with some fields of its workload changed.
+
+        Args:
+            changes: fields of `Workload` with their new values.
+        """
         other = SearchSpace(self.pool, self.cost.with_work(**changes), self.limits)
         other.pool_placements = self.pool_placements
         return other
 
     @cached_property
     def candidate_dims(self) -> list[ParallelDims]:
-        """Return the degrees to try; put those that cannot run into `impossible`."""
+        """The degrees to try. Degrees that cannot run are put into `impossible` instead."""
         given = self.work.fixed
         if given is None:
             dims = enumerate_dims(len(self.pool.devices), self.work.spec, self.work.sequences)
@@ -84,7 +88,11 @@ class SearchSpace:
         return [candidate for candidate in dims if not reasons[candidate]]
 
     def options(self, candidate_dims: Sequence[ParallelDims], sizes: Sequence[int] | None = None) -> Iterator[Option]:
-        """All options with these degrees and micro-batch sizes; by default the sizes that divide the batch."""
+        """Yield all options with these degrees and micro-batch sizes that have a micro-batch for each replica.
+
+        Args:
+            sizes: micro-batch sizes in sequences; None: all that divide the batch.
+        """
         for dims in candidate_dims:
             for size in self.work.micro_batch_sizes() if sizes is None else sizes:
                 if self.work.sequences // size >= dims[1]:
@@ -92,15 +100,19 @@ class SearchSpace:
                         yield Option(dims, schedule_spec, size)
 
     def units(self, tp: int) -> list[TensorParallelGroup]:
-        """The tensor-parallel groups of size `tp`."""
+        """Return the tensor-parallel groups of `tp` devices."""
         return self.pool_placements.units(tp)
 
     def placements(self, dims: ParallelDims) -> list[Placement]:
-        """The likely placements of these degrees, without those that cannot be sharded as asked."""
+        """Return the likely placements of these degrees, without those whose replicas cannot shard state as the memory
+        options ask.
+        """
         return list(filter(self.can_shard, self.pool_placements.placements(dims)))
 
     def can_shard(self, placement: Placement) -> bool:
-        """Whether the placement has replicas to shard over; also True if no sharding is asked for."""
+        """Return whether the placement has replicas that can shard state as the memory options ask; True if they ask
+        for no sharding.
+        """
         if self.work.memory_options.zero == 0:
             return True
         shards = shard_group_size(placement, self.work.memory_options)
@@ -108,7 +120,7 @@ class SearchSpace:
         return shards > 1 and (shards < len(placement) or self.work.fixed is not None or self.work.may_shard_gradients)
 
     def why_no_layout(self, option: Option) -> str | None:
-        """Return why the option has no layout, apart from memory; None if it has one."""
+        """Return why the option has no layout, whatever the devices' memory; None if it has one."""
         return why_no_layout(self.cost, option)
 
     def fit_layout(self, placement: Placement, option: Option) -> Layout:
@@ -136,7 +148,7 @@ class SearchSpace:
 
 
 class OptionBounds:
-    """Bounds of the options of a space; caches its results."""
+    """Lower bounds and memory checks of the options of a space; caches its results."""
 
     def __init__(self, space: SearchSpace) -> None:
         self.space, self.cost, self._counts = space, space.cost, space.pool_placements.counts
@@ -146,17 +158,20 @@ class OptionBounds:
         """Option -> its knapsack bound."""
 
     def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
-        """Seconds of a step that computation alone takes with any schedule: a weaker bound, by which degrees are
-        sorted.
+        """Return the seconds of a step that computation alone takes with any schedule.
+
+        They are a weaker bound than `step_s` and quick to compute; a search sorts degrees by them.
         """
         return self._closed_form(dims[2], micro_batch).work_s(dims)
 
     def step_s(self, option: Option) -> float:
-        """Seconds of a step that no layout of the option beats, by the closed-form bound."""
+        """Return seconds such that no layout of the option has a shorter step, by the closed-form bound."""
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
-        """Placements that by the knapsack bound may finish within `limit_s` seconds."""
+        """Return placements that by the knapsack bound may finish within `limit_s` seconds; none if the bound excludes
+        that.
+        """
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:
             return []
@@ -165,20 +180,21 @@ class OptionBounds:
         return list(filter(self.space.can_shard, placements_of_mixtures(classes, mixtures)))
 
     def can_hold(self, option: Option, shards: int) -> bool:
-        """Whether devices have memory for the model if `shards` replicas share a state."""
+        """Return whether the devices have memory for the model with this option if `shards` replicas share a state."""
         return self._memory.can_hold(self._counts(option.dims.tp), option, shards)
 
     def may_fit(self, option: Option) -> bool:
-        """False if no placement of the option has memory for the model."""
+        """Return False if no placement of the option has memory for the model."""
         return self.can_hold(option, self._most_shards(option.dims))
 
     def is_too_large(self, option: Option) -> bool:
-        """Whether `may_fit` is already known to be False."""
+        """Return whether `may_fit` is known to be False from earlier calls. Nothing is computed."""
         return self._memory.is_too_large(option, self._most_shards(option.dims))
 
     def any_may_fit(self, dims: ParallelDims, micro_batch: int) -> bool:
-        """False if no schedule except a V-shaped one could have memory for the model; judged by
-        `FEWEST_ACTIVATIONS`.
+        """Return False if no schedule except a V-shaped one could have memory for the model.
+
+        The schedule with the fewest live activations (`FEWEST_ACTIVATIONS`) stands for all of them.
         """
         memory_options = self.cost.work.memory_options
         if memory_options.zero or memory_options.recompute != "none":
@@ -186,7 +202,7 @@ class OptionBounds:
         return self.may_fit(Option(dims, FEWEST_ACTIVATIONS, micro_batch))
 
     def any_feasible_within(self, dims: ParallelDims, micro_batch: int, limit_s: float) -> bool:
-        """False if no schedule except a V-shaped one could finish within `limit_s` seconds, even with unlimited
+        """Return False if no schedule except a V-shaped one could finish within `limit_s` seconds, even with unlimited
         memory.
         """
         return self._knapsack(Option(dims, ScheduleSpec("1f1b"), micro_batch), waits=False).feasible_within(limit_s)
@@ -196,7 +212,7 @@ class OptionBounds:
         return KnapsackBound(self.cost, counts, option, shards, waits, self.space.limits)
 
     def _most_shards(self, dims: ParallelDims) -> int:
-        """The largest number of replicas that share one state."""
+        """Return the largest number of replicas that share one state in any placement of these degrees."""
         memory_options = self.cost.work.memory_options
         if memory_options.zero and memory_options.shard == "node":
             return max((shard_group_size(p, memory_options) for p in self.space.placements(dims)), default=1)
@@ -204,7 +220,8 @@ class OptionBounds:
 
 
 class PoolPlacements:
-    """Groups and placements of one pool, cached. They do not depend on memory options or codecs.
+    """Tensor-parallel groups and placements of one pool, cached, because they do not depend on memory options or
+    codecs.
 
     Args:
         max_compared_units: largest number of groups whose links are compared pair by pair.
@@ -232,7 +249,9 @@ class PoolPlacements:
 
 
 EXHAUSTIVE_DEVICES = 64
-"""Largest number of devices of which a plan may leave any number idle; with more, it may leave few or none idle."""
+"""Largest number of devices of which a plan may leave any number idle. Of more devices, a plan leaves few idle, or it
+uses only one.
+"""
 IDLE_DIVISOR = 8
 """With more than `EXHAUSTIVE_DEVICES` devices, at most one device in this many is left idle."""
 FEW_DEVICES = 8
@@ -240,7 +259,10 @@ FEW_DEVICES = 8
 
 
 def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
-    """The (pp, dp, tp) to try, with a product of at most `devices`."""
+    """Return the (pp, dp, tp) to try, with a product of at most `devices`.
+
+    On many devices, only those are tried that leave few devices idle and cut the model evenly or into a power of two.
+    """
     if devices <= FEW_DEVICES:
         whole = range(1, devices + 1)
         return [ParallelDims(pp, dp, tp) for pp in whole for dp in whole for tp in whole if pp * dp * tp <= devices]

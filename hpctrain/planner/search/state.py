@@ -1,4 +1,6 @@
-"""State and result of a best-first search: the queue of candidates, the best plan so far, its lower bound."""
+"""State and result of a best-first search: the queue of candidates, the best plan so far, the lower bound
+of all plans.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDU
 
 
 class SearchResult(NamedTuple):
-    """The best plan of a search and the lower bound of its space."""
+    """The best plan of a search and a lower bound of all plans of its space."""
 
     space: SearchSpace
     """The space with the best plan's memory options."""
@@ -30,18 +32,18 @@ class SearchResult(NamedTuple):
     bound_s: float
     """Seconds that no plan of the whole space beats."""
     ended: bool
-    """False if options were skipped because patience ran out."""
+    """False if options that could still win were skipped because patience ran out."""
 
 
 class ChosenPlan(NamedTuple):
-    """The chosen plan of a space, with rejected candidates and notes for the user."""
+    """The chosen plan of a search, with rejected candidates and notes for the user."""
 
     space: SearchSpace
     best: Prediction
     rejected: list[Rejected]
     notes: list[str]
     bound_s: float
-    """Seconds that no plan in the search space beats."""
+    """Seconds that no plan of the space beats."""
 
 
 class SearchState:
@@ -68,29 +70,36 @@ class SearchState:
             self.candidates.spaces[start.space.work.memory_options] = start.space
 
     def can_win(self, candidate: UnopenedCandidate | Candidate) -> bool:
-        """Whether a candidate's bound is below the best plan's time."""
+        """Return whether a candidate's lower bound is below the best plan's time; always True while there
+        is no plan.
+        """
         return self.best is None or candidate.bound_s < self.best.total
 
     def take(self, prediction: Prediction | None, space: SearchSpace) -> None:
-        """Record a plan of this space as the best one; do nothing if it is recorded already."""
+        """Record a plan of this space as the best one; do nothing if it is the recorded plan."""
         if prediction is not self.best:
             self.best, self.winner = prediction, space
 
     def evaluate(self, space: SearchSpace, option: Option, placements: Sequence[Placement] | None = None) -> Evaluation:
-        """Evaluate an option with these placements or the likely ones; make its plan the best one if it is faster."""
+        """Return the evaluation of an option with these placements, by default with all likely ones. If its plan is
+        faster than the best one, it becomes the best one.
+        """
         evaluation = evaluate(space, option, self.best, placements)
         self.take(evaluation.best, space)
         return evaluation
 
     def evaluate_sampled(self, space: SearchSpace, option: Option) -> Evaluation:
-        """Evaluate a few placements of an option; make its plan the best one if it is faster."""
+        """Return the evaluation of an option with a few placements. If its plan is faster than the best one, it becomes
+        the best one.
+        """
         return self.evaluate(space, option, space.placements(option.dims)[: self.limits.sampled_placements])
 
     def try_variants_of_best(self, sampled: bool) -> None:
-        """Compare the best option with other schedules and memory options.
+        """Compare the best option with the same option under other schedules and memory options.
 
         Args:
-            sampled: whether to evaluate a few placements of each variant, then all placements of the winner.
+            sampled: whether to evaluate a few placements of each variant, then all placements of the winner; else all
+                placements of each variant.
         """
         if self.best is None:
             return
@@ -103,11 +112,12 @@ class SearchState:
             self.evaluate(self.winner, self.best.layout.option)
 
     def result(self, lowest: float, ended: bool) -> SearchResult:
-        """Return the best plan, with a lower bound for all plans, including those that leave more devices idle than
-        were tried.
+        """Return the best plan, with a lower bound for all plans, also for those that leave more devices idle than the
+        tried plans do.
 
         Args:
             lowest: seconds that none of the tried options beats.
+            ended: False if options were skipped because patience ran out.
         """
         pool, work = self.plain.pool, self.plain.work
         ideal_s = ideal_step_s(pool, work)
@@ -127,10 +137,14 @@ NEXT_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": 
 
 
 class UnopenedCandidate(NamedTuple):
-    """Degrees and a micro-batch size in the queue, before their schedules are queued."""
+    """Degrees and a micro-batch size in the queue. To open the candidate is to queue its schedules as candidates of
+    their own.
+    """
 
     priority_s: float
-    """Priority of the candidate in seconds: the candidate with the smallest value is taken first."""
+    """Priority in seconds: the candidate with the smallest value is taken first. Of equal priorities, the smallest
+    `number` comes first.
+    """
     number: int
     bound_s: float
     """Seconds that no plan of the candidate beats."""
@@ -139,7 +153,10 @@ class UnopenedCandidate(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An option in the queue, and the space with the memory options that it uses."""
+    """An option in the queue, and the space with the memory options that the option uses.
+
+    The first three fields are those of `UnopenedCandidate`.
+    """
 
     priority_s: float
     number: int
@@ -173,7 +190,7 @@ class CandidateQueue:
         self._numbers = itertools.count()
 
     def fill(self) -> None:
-        """Put all degrees with all micro-batch sizes into the queue, without schedules."""
+        """Put all degrees with all micro-batch sizes into the queue, as unopened candidates without schedules."""
         work = self.plain.work
         for dims, size in itertools.product(self.plain.candidate_dims, work.micro_batch_sizes()):
             if work.sequences // size >= dims[1]:
@@ -187,7 +204,11 @@ class CandidateQueue:
         return heapq.heappop(self.queue)
 
     def open(self, candidate: UnopenedCandidate, best: Prediction | None) -> None:
-        """Put the schedules of these degrees and this micro-batch size into the queue."""
+        """Put the schedules of a candidate's degrees and micro-batch size into the queue.
+
+        Args:
+            best: the best plan so far; schedules that cannot be faster are left out.
+        """
         for space in self.first_spaces(candidate.dims):
             specs = space.work.schedule_specs(candidate.dims[0])
             # Leaner memory options are derived from schedules that are too slow as well as from those that do not fit.
@@ -197,8 +218,8 @@ class CandidateQueue:
                 self._push(Option(candidate.dims, schedule_spec, candidate.micro_batch), space, candidate.bound_s)
 
     def _any_can_win(self, space: SearchSpace, candidate: UnopenedCandidate, best: Prediction | None) -> bool:
-        """False if no schedule of these degrees and this micro-batch size, except a V-shaped one, could fit and beat
-        the best.
+        """Return False if no schedule of the candidate, except a V-shaped one, could fit the memory and beat the best
+        plan.
         """
         dims, size = candidate.dims, candidate.micro_batch
         if not space.bounds.any_may_fit(dims, size):
@@ -206,8 +227,8 @@ class CandidateQueue:
         return best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
 
     def first_spaces(self, dims: ParallelDims) -> Iterator[SearchSpace]:
-        """Yield the spaces with the memory options to begin with; `push_leaner_options` adds more if these do not
-        fit.
+        """Yield the spaces whose memory options are tried first; `push_leaner_options` adds more spaces if layouts of
+        these do not fit.
         """
         yield self.plain
         if not self.may_save_memory:
@@ -224,7 +245,9 @@ class CandidateQueue:
             yield self._space(MemoryOptions(zero=1, shard=shard, sequence_parallel=True))
 
     def push_leaner_options(self, candidate: Candidate) -> None:
-        """Queue the option with more recomputation or a higher ZeRO level, because it does not fit as it is."""
+        """Queue a candidate's option with more recomputation and with a higher ZeRO level, because the option does not
+        fit as it is.
+        """
         if not self.may_save_memory:
             return
         memory_options, option = candidate.space.work.memory_options, candidate.option
@@ -238,8 +261,11 @@ class CandidateQueue:
                 self._push(option, space, candidate.bound_s)
 
     def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:
-        """Queue an option. Its bound is the larger of its closed-form bound and `bound_s`, that of the candidate it
-        comes from.
+        """Queue an option of a space.
+
+        Args:
+            bound_s: lower bound of the candidate from which the option comes. The larger of it and the option's
+                closed-form bound becomes the option's bound.
         """
         if self.plain.work.spec.layers < option.stages:
             return
@@ -255,15 +281,19 @@ class CandidateQueue:
         return bound_s * (1 + _bubble(self.plain.work.sequences // micro_batch, dims, schedule_spec))
 
     def _space(self, memory_options: MemoryOptions) -> SearchSpace:
-        """The space with these memory options; made once."""
+        """Return the space with these memory options; each space is made once."""
         if memory_options not in self.spaces:
             self.spaces[memory_options] = self.plain.with_work(memory_options=memory_options)
         return self.spaces[memory_options]
 
 
 def _bubble(micro_batches: int, dims: ParallelDims, schedule_spec: ScheduleSpec | None) -> float:
-    """Bubble of a pipeline of equal stages, as a share of its work (Narayanan et al. 2021, section 2.2; Qi et al. 2024,
-    table 2). Without a schedule: the smallest bubble of any schedule.
+    """Return the bubble of a pipeline of equal stages as a share of its work (Narayanan et al. 2021, section 2.2; Qi et
+    al. 2024, table 2).
+
+    Args:
+        micro_batches: micro-batches of a step over all replicas.
+        schedule_spec: the schedule; None: the smallest bubble of any schedule.
     """
     pp, dp, _ = dims
     chunks = 2 if schedule_spec is None else schedule_spec.virtual_stages
