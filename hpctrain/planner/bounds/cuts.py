@@ -1,4 +1,5 @@
-"""Lower bound that enumerates every cut of the blocks; all replicas share a cut, and each has its own waits.
+"""Lower bound that enumerates every cut of the blocks. All replicas share a cut; each replica has waiting times of its
+own.
 
 The knapsack bound leaves open which tensor-parallel groups make up a replica. Here a replica is a choice of a class of
 groups for each of its ranks (a "mix"). `ReplicaFinish` says when a mix with a given cut ends its micro-batches. The
@@ -59,6 +60,7 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
     """Return whether, with at least one cut, the replicas end the step's micro-batches within `limit_s` seconds.
 
     Args:
+        cuts: [cut, rank] -> blocks.
         mixes: [mix, rank] -> class of the rank's group.
         numbers: [cut, mix] -> upper limit of a replica's micro-batches; modified in place.
     """

@@ -38,7 +38,7 @@ class MemoryFeasibility:
 
         Args:
             unit_counts: the available tensor-parallel groups.
-            shards: replicas that share a state; 1 if each holds all of it.
+            shards: replicas that share a state; 1 if each holds a whole state.
         """
         key = (option.dims, option.schedule_spec, shards)
         smallest = self.cost.work.micro_batch_sizes()[0]
@@ -53,7 +53,7 @@ class MemoryFeasibility:
         """Return whether `can_hold` is known to be False from earlier calls. Nothing is computed.
 
         Args:
-            shards: replicas that share a state; 1 if each holds all of it.
+            shards: replicas that share a state; 1 if each holds a whole state.
         """
         known = self._fitting.get((option.dims, option.schedule_spec, shards))
         return known is not None and option.micro_batch >= known[1]

@@ -54,14 +54,15 @@ class RankRole(NamedTuple):
     dp: int
     tp: int
     shards: int
-    """Replicas that share a state; 1 if each holds all of it."""
+    """Replicas that share a state; 1 if each holds a whole state."""
     micro_batch: int
     micro_batches: int
 
 
 class _MemoryRole(NamedTuple):
-    """The part of a `RankRole` that decides the bytes. Many roles share one `_MemoryRole`, so results are
-    cached by it.
+    """The part of a `RankRole` that decides the bytes. Many roles share one `_MemoryRole`, so results are cached by it.
+
+    `moments` are those at which the rank keeps the most micro-batches (see `live_micro_batches`).
     """
 
     kind: str

@@ -46,10 +46,10 @@ SCHEDULE_SPECS = (
 fewest activations.
 """
 FEWEST_ACTIVATIONS = SCHEDULE_SPECS[0]
-"""The schedule with the fewest live activations: no other keeps fewer micro-batches in any stage when a rank is
-fullest.
+"""The schedule with the fewest live activations: no other schedule keeps fewer micro-batches in any stage when a rank
+is fullest.
 
-A V-shaped schedule may still fit where this one does not, because its first and last stage share a rank.
+A V-shaped schedule may still fit where this schedule does not, because its first and last stage share a rank.
 """
 
 

@@ -115,7 +115,7 @@ def distinct_placements(placements: Iterable[Placement]) -> list[Placement]:
 
 
 def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParallelGroup]:
-    """Divide the pool into groups of `tp` devices within a node, or across nodes if every node has one device.
+    """Return the pool's devices in groups of `tp` devices within a node, or across nodes if every node has one device.
 
     A group never mixes types of devices, because the faster device would wait for the slower one in every block.
     Devices that do not fill a group are left out.

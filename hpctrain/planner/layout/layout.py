@@ -47,7 +47,7 @@ class Option(NamedTuple):
 
         Args:
             kind: kind of device, cpu or cuda.
-            shards: replicas that share a state; 1 if each holds all of it.
+            shards: replicas that share a state; 1 if each holds a whole state.
             micro_batches: number of micro-batches of the device's replica.
         """
         pp, dp, tp = self.dims
@@ -106,7 +106,7 @@ class Layout:
 
     @cached_property
     def shards(self) -> int:
-        """Number of consecutive replicas that share a state; 1 if each holds all of it."""
+        """Number of consecutive replicas that share a state; 1 if each holds a whole state."""
         return shard_group_size(self.placement, self.memory_options)
 
     @cached_property

@@ -133,7 +133,9 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
 
 
 def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
-    """The most blocks that the pipeline rank can hold in every replica; -1 if not even a rank without blocks fits."""
+    """Return the most blocks that the pipeline rank can hold in every replica; -1 if not even a rank without blocks
+    fits.
+    """
     # Key: all that decides the memory of a rank; many replicas have equal keys.
     units = [(replica, layout.placement[replica][rank]) for replica in layout.distinct_replicas]
     unlike = {(unit.kind, unit.memory_bytes, layout.micro_batches[replica]): replica for replica, unit in units}

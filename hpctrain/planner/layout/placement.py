@@ -58,7 +58,7 @@ def placements(
 
 
 def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
-    """Return the placement of the first pp × dp groups in the topology's order, replica by replica."""
+    """Return the placement of the first pp × dp groups in their given order, replica by replica."""
     return _in_tiles(list(units)[: pp * dp], pp)
 
 

@@ -169,8 +169,8 @@ class OptionBounds:
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
-        """Return placements that by the knapsack bound may finish within `limit_s` seconds; none if the bound excludes
-        that.
+        """Return placements that may finish within `limit_s` seconds by the knapsack bound. The list is empty if the
+        bound excludes all placements.
         """
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:
@@ -194,7 +194,8 @@ class OptionBounds:
     def any_may_fit(self, dims: ParallelDims, micro_batch: int) -> bool:
         """Return False if no schedule except a V-shaped one could have memory for the model.
 
-        The schedule with the fewest live activations (`FEWEST_ACTIVATIONS`) stands for all of them.
+        The schedule with the fewest live activations (`FEWEST_ACTIVATIONS`) stands for all others. V-shaped schedules
+        need less in some stages, because their first and last stage share a rank.
         """
         memory_options = self.cost.work.memory_options
         if memory_options.zero or memory_options.recompute != "none":
