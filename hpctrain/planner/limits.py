@@ -73,7 +73,7 @@ class SearchLimits:
     groups takes long.
     """
     max_refinements: int = 400
-    """Number of changes of one block or micro-batch after which no further round of changes begins."""
+    """Number of tried changes of one block or micro-batch after which no further round of changes begins."""
     max_move_slowdown: float = 0.01
     """Largest share of the step time that a new plan may lose so that less state moves from the devices of the old
     plan.
@@ -86,7 +86,9 @@ class SearchLimits:
     max_other_dims: int = 6
     """Number of other degrees that are compared with the best plan's degrees, those with the smallest bound first."""
     other_dims_patience: int = 2
-    """Number of options without a better plan after which the comparison with other degrees ends."""
+    """Number of options without a better plan after which other degrees are compared no further, for each choice of
+    degrees.
+    """
     max_impossible: int = 3
     """Largest number of impossible degrees that a plan lists."""
     max_rejected: int = 12

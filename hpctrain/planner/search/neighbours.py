@@ -22,6 +22,9 @@ WHY_NO_SHARDING = (
 def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Sequence[ParallelDims]) -> list[Rejected]:
     """Return plans with other degrees, micro-batch sizes or schedules than the best plan, or with the devices in the
     topology's order, each with the reason why it lost.
+
+    Args:
+        candidate_dims: the degrees that can run.
     """
     rejected = _other_dims(space, best, candidate_dims) + _impossible(space)
     placement, option = best.layout.placement, best.layout.option

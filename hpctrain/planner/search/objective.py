@@ -33,7 +33,9 @@ from hpctrain.records.topology.topology import Topology
 Goal = Literal["time", "robust", "energy", "cost"]
 
 SLOW_NODE_SPEED = 0.5
-"""Speed of the slow node for which `robust` plans, as a factor of its measured speed: a throttled GPU, a shared CPU."""
+"""Speed of the slow node for which `robust` plans, as a factor of its measured speed; a throttled GPU or a shared CPU
+may be that slow.
+"""
 JITTER_DRAWS = 100
 """Number of simulated steps from which the 95th percentile of the step time is taken."""
 SEED = 0

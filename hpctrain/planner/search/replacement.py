@@ -30,7 +30,7 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
     Args:
         plain: the space with the memory options and the codec of the run file.
         run: if given, the space may use the codec that mode auto chose for the previous plan, because the surviving
-            devices were placed for that codec.
+            devices were placed for that codec; None: the codec of `plain`.
     """
     if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
         codec = previous.compression[0].codec

@@ -262,7 +262,8 @@ FEW_DEVICES = 8
 def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
     """Return the (pp, dp, tp) to try, with a product of at most `devices`.
 
-    On many devices, only those are tried that leave few devices idle and cut the model evenly or into a power of two.
+    On more than `EXHAUSTIVE_DEVICES` devices, pp divides the number of blocks or is a power of two, and few devices
+    stay idle; one device alone is tried too.
     """
     if devices <= FEW_DEVICES:
         whole = range(1, devices + 1)
@@ -287,5 +288,5 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
 
 
 def min_devices_used(devices: int) -> int:
-    """The fewest devices that a plan uses out of more than `EXHAUSTIVE_DEVICES`, unless it uses only one."""
+    """Return the fewest devices that a plan uses out of more than `EXHAUSTIVE_DEVICES`, unless it uses only one."""
     return devices - devices // IDLE_DIVISOR

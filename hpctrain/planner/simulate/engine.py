@@ -219,7 +219,9 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
 
 @dataclass(frozen=True)
 class PathSegment:
-    """Consecutive actions on one pipeline rank, each of which starts when the one before it ends."""
+    """A segment of the critical path: consecutive actions on one pipeline rank, each of which starts when the one
+    before it ends.
+    """
 
     rank: int
     actions: tuple[Action, ...]

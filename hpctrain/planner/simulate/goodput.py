@@ -19,8 +19,8 @@ from hpctrain.records.run.run import Recovery
 DEFAULT_RECOVERY_S = Recovery().heartbeat_timeout_s + 2.0
 """Seconds from a failure to the next step with recovery in place.
 
-A silent node is noticed after heartbeat_timeout_s. Four local nodes went on 1.6 s after the loss of one was noticed
-(docs/results/runtime.md).
+A silent node is noticed after heartbeat_timeout_s. In a test, four local nodes went on 1.6 s after the loss of one of
+them was noticed (docs/results/runtime.md).
 """
 
 RecoveryMode = Literal["requeue", "in_place", "spares"]
@@ -124,7 +124,7 @@ def simulate_goodput(
 
 
 class _Trial:
-    """One trial, simulated from failure to failure."""
+    """One trial: a time of given length in which nodes fail at random, simulated from failure to failure."""
 
     def __init__(self, cluster: FailureModel, mode: RecoveryMode, interval_s: float, rng: np.random.Generator) -> None:
         self.cluster = cluster

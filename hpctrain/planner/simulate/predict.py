@@ -124,7 +124,7 @@ class _ReplicaRun(NamedTuple):
     """The durations of replicas that have the same link pattern and number of micro-batches."""
 
     replica: int
-    """One of these replicas."""
+    """The number of one of these replicas."""
     micro_batches: int
     durations: StageDurations
 
