@@ -1,7 +1,7 @@
 """Makes a topology with its verdict from the raw measurements of a probe.
 
-It also sets the nodes' clocks against each other. Nodes are compared with their peers, never with nominal figures.
-Pure.
+The module also computes the offsets of the nodes' clocks. Nodes are judged by comparison with the other nodes, never by
+nominal figures. Pure.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hpctrain.records.topology.link import BackendFigures, Link, LinkFigures
 from hpctrain.records.topology.topology import DeviceType, Health, Node, Provenance, Reason, Topology, Verdict
 
 CONTENDED = 0.9
-"""Share of a transfer's time in which its thread needs a processor; above it, the processor and not the network limits
-the transfer."""
+"""Share of a transfer's time in which its thread needs a processor. Above this share the processor, not the network,
+limits the transfer."""
 Offset = tuple[float, float]
-"""(offset in seconds, largest error in seconds)"""
+"""(seconds by which one clock is ahead of another, largest error in seconds)"""
 
 
 def assemble(
@@ -38,9 +38,9 @@ def assemble(
     """Return the measured topology with the verdict.
 
     Args:
-        wall: seconds since 1970, for the provenance.
+        wall: time of the probe in seconds since 1970, for the provenance.
         job_id: Slurm job of the probe.
-        partial: whether the probe still runs; switches are then not searched for.
+        partial: whether the probe still runs; the topology then has no switches.
     """
     matrix = outcome.matrix()
     tree = SwitchTree() if partial else switch_tree(outcome, settings)
@@ -97,7 +97,8 @@ def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | No
 
 
 def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
-    """Return for each node the interface that most of its sockets used."""
+    """Return node -> the network interface that most of the node's sockets used. A node whose sockets report none is
+    absent."""
     used: dict[str, list[str]] = {}
     for seen in (view for pair in pairs for view in pair.from_both_ends()):
         if seen.at_a.iface is not None:
@@ -132,10 +133,16 @@ def _links(outcome: ProbeOutcome, bulk_bytes: int) -> list[Link]:
 def _figures(
     quiet: PairResult, busy: PairResult | None, line: AlphaBetaLine, backend: tuple[str, BackendFigures] | None
 ) -> LinkFigures:
-    """Return the figures of the direction from node a to node b: latency as the sender measured it, bandwidth as the
-    receiver timed it.
+    """Return the figures of the direction from the first node of the pair to the second: latency as the sender measured
+    it, bandwidth as the receiver timed it.
 
     Beta comes from the loaded bandwidth where there is one, because in a training step all nodes send at once.
+
+    Args:
+        quiet: measurement of the pair alone, else the one beside other pairs.
+        busy: measurement beside other pairs; None if there was none.
+        line: alpha and beta fitted to the messages of `quiet`.
+        backend: the training backend and the figures of messages over it; None if not measured.
     """
     sender, receiver = quiet.at_a, quiet.at_b
     under_load = busy.at_b.bytes_per_s if busy else None
@@ -162,9 +169,10 @@ def _contended(sender: PairFigures, receiver: PairFigures) -> bool | None:
 
 
 def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str, Offset]:
-    """Return each node's clock minus the first node's clock, in seconds, measured directly or else over other nodes.
+    """Return node -> (its clock minus the first node's clock, largest error), both in seconds.
 
-    The first node's offset is exactly 0. A node that no chain of measured pairs connects with it is absent.
+    The first node's offset is exactly 0. For a node that did not measure with the first node, the offsets along a chain
+    of measured pairs are added. A node that no such chain connects with the first node is absent.
     """
     between = _between(pairs)
     known: dict[str, Offset] = {nodes[0]: (0.0, 0.0)} if nodes else {}
@@ -182,7 +190,8 @@ def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str
 
 
 def _between(pairs: Iterable[PairResult]) -> dict[str, dict[str, Offset]]:
-    """Return node -> peer -> the peer's clock minus the node's; of several measurements the most accurate."""
+    """Return node -> peer -> (the peer's clock minus the node's, largest error), both in seconds. Of several
+    measurements of a pair the most accurate one counts."""
     best: dict[str, dict[str, Offset]] = {}
     for seen in (view for pair in pairs for view in pair.from_both_ends()):
         offset, error = seen.at_a.clock_offset_s, seen.at_a.clock_error_s
@@ -205,7 +214,8 @@ def find_faults(
     """Return all faults of nodes, devices, links and switches.
 
     Args:
-        ratios: oversubscription of each switch level.
+        types: name of a device type -> the type.
+        ratios: switch level -> its oversubscription.
     """
     hosts = [] if settings.loopback else host_faults([node for node in nodes if node.id not in outcome.lost])
     devices = device_faults(nodes, types, settings.slow_ratio if settings.loopback else 1.0)
@@ -220,8 +230,8 @@ def find_faults(
 
 
 def node_healths(outcome: ProbeOutcome, faults: Sequence[ProbeFinding]) -> dict[str, Health]:
-    """Return the verdict on each node: bad when it is to be excluded, unknown when it could not be measured, degraded
-    when it is used with a warning, else ok."""
+    """Return node -> its verdict with the reasons: bad when it is to be excluded, unknown when it could not be
+    measured, degraded when it is used with a warning, else ok."""
     return {name: _health(name, outcome, faults) for name in outcome.nodes}
 
 
@@ -235,7 +245,10 @@ def overall(
     """Return the verdict on the allocation.
 
     Excluded nodes are a warning while more than half of the nodes remain. The verdict is refuse when half or fewer
-    remain, when no device could be measured, or when a fault has severity refuse.
+    remain, when no device could be measured, or when a fault has the severity refuse.
+
+    Args:
+        loopback: whether the nodes are virtual nodes; the verdict then has no option for sbatch and no variables.
     """
     exclude = [name for name in outcome.nodes if healths[name].verdict == "bad"]
     by_severity = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))
@@ -254,7 +267,7 @@ def overall(
 
 
 def _named(fault: ProbeFinding) -> Reason:
-    """Return a fault as a reason, with the name of the faulty node in its text."""
+    """Return the reason of a fault, with the name of the faulty node in its text."""
     if fault.node is None:
         return fault.reason
     return fault.reason.model_copy(update={"text": f"{fault.node}: {fault.reason.text}"})
@@ -280,7 +293,8 @@ def _unreachable(outcome: ProbeOutcome) -> list[ProbeFinding]:
 
 
 def _unmeasured(outcome: ProbeOutcome) -> list[ProbeFinding]:
-    """Return PROBE_FAILED for all that could not be measured. It never excludes a node, because nothing is known."""
+    """Return the fault PROBE_FAILED for each node whose devices or links could not be measured, and for each broken
+    link. The fault never excludes a node, because nothing is known about the node."""
     parts: list[tuple[str | None, str, str]] = [
         (name, f"its devices were not measured: {why}", "its measuring process")
         for name, why in outcome.devices_failed.items()
@@ -295,7 +309,7 @@ def _unmeasured(outcome: ProbeOutcome) -> list[ProbeFinding]:
 
 
 def _without_links(outcome: ProbeOutcome) -> set[str]:
-    """Return the living nodes all of whose pairs are broken."""
+    """Return the living nodes that tried to measure pairs and succeeded with none."""
     touched = {name for pair in outcome.broken for name in pair} - set(outcome.lost)
     if not touched:
         return set()

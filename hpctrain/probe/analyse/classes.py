@@ -1,4 +1,5 @@
-"""Makes link classes: pairs that cross the same switch level behave alike, and stand for unmeasured pairs. Pure."""
+"""Makes link classes: pairs that cross the same switch level form a class, whose medians stand for its unmeasured
+pairs. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import Fabric, NodeCluster
 
 HELD_OUT_EVERY = 20
-"""One of this many pairs is held out: it tests the classes and is not part of them."""
+"""In the mode sampled, about one of this many pairs is held out: it tests the classes and is not part of them."""
 HELD_OUT_BYTES = 2**20
-"""Size in bytes of the message whose predicted and measured times are compared."""
+"""Size in bytes of the message whose predicted and measured times are compared over the held-out pairs."""
 
 Floats = npt.NDArray[np.floating]
 Backend = Mapping[tuple[str, str], tuple[str, BackendFigures]]
-"""(sender, receiver) -> the training backend and the figures of messages over it."""
+"""(sending node, receiving node) -> (name of the training backend, figures of messages over it)."""
 
 
 def fabric_of(
@@ -32,10 +33,11 @@ def fabric_of(
     backend: Backend,
     settings: ProbeSettings,
 ) -> Fabric:
-    """Return the fabric: link classes, clusters and links.
+    """Return the fabric: link classes with their held-out error, clusters and links.
 
     Args:
-        ratios: oversubscription of each switch level.
+        matrix: the main figures of all pairs.
+        ratios: switch level -> its oversubscription.
         links: pairs with all their figures.
     """
     levels = tree.pair_levels if tree.levels else np.zeros((len(matrix.nodes),) * 2, dtype=np.int_)
@@ -60,7 +62,8 @@ def fabric_of(
 
 
 def _costs(matrix: PairMatrix, links: Sequence[Link]) -> tuple[Floats, Floats]:
-    """Return (alpha in seconds, beta in seconds per byte) of each pair, NaN where not measured."""
+    """Return (alpha in seconds, beta in seconds per byte) as arrays [sender, receiver], NaN where not measured. The
+    figures of `links` replace those of `matrix`."""
     alpha, beta = (array.astype(np.float64) for array in matrix.costs())
     for link in links:
         for (source, target), side in link.directions():
@@ -73,7 +76,13 @@ def _costs(matrix: PairMatrix, links: Sequence[Link]) -> tuple[Floats, Floats]:
 def _by_level(
     backend: Backend, index: Mapping[str, int], levels: npt.NDArray[np.int_]
 ) -> dict[int, list[tuple[str, BackendFigures]]]:
-    """Return switch level -> figures of messages over the training backend between pairs of that level."""
+    """Return switch level -> (name of the backend, figures) of each direction between nodes whose lowest common switch
+    is on that level; 0 for nodes without a known common switch.
+
+    Args:
+        index: node -> its index in `levels`.
+        levels: level of the lowest common switch [a, b].
+    """
     by_level: dict[int, list[tuple[str, BackendFigures]]] = {}
     for (source, target), figures in backend.items():
         by_level.setdefault(int(levels[index[source], index[target]]), []).append(figures)
@@ -81,7 +90,7 @@ def _by_level(
 
 
 def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, BackendFigures]:
-    """Return backend name -> median of its measured figures."""
+    """Return name of the backend -> medians of its measured alpha and beta."""
     by_name: dict[str, list[BackendFigures]] = {}
     for name, figures in measured:
         by_name.setdefault(name, []).append(figures)
@@ -95,7 +104,8 @@ def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, 
 
 
 def _class_names(tree: SwitchTree, loopback: bool) -> dict[int, str]:
-    """Return switch level -> name of its link class. Level 0 holds the pairs that share no known switch."""
+    """Return switch level -> name of the link class of pairs whose lowest common switch is on that level. Level 0 has
+    the pairs that share no known switch."""
     if loopback or not tree.levels:
         return {0: "loopback" if loopback else "network"}
     lower = {height: f"same_level{height}" for height in range(2, len(tree.levels) + 1)}
@@ -135,8 +145,8 @@ def _clusters(tree: SwitchTree, nodes: Sequence[str], ratios: dict[int, float]) 
 
 
 def _held_out(matrix: PairMatrix, settings: ProbeSettings) -> npt.NDArray[np.bool_]:
-    """Return an array [a, b]: whether a pair is held out. Pairs are held out only in the mode sampled, where measured
-    pairs stand for others."""
+    """Return an array [a, b]: whether a pair is held out. Pairs are held out only in the mode sampled, because only
+    there measured pairs stand for others."""
     n = len(matrix.nodes)
     if settings.mode != "sampled":
         return np.zeros((n, n), dtype=bool)
@@ -152,7 +162,8 @@ def _error(
     alpha: Floats,
     beta: Floats,
 ) -> float | None:
-    """Return the median relative error of the classes' time for a message, over the held-out pairs."""
+    """Return the held-out error: over the held-out pairs, the median relative error of the time that the pair's class
+    predicts for a message of `HELD_OUT_BYTES`. None if no held-out pair was measured."""
     predicted = np.full(alpha.shape, np.nan)
     for entry in classes:
         kind = levels == (entry.level or 0) if tree.levels else np.ones_like(held_out)

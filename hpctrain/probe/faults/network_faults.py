@@ -13,18 +13,21 @@ from hpctrain.probe.pair_selection.rounds import OVERSUBSCRIBED_FROM, NodePerfor
 from hpctrain.probe.pair_selection.switches import SwitchTree
 
 UNCONFIRMED_RATIO = 0.8
-"""Share of the peers' bandwidth below which a node is slow even without a retest."""
+"""A node whose bandwidth is below this share of the median of all nodes is slow even without a retest. A link below
+this share of the good pairs in its retest is slow."""
 ASYMMETRIC_RATIO = 0.8
-"""Ratio of a node's slower to its faster direction, below which the fault is that direction and not the node."""
+"""Ratio of the slower to the faster direction of a node or a link, below which the fault is ASYMMETRIC: only one
+direction is slow."""
 SHARED_RATIO = 0.7
-"""Share of the peers' bandwidth below which a node that shares its machine with another is slow. Such nodes compete
-for cores, which costs some of them bandwidth and makes their latencies useless."""
+"""Share of the median bandwidth below which a node that shares its machine with another node is slow. Such nodes
+compete for cores, which costs some of them bandwidth and makes their latencies useless."""
 MIN_NODES_TO_COMPARE = 3
-"""Fewest nodes to find a slow one: of two nodes, either may be the slow one."""
+"""Fewest living nodes with which a slow node is searched for: of two nodes, either may be the slow one."""
 
 
 def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSettings) -> list[ProbeFinding]:
-    """Return all faults of the network that the measurements show."""
+    """Return the faults SLOW_NODE, ASYMMETRIC and SLOW_LINK that the measurements show; none with fewer than
+    `MIN_NODES_TO_COMPARE` living nodes."""
     if len(outcome.alive) < MIN_NODES_TO_COMPARE:
         return []
     suspects, links = retest_candidates(outcome, settings, tree)
@@ -46,17 +49,18 @@ def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSetti
 
 
 def _of_one_machine(outcome: ProbeOutcome) -> set[str]:
-    """Return the virtual nodes that share their machine with another node."""
+    """Return the virtual nodes that share their machine with another node, by the boot id that nodes report."""
     machines = {name: place.facts.boot_id for name, place in outcome.joined.items() if place.facts}
     count = Counter(machine for machine in machines.values() if machine is not None)
     return {name for name, machine in machines.items() if machine is not None and count[machine] > 1}
 
 
 def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
-    """Return OVERSUBSCRIBED faults: switch levels that carry less than their nodes send.
+    """Return a fault OVERSUBSCRIBED for each switch level that carries clearly less than its nodes send
+    (`OVERSUBSCRIBED_FROM`).
 
     Args:
-        ratios: oversubscription of each level, including the levels below it.
+        ratios: switch level -> its oversubscription, which includes that of the levels below it.
     """
     evidence = "one pair alone against all members of a cluster at once"
     fix = "let the plan keep a pipeline's neighbours on one switch, or ask for fewer with `#SBATCH --switches=1`"
@@ -71,11 +75,11 @@ def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
 def _judge(
     name: str, first: NodePerformance, again: NodePerformance | None, settings: ProbeSettings, shared: bool
 ) -> ProbeFinding | None:
-    """Return the fault of a suspected node; None when it is as fast as others.
+    """Return the fault of a suspected node; None when the node is fast enough.
 
     Args:
-        first: its figures in the first measurement.
-        again: those of its retest; None if there was none.
+        first: figures of the node in the first measurement.
+        again: figures of the node in its retest; None if there was no retest.
         shared: whether the node shares its machine with another node, which makes its latency useless.
     """
     slow_ratio = min(settings.slow_ratio, SHARED_RATIO) if shared else settings.slow_ratio

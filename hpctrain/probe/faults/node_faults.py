@@ -2,7 +2,8 @@
 
 Faults of a node show in the facts that its operating system reports: interface, host name, MTU, clock, driver. Each
 check takes all nodes, because most faults show only in comparison, and skips a node that does not report the fact.
-Faults of devices are in links, throttling, memory errors, and in their speed compared with devices of the same type.
+Faults of a device show in its links, throttle reasons and memory errors, and in its speed compared with devices of the
+same type.
 """
 
 from __future__ import annotations
@@ -28,25 +29,29 @@ _RDMA = ("ib", "hsn")
 _LOCAL_ONLY = ("docker", "veth", "virbr", "br-", "cni", "flannel", "podman", "lxc")
 """Prefixes of interfaces that lead only to containers of the same machine."""
 SLOW_CUDA = 0.97
-"""Share of the peers' median below which a device is slow. GPUs of one type differ by 1 or 2 %, CPUs by more."""
+"""Share of the median of its type below which a GPU is slow. GPUs of one type differ by 1 or 2 %."""
 SLOW_CPU = 0.80
+"""Share of the median of its type below which a CPU is slow. CPUs of one type differ more than GPUs."""
 OUTLIER_DEVIATIONS = 4.0
+"""Fewest robust standard deviations (1.4826 × the median absolute deviation) by which a slow device is below the
+median."""
 _HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
-"""Throttle reasons that are never normal. A software power cap is normal under load."""
+"""Throttle reasons that are never normal. (A software power cap, which is not among them, is normal under load.)"""
 CPU_QUOTA = "cpu_quota"
-"""The only throttle reason of a CPU device."""
+"""Throttle reason of a CPU device that a CPU quota stopped. A CPU device has no other throttle reasons."""
 NodeDevices = Sequence[tuple[Node, Device]]
+"""Pairs of a node and one of its devices, for all devices of all nodes."""
 
 
 @dataclass(frozen=True)
 class ProbeFinding:
-    """A fault of a node or of the whole allocation, with its severity. A check that cannot run reports no fault."""
+    """A fault that a probe found, of a node or of the whole allocation, with its severity."""
 
     node: str | None
     """Name of the node; None for a fault of the whole allocation."""
     severity: Severity
-    """note: a property of the cluster. warn: use the node, with a warning. exclude: go on without the node. refuse: do
-    not go on."""
+    """note: only to be known. warn: use the node, with a warning. exclude: go on without the node. refuse: do not go
+    on."""
     reason: Reason
 
 
@@ -54,6 +59,8 @@ def make_finding(node: str | None, severity: Severity, code: str, text: str, evi
     """Return a finding made from its parts.
 
     Args:
+        node: name of the faulty node; None for a fault of the whole allocation.
+        code: the fault code.
         text: one sentence with the numbers.
         evidence: what the figures were compared with, and how often.
         fix: what to do next, as an imperative.
@@ -62,13 +69,13 @@ def make_finding(node: str | None, severity: Severity, code: str, text: str, evi
 
 
 def host_faults(nodes: Sequence[Node]) -> list[ProbeFinding]:
-    """Return all faults in the facts that these nodes report."""
+    """Return all faults in the facts that the operating systems of these nodes report."""
     return [fault for check in HOST_CHECKS for fault in check(nodes)]
 
 
 def wrong_interface(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
     """Yield WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than most
-    nodes although it has that interface too."""
+    nodes although the node has the usual interface too."""
     used = Counter(node.iface for node in nodes if node.iface)
     usual, count = used.most_common(1)[0] if used else ("", 0)
     for node in nodes:
@@ -89,7 +96,8 @@ def wrong_interface(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 
 def loopback_hostname(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
-    """Yield LOOPBACK_HOSTNAME faults: the host name resolves to loopback, and Gloo listens on that address."""
+    """Yield LOOPBACK_HOSTNAME faults: the host name of a node resolves to a loopback address, on which Gloo then
+    listens, unreachable for other nodes."""
     for node in nodes:
         address = node.host_facts.hostname_resolves_to if node.host_facts else None
         if address is None or not _is_loopback(address):
@@ -101,7 +109,8 @@ def loopback_hostname(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 
 def mtu_mismatch(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
-    """Yield MTU_MISMATCH faults: some nodes send packets that are too large for others."""
+    """Yield one MTU_MISMATCH fault of the allocation if the MTU differs between nodes: some nodes then send packets
+    that are too large for others."""
     sizes = {node.id: node.host_facts.mtu.get(node.iface or "") for node in nodes if node.host_facts}
     groups = _groups({name: size for name, size in sizes.items() if size})
     if len(groups) < 2:
@@ -112,7 +121,8 @@ def mtu_mismatch(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 
 def clock_skew(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
-    """Yield CLOCK_SKEW faults: a clock is more than `CLOCK_SKEW_S` off the median of all."""
+    """Yield CLOCK_SKEW faults: a node's clock differs by more than `CLOCK_SKEW_S` from the median of all nodes. With
+    two nodes, the fault is one of the allocation."""
     all_facts = [(node.id, node.host_facts) for node in nodes if node.host_facts]
     offsets = {name: facts.clock_offset_s for name, facts in all_facts if facts.clock_offset_s is not None}
     if len(offsets) == 2:
@@ -131,7 +141,8 @@ def clock_skew(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 
 def mixed_drivers(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
-    """Yield MIXED_DRIVERS faults: nodes have different driver versions. Different branches may not work together."""
+    """Yield one MIXED_DRIVERS fault of the allocation if nodes have different versions of the GPU driver. It is a
+    warning if the major versions differ, because these may not work together, else a note."""
     versions = {node.id: device.driver for node in nodes for device in node.devices[:1] if device.driver}
     groups = _groups(versions)
     if len(groups) < 2:
@@ -162,7 +173,8 @@ def tcp_fallback(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 
 def interface_env(nodes: Sequence[Node]) -> dict[str, str]:
-    """Return GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with an interface that every node has; empty if there is none.
+    """Return the variables GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with the name of an interface that every node has;
+    empty if there is none.
 
     Gloo takes one exact name. NCCL takes a prefix, so '=' asks for an exact match.
     """
@@ -185,7 +197,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _groups(values: dict[str, int] | dict[str, str]) -> dict[str, list[str]]:
-    """Return value -> names of the nodes with that value, the most common value first."""
+    """Return value -> names of the nodes with that value, the most frequent value first."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(str(value), []).append(name)
@@ -210,7 +222,8 @@ def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: flo
     """Return all faults of the devices of these nodes.
 
     Args:
-        most: share of the peers' median above which no device counts as slow, whatever its type.
+        types: name of a device type -> the type.
+        most: share of the median of its type above which no device counts as slow, whatever its kind.
     """
     places = [(node, device) for node in nodes for device in node.devices]
     checked = [fault for check in DEVICE_CHECKS for fault in check(places)]
@@ -218,7 +231,8 @@ def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: flo
 
 
 def pcie_downshift(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield PCIE_DOWNSHIFT faults: under load, fewer lanes or an older generation than both ends are capable of."""
+    """Yield PCIE_DOWNSHIFT faults: under load, a device's PCIe link has fewer lanes or an older generation than both
+    ends are capable of."""
     for node, device in places:
         link = device.pcie
         if link is None or not link.under_load:
@@ -233,8 +247,8 @@ def pcie_downshift(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def p2p_disabled(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield P2P_DISABLED faults: a device cannot read the memory of another device of its node, although the same two
-    devices of other nodes can, or NVLink connects the two. Where no node can, it is no fault."""
+    """Yield P2P_DISABLED faults: a device cannot read the memory of another device of its node, although NVLink
+    connects the two, or the same two devices of another node can."""
     able = {(device.type, device.id, peer) for _, device in places for peer, word in device.p2p.items() if word == "ok"}
     for node, device in places:
         refused = [peer for peer, word in device.p2p.items() if word == "no"]
@@ -247,7 +261,7 @@ def p2p_disabled(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def nvlink_down(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield NVLINK_DOWN faults: NVLink links that exist and are not up."""
+    """Yield NVLINK_DOWN faults: some of a device's NVLink links are not up."""
     for node, device in places:
         down = {peer: link for peer, link in device.nvlink.items() if link.active < link.links}
         if down:
@@ -259,7 +273,7 @@ def nvlink_down(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def throttled(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield THROTTLED faults: clocks lowered by heat, a power brake or the hardware itself."""
+    """Yield THROTTLED faults: a GPU's clocks were lowered by heat, by a power brake or by the hardware itself."""
     for node, device in places:
         reasons = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
         if reasons:
@@ -270,8 +284,8 @@ def throttled(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def quota_reached(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield THROTTLED faults: a CPU quota that stops this node's processor while most others run freely. Where a quota
-    stops half of the nodes or more, it is the job's normal limit and no fault."""
+    """Yield THROTTLED faults: a CPU quota stopped a node's processor while most other nodes were not stopped. If a
+    quota stops half of the nodes or more, it is the job's normal limit and no fault."""
     stopped = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
     evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
     fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
@@ -281,7 +295,8 @@ def quota_reached(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def broken_memory(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield ECC_ERRORS faults: memory that lost data. The next error ends the training or corrupts it silently."""
+    """Yield ECC_ERRORS faults: a device has uncorrectable memory errors, so it lost data. The next error ends the
+    training or corrupts it silently."""
     fix = "ask the administrators to reset or replace the GPU; leave the node out meanwhile"
     for node, device in places:
         if device.ecc_errors:
@@ -291,10 +306,14 @@ def broken_memory(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float = 1.0) -> Iterator[ProbeFinding]:
-    """Yield SLOW_NODE faults: a figure of a device well below the median of the devices of its type.
+    """Yield SLOW_NODE faults: a figure of a device is well below the median of the devices of its type.
 
     CPUs of virtual nodes on one machine are not compared: they share its cores and memory, so their figures differ by
     chance.
+
+    Args:
+        types: name of a device type -> the type.
+        most: share of the median above which no device counts as slow, whatever its kind.
     """
     machines = Counter(
         node.host_facts.boot_id for node in {node.id: node for node, _ in places}.values() if node.host_facts
@@ -334,7 +353,8 @@ def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
 
 
 def _peer_words(places: NodeDevices, device: Device) -> str:
-    """Return how the other devices of the same type are linked, as the end of a sentence; empty when there are none."""
+    """Return the most frequent PCIe link of the other devices of the same type, as the end of a sentence: '; 7 of 8
+    others run Gen4 x16'. Empty when there are no others."""
     others = Counter(
         (other.pcie.generation, other.pcie.width)
         for _, other in places

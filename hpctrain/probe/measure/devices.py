@@ -21,7 +21,8 @@ MAX_DEVICES = 1024
 
 
 class DeviceReport(Part):
-    """The figures that the measuring process reports for one node."""
+    """The figures of one node's devices, as its measuring process reports them. `device_types` has the types of the
+    devices by name."""
 
     devices: list[Device]
     device_types: dict[str, DeviceType]
@@ -47,10 +48,14 @@ def _rates(device: Device) -> Iterable[float | None]:
 
 
 class MeasuringProcess:
-    """The process that measures with torch, which runs for the duration of a probe. Always call `close`."""
+    """The process of this node that measures devices, and messages over the training backend, with torch
+    (`hpctrain.worker measure`). It runs until the end of the probe. Always call `close`."""
 
     def __init__(self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings) -> None:
         """Start the process.
+
+        Args:
+            log: file for the process's output.
 
         Raises:
             CommandError: the process could not start.
@@ -71,13 +76,14 @@ class MeasuringProcess:
     def devices(self, barrier: Callable[[], bool]) -> DeviceReport:
         """Wait until the measuring process is ready, call `barrier`, and return the process's figures.
 
-        All nodes measure at the same time, so that each of several virtual nodes on the same cores reports its share.
+        All nodes measure at the same time. So virtual nodes that share processor cores each report the speed that they
+        get beside the others.
 
         Args:
             barrier: called when the process is ready; returns True when all nodes may start, False to give up.
 
         Raises:
-            CommandError: the process died or took too long.
+            CommandError: the coordinator gave up, or the process died or took too long.
         """
         deadline = self._clock.now() + self._settings.devices_deadline_s
         self._expect("ready", deadline)
@@ -87,7 +93,11 @@ class MeasuringProcess:
         return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
 
     def ask(self, order: Message, limit_s: float) -> Message:
-        """Send an order of the coordinator to the process and return the answer, which has the order's kind.
+        """Send an order of the coordinator to the process, and return the process's answer, whose `kind` is that of the
+        order.
+
+        Args:
+            limit_s: seconds to wait for the answer.
 
         Raises:
             CommandError: the process died or took too long.
@@ -96,7 +106,7 @@ class MeasuringProcess:
         return self._expect(order["kind"], self._clock.now() + limit_s)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process: close its connection, and kill it if it has not ended after a second."""
         self._channel.close()
         if self._process.wait(1.0) is None:
             self._process.kill()

@@ -1,7 +1,7 @@
-"""Computes the figures of a link from its samples: percentiles of latency, bandwidth from arrivals, clock offset.
+"""Computes the figures of a link from its samples: percentiles of latency, bandwidth from arrivals, clock offset. Pure.
 
-The times of messages become a line t = alpha + beta·bytes, or two lines with a break between small and large messages.
-Pure.
+The module also fits the times of messages by a line t = alpha + beta·bytes, or by two lines with a break between small
+and large messages.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.topology.link import Latency
 
 SLICES = 8
-"""Number of slices of the timed part of a transfer; the median of their rates is the bandwidth."""
+"""Most slices into which the timed part of a transfer is cut; the median of their rates is the bandwidth."""
 MAX_SIZES = 64
+"""Most message sizes of one size sweep."""
 Floats = npt.NDArray[np.float64]
 Point = tuple[float, float]
-"""(bytes, seconds)"""
+"""(bytes of a message, seconds that the message takes)"""
 BREAK_GAIN = 4.0
-"""Factor by which two lines must lower the squared error of one line for a break to be reported."""
+"""Factor by which two lines must lower the squared error of one line, so that a break is reported."""
 MIN_BREAK_ERROR = 0.1
 """Root mean square of the relative error below which one line is good enough."""
 SMALL_BYTES = 4096
+"""Messages of up to this many bytes count as small."""
 LARGE_SHARE = 16
-"""A message counts as large if it has at least the largest size divided by this number."""
+"""Messages of at least the largest measured size, divided by this number, count as large."""
 
 
 def _ascending(rungs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -48,18 +50,18 @@ def _positive(latency: Latency) -> Latency:
 
 
 SizeTimes = Annotated[tuple[tuple[int, float], ...], Field(max_length=MAX_SIZES), AfterValidator(_ascending)]
-"""(bytes, one-way seconds) of messages, in the order of their size."""
+"""(bytes, one-way seconds) of messages, smallest first."""
 
 
 class PairFigures(Part):
-    """The figures that one end of a pair measured."""
+    """The figures that one end of a pair of nodes measured."""
 
     latency: Annotated[Latency, AfterValidator(_positive)]
     """One-way latency, from the round trips that this end started."""
     bytes_per_s: float = Field(gt=0)
     """Bandwidth at which this end received."""
     n: int = Field(ge=1)
-    """Number of slices behind the bandwidth."""
+    """Number of slices of the transfer behind `bytes_per_s`."""
     ladder: SizeTimes = ()
     """Median one-way seconds of single messages that this end sent, by size in bytes."""
     sending_cpu: float | None = None
@@ -67,15 +69,16 @@ class PairFigures(Part):
     receiving_cpu: float | None = None
     """Share of its receiving time in which this end used a processor or waited for one."""
     clock_offset_s: float | None = None
-    """The peer's clock minus this end's."""
+    """The peer's clock minus this end's, in seconds."""
     clock_error_s: float | None = None
-    """Largest error of the offset: half of the fastest round trip."""
+    """Largest error of `clock_offset_s`: half of the fastest round trip."""
     iface: str | None = None
     """Network interface that this end's socket used."""
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Return the smallest sample such that `share` of all samples are at or below it (nearest rank).
+    """Return the sample at rank share × (n − 1), rounded, of the n samples in ascending order: the smallest for `share`
+    0, the largest for 1.
 
     Raises:
         ValueError: no samples.
@@ -87,16 +90,20 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def latency_of(round_trips_s: Sequence[float]) -> Latency:
-    """Return the one-way latency, as half of each round trip: one clock cannot time the two directions separately."""
+    """Return minimum, median and 95th percentile of the one-way latency in seconds. One way is half of a round trip,
+    because one clock cannot time the two directions separately."""
     one_way = [seconds / 2 for seconds in round_trips_s]
     return Latency(min=min(one_way), p50=percentile(one_way, 0.5), p95=percentile(one_way, 0.95))
 
 
 def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """Return bytes per second and the number of slices behind it, from (seconds, bytes so far) at the receiver.
+    """Return (bandwidth in bytes per second, number of slices behind it).
 
-    The first quarter is dropped, because it was sent into empty buffers. The rest is cut into slices of equal volume;
-    the median of their rates ignores a burst or a pause.
+    The first quarter of the volume is dropped, because it was sent into empty buffers. The rest is cut into up to
+    `SLICES` slices with equal numbers of arrivals. The median of the slices' rates ignores a burst or a pause.
+
+    Args:
+        arrivals: (clock time in seconds, bytes received so far) for each block that the receiver got.
 
     Raises:
         ValueError: fewer than two arrivals at different times after the first quarter.
@@ -117,12 +124,12 @@ def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
 
 
 def clock_offset(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the peer's clock minus ours and its largest error, both in seconds.
+    """Return (the peer's clock minus this node's, its largest error), both in seconds.
 
     The fastest round trip limits the error most (Mills, RFC 5905, clock filter).
 
     Args:
-        samples: (round trip, offset if the answer was written half-way), in seconds.
+        samples: (round trip, offset if the peer wrote its answer in the middle of the round trip), in seconds.
 
     Raises:
         ValueError: no samples.
@@ -133,26 +140,31 @@ def clock_offset(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class AlphaBetaLine:
-    """The time of a message of n bytes: alpha + beta·n."""
+    """The time of a message of n bytes on a link: alpha + beta·n. With a break, small and large messages follow
+    different lines."""
 
     alpha_s: float
-    """Start-up time; with a break, that of small messages."""
+    """Start-up time; with a break, that of the line of small messages."""
     beta_s_per_byte: float
-    """Time per byte; with a break, that of large messages."""
+    """Time per byte; with a break, that of the line of large messages."""
     break_bytes: int | None
-    """Smallest size of the second line; None when there is no clear one."""
+    """Smallest size in bytes on the line of large messages; None when there is no clear break."""
 
 
 def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
-    """Return for each link one line through all its points, or two where small and large messages behave differently.
+    """Return for each link one line through all its points, or the two halves of a line with a break where small and
+    large messages behave differently.
 
     A single line is wrong where libraries send small messages at once ("eager") and negotiate large ones, or where
-    network cards and traffic shapers let a burst pass. Times of a busy machine may fit neither one line nor two: then
+    network cards and traffic shapers let a burst pass. Times of a busy machine may fit neither one line nor two. Then
     alpha is the time of small messages, beta the slope of large ones, and no break is reported. All lines are fitted at
     once, because a probe of 1,000 nodes has a million directions.
 
+    Args:
+        many: for each link its points (bytes, seconds), in any order.
+
     Raises:
-        ValueError: fewer than two different sizes, or a time that is not positive.
+        ValueError: a link has fewer than two different sizes, or a time that is not positive.
     """
     groups: dict[tuple[float, ...], list[int]] = {}
     ordered = [sorted(points) for points in many]
@@ -166,7 +178,7 @@ def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
 
 
 def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLine]:
-    """Return the lines of links with messages of the same sizes.
+    """Return the lines of links whose messages have the same sizes.
 
     Args:
         sizes: bytes of each message, ascending.
@@ -188,11 +200,14 @@ def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLin
 def _two_lines(
     size: Floats, seconds: Floats, whole: Floats, alpha: Floats, beta: Floats
 ) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """Return (alpha, beta, size of the break or 0) of links that one line fits poorly.
+    """Return (alpha, beta, size of the break in bytes) for links that one line fits poorly, each an array by link. The
+    size of the break is 0 where no two lines are clearly better than one.
 
     Args:
-        whole: error of the one line.
-        alpha, beta: the one line, which stays where nothing is better.
+        size: bytes of each message, ascending.
+        seconds: times of shape (links, sizes).
+        whole: squared relative error of the one line, by link.
+        alpha, beta: the one line of each link, which stays where nothing is better.
     """
     breaks = np.zeros(len(seconds), dtype=np.int64)
     small, large = size <= SMALL_BYTES, size * LARGE_SHARE >= size[-1]
@@ -215,19 +230,21 @@ def _two_lines(
 
 
 def one_way_s(round_trip_s: float, answer_s: float) -> float:
-    """Return the one-way seconds of a message whose small answer takes `answer_s`.
+    """Return the one-way seconds of a message: its round trip minus `answer_s`, the one-way seconds of its small
+    answer.
 
-    It is at least half of the round trip, because the answer is the smaller message. Otherwise a delayed answer would
-    make the message seem to take no time.
+    The result is at least half of the round trip, because the answer is the smaller message. Otherwise a delayed answer
+    would make the message seem to take no time.
     """
     return max(round_trip_s - answer_s, round_trip_s / 2)
 
 
 def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
-    """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
+    """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, fitted to points (bytes,
+    seconds).
 
-    Least squares of the relative error (each residual divided by its time), so that the large messages do not outweigh
-    the small ones, which alone determine alpha. Neither figure is ever negative.
+    The fit is least squares of the relative error (each residual divided by its time), so that the large messages do
+    not outweigh the small ones, which alone determine alpha. Neither figure is ever negative.
 
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
@@ -237,7 +254,8 @@ def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """Return (alpha, beta) for each row of `seconds`, fitted as `fit_alpha_beta` does."""
+    """Return (alpha, beta), arrays with one value for each row of `seconds`, fitted as `fit_alpha_beta` does. `size`
+    has the bytes of each column."""
     if len(size) < 2 or (size == size[0]).all() or (seconds <= 0).any():
         raise ValueError("a line needs two sizes and positive times")
     # Only ratios of weights matter. The fastest message has weight 1, so that tiny times do not overflow.
@@ -254,7 +272,7 @@ def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
 
 
 def _error(size: Floats, seconds: Floats, alpha: Floats, beta: Floats) -> Floats:
-    """Return the sum of the squared relative errors of each row."""
+    """Return for each row of `seconds` the sum of the squared relative errors of the line alpha + beta·size."""
     predicted = alpha[:, None] + beta[:, None] * size
     error: Floats = (((predicted - seconds) / seconds) ** 2).sum(axis=1)
     return error

@@ -16,10 +16,11 @@ from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.pair_matrix import PairMatrix
 
 ALL_LINKS_MAX_NODES = 64
-"""Most nodes with which all figures of all pairs are stored; with more nodes, there is a matrix of the main figures."""
+"""Most nodes with which all figures of all pairs are stored. With more nodes, only the main figures are stored, as
+arrays (`PairMatrix`)."""
 WHOLE_PAIRS_PER_NODE = 8
-"""With more than `ALL_LINKS_MAX_NODES` nodes: pairs of each node for which all figures are stored. They come from the
-first 16 rounds, which connect all nodes with each other."""
+"""With more than `ALL_LINKS_MAX_NODES` nodes, all figures are stored of this many pairs times the number of nodes.
+These are the pairs of the first 16 rounds, which connect all nodes directly or over other nodes."""
 
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -28,7 +29,7 @@ Port = Annotated[int, Field(gt=0, lt=1 << 16)]
 
 
 class JoinedNode(Part):
-    """A node that joined the probe: its address, its host and the facts of its system."""
+    """A node that joined the probe: the address of its listener, its host, and facts about its system."""
 
     addr: Text
     """Address of the node's own listener."""
@@ -38,19 +39,20 @@ class JoinedNode(Part):
     switches: MaybeEmpty = None
     """SLURM_TOPOLOGY_ADDR: the switches above the node and the node's name, joined by dots."""
     facts: HostFacts | None = None
-    """The facts that its system reports."""
+    """Facts that the node's operating system reports, such as interfaces and MTU."""
 
 
 @dataclass(frozen=True)
 class PairResult:
-    """The result of one measurement of one pair of nodes."""
+    """The result of one measurement of the pair of nodes `a` and `b`. `at_a` and `at_b` are the figures that each of
+    the two measured."""
 
     a: str
     b: str
     alone: bool
     """Whether the pair had the network to itself."""
     concurrency: int
-    """Number of pairs that measured in the round."""
+    """Number of pairs that measured in the same round."""
     at_a: PairFigures
     at_b: PairFigures
 
@@ -59,7 +61,7 @@ class PairResult:
         return PairResult(self.b, self.a, self.alone, self.concurrency, self.at_b, self.at_a)
 
     def from_both_ends(self) -> tuple[PairResult, PairResult]:
-        """Return the measurement as each of the two ends sees it."""
+        """Return the measurement with `a` as the first end, and the same measurement with `b` as the first end."""
         return self, self.turned()
 
     def seen_from(self, name: str) -> PairResult:
@@ -69,8 +71,8 @@ class PairResult:
 
 @dataclass(frozen=True)
 class ContentionRound:
-    """The results of a round of pairs between clusters of one switch level: one pair for each two clusters, or all
-    members at once."""
+    """The results of a contention round, in which clusters of one switch level measure with each other: one pair for
+    each two clusters if `alone`, otherwise all members at once."""
 
     alone: bool
     results: tuple[PairResult, ...]
@@ -78,14 +80,15 @@ class ContentionRound:
 
 @dataclass
 class ProbeOutcome:
-    """All measurements of a probe, and the reasons for those that failed. Filled by the coordinator."""
+    """All measurements of a probe so far, and the reasons for those that failed. The coordinator fills it."""
 
     nodes: list[str]
     joined: dict[str, JoinedNode] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Node that did not answer -> what failed and when."""
     pairs: list[PairResult] = field(default_factory=list)
-    """All measured pairs, up to `ALL_LINKS_MAX_NODES` nodes; above, `matrix` has their figures."""
+    """All measured pairs, with up to `ALL_LINKS_MAX_NODES` nodes. Empty with more nodes; `matrix` then has their
+    figures."""
     contention: list[ContentionRound] = field(default_factory=list)
     retests: list[PairResult] = field(default_factory=list)
     """Measurements of suspects with good partners, and of good pairs to compare with, in quiet rounds."""
@@ -111,10 +114,10 @@ class ProbeOutcome:
         return [name for name in self.nodes if name not in self.lost]
 
     def add(self, results: Sequence[PairResult], bulk_bytes: int) -> None:
-        """Store the figures of pairs.
+        """Store the results of a round of pairs.
 
         Args:
-            bulk_bytes: bytes of the transfer in each direction.
+            bulk_bytes: least bytes of the transfer in each direction, for the fit of alpha and beta.
         """
         if len(self.nodes) <= ALL_LINKS_MAX_NODES:
             self.pairs += results
@@ -128,7 +131,7 @@ class ProbeOutcome:
         _enter_lines(self._matrix, results, bulk_bytes)
 
     def unmeasured(self) -> list[tuple[str, str]]:
-        """Return the pairs of living nodes that failed each time they measured, in node order."""
+        """Return the pairs of living nodes that tried to measure and failed each time, in node order."""
         matrix, order = self.matrix(), {name: place for place, name in enumerate(self.nodes)}
         there = {
             (a, b) if order[a] < order[b] else (b, a)
@@ -139,12 +142,12 @@ class ProbeOutcome:
 
     @property
     def whole_pairs(self) -> list[PairResult]:
-        """Pairs with all their figures. Above `ALL_LINKS_MAX_NODES` nodes only those of the first rounds, which suffice
-        for figures of nodes."""
+        """Pairs with all their figures. Above `ALL_LINKS_MAX_NODES` nodes these are only the pairs of the first rounds,
+        which suffice for clock offsets and interfaces."""
         return self.pairs or self._first
 
     def matrix(self) -> PairMatrix:
-        """Return the main figures of all pairs so far."""
+        """Return the main figures of all pairs so far, as arrays."""
         if self._matrix is not None:
             return self._matrix
         made = PairMatrix(self.nodes)
@@ -165,8 +168,12 @@ def _enter(matrix: PairMatrix, result: PairResult) -> None:
 
 
 def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: int) -> None:
-    """Write alpha and beta of pairs with a size sweep into the matrix; for other pairs they follow from latency and
-    bandwidth."""
+    """Write alpha and beta of pairs with a size sweep into the matrix. For other pairs, readers of the matrix derive
+    them from latency and bandwidth.
+
+    Args:
+        bulk_bytes: least bytes of the transfer in each direction.
+    """
     swept = [seen for result in results for seen in result.from_both_ends() if seen.at_a.ladder]
     for seen, line in zip(swept, pair_lines(swept, bulk_bytes), strict=True):
         cell = matrix.index[seen.a], matrix.index[seen.b]
@@ -174,17 +181,18 @@ def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: 
 
 
 def pair_lines(pairs: Sequence[PairResult], bulk_bytes: int) -> list[AlphaBetaLine]:
-    """Return the line t = alpha + beta·bytes of each pair from its first end to its second, from its pings, its single
-    messages and its transfer.
+    """Return for each pair the line t = alpha + beta·bytes of messages from its first end to its second, fitted to
+    pings, size sweep and transfer.
 
     Args:
-        bulk_bytes: volume of the transfers.
+        bulk_bytes: least bytes of the transfer in each direction.
     """
     return fit_lines([_points(pair.at_a, pair.at_b, bulk_bytes) for pair in pairs])
 
 
 def _points(sender: PairFigures, receiver: PairFigures, bulk_bytes: int) -> list[Point]:
-    """Return the points of the ping, of the single messages, and of the transfer at its volume and at twice that.
+    """Return points (bytes, seconds) of messages from sender to receiver: of the ping, of the size sweep, and of the
+    transfer at `bulk_bytes` and at twice that.
 
     A ping counts as 0 bytes. Its 8 bytes are small beside the packet headers, and counting them would make alpha
     negative on a slow link.

@@ -17,7 +17,8 @@ PARTIAL_FILE = "partial.json"
 FULL_UP_TO = 256
 """Most nodes with which `hpctrain probe` measures every pair by default."""
 PREFLIGHT_FULL_UP_TO = 64
-"""Most nodes with which the probe inside a training job measures every pair; with more, it judges nodes only."""
+"""Most nodes with which the probe inside a training job measures every pair. With more, it measures only enough to
+judge each node."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class ProbeSettings:
     slow_ratio: float = 0.95
     """A node or device below this share of the median of its peers is degraded."""
     exclude_ratio: float = 0.80
-    """A node whose bandwidth is below this share of its peers' median, also in its retest, is excluded. 0: no node is
-    excluded."""
+    """A node whose bandwidth is below this share of the median of its peers, in the first measurement and in its
+    retest, is excluded. 0: no node is excluded for its speed."""
 
     pings: int = 50
     """Number of round trips timed from each side, after the warm-up."""
@@ -56,10 +57,12 @@ class ProbeSettings:
     ladder_times: int = 8
     """Messages of each size."""
     ladder_limit_s: float = 0.2
-    """Time limit of the size sweep. A slow link stops at the size that exceeds it, after 3 or more messages."""
+    """Time limit of the size sweep. On a slow link, the sweep ends with the size at which the limit passes, after at
+    least 3 messages of this size."""
 
     bulk_bytes: int = 16 * MIB
-    """Least volume of the transfer in each direction. A link that carries it in less than `bulk_s` gets more."""
+    """Least volume of the transfer in each direction. A link that carries this volume in less than `bulk_s` gets
+    more."""
     bulk_bytes_max: int = 64 * MIB
     bulk_s: float = 0.05
     """Least duration of the transfer: a shorter one measures the socket buffers and not the network."""
@@ -67,11 +70,11 @@ class ProbeSettings:
     """Time limit of the transfer, whatever the volume."""
 
     isolated_up_to: int = 8
-    """Up to this many nodes every pair is also measured alone."""
+    """Most nodes with which the mode full also measures every pair alone."""
 
     join_deadline_s: float = 60.0
     slot_deadline_s: float = 15.0
-    """Time limit of one pair. A dead or hung node costs at most this."""
+    """Time limit of one pair in a round. A dead or hung node delays its round by about this time."""
     devices_deadline_s: float = 120.0
     backend_deadline_s: float = 90.0
     """Time limit of the messages over the training backend, all rounds together."""
@@ -89,16 +92,14 @@ def default_mode(nodes: int) -> Mode:
 
 
 def preflight_mode(nodes: int) -> Mode:
-    """Return the mode of the probe inside a training job. It measures no more than a plan needs, because the devices
-    are idle meanwhile."""
+    """Return the mode of the probe inside a training job: full up to PREFLIGHT_FULL_UP_TO nodes, else health. It
+    measures no more than a plan needs, because the devices are idle meanwhile."""
     return "full" if nodes <= PREFLIGHT_FULL_UP_TO else "health"
 
 
 def local_settings(count: int, device: str = "auto", seed: int = 0) -> ProbeSettings:
-    """Return settings for `count` virtual nodes of one machine: shorter deadlines and a loose threshold.
-
-    Virtual nodes compete for the same cores and differ by chance.
-    """
+    """Return settings for `count` virtual nodes of one machine: shorter deadlines, and thresholds that excuse most
+    differences, because virtual nodes compete for the same cores and differ by chance."""
     return ProbeSettings(
         seed=seed,
         device=device,

@@ -1,1 +1,1 @@
-"""Reads facts about a node from its operating system and driver: CPUs, PCI, NVML, addresses and health."""
+"""Reads facts about this node from its operating system and drivers: CPUs, PCI devices, GPUs, addresses and health."""

@@ -1,6 +1,7 @@
-"""Reads facts of a GPU: from NVIDIA's management library (NVML), and from sysfs those of every PCI device.
+"""Reads facts about a GPU from NVIDIA's management library (NVML), and facts about any PCI device from sysfs.
 
-Nothing here needs root or changes a device. A query that the machine refuses, or a machine without NVML, gives None.
+Nothing in this module needs root or changes a device. A fact that the machine does not give, or any fact of NVML on a
+machine without NVML, is None.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpctrain.base.system.kernel import kernel_number, kernel_text
 from hpctrain.records.topology.evidence import GIGATRANSFERS, PcieLink
 
 _P2P_READ = 0
-"""NVML_P2P_CAPS_INDEX_READ, which is no number in pynvml."""
+"""Value of NVML_P2P_CAPS_INDEX_READ, which pynvml does not define as a number."""
 THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting: "applications_clocks_setting",
     pynvml.nvmlClocksThrottleReasonSwPowerCap: "sw_power_cap",
@@ -29,7 +30,7 @@ THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
     pynvml.nvmlClocksThrottleReasonDisplayClockSetting: "display_clock_setting",
 }
-"""Bits of the reasons for lowered clocks. Idle is no throttling and left out."""
+"""Bit of NVML -> name of the reason for lowered clocks. The reason idle is left out, because it is no throttling."""
 SYSFS = Path("/sys")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _GENERATIONS = {rate: generation for generation, rate in GIGATRANSFERS.items()}
@@ -37,7 +38,7 @@ _GENERATIONS = {rate: generation for generation, rate in GIGATRANSFERS.items()}
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[None]:
-    """Load NVML for the `with` block; without NVML on this machine, all queries return None."""
+    """Load NVML for the `with` block. On a machine without NVML the block runs too, and its queries return None."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -50,7 +51,7 @@ def open_nvml() -> Iterator[None]:
 
 
 def driver_version() -> str | None:
-    """Return the version of NVIDIA's driver."""
+    """Return the version of NVIDIA's driver, as '550.54.15'; None without the driver."""
     return _ask(pynvml.nvmlSystemGetDriverVersion) or None
 
 
@@ -67,11 +68,12 @@ class Gpu:
         self._handle = handle
 
     def bus_id(self) -> str | None:
-        """Return the PCI address in the kernel's form: 0000:4e:00.0."""
+        """Return the PCI address in the kernel's form, as 0000:4e:00.0; None when NVML does not report it."""
         return _address(_ask(pynvml.nvmlDeviceGetPciInfo, self._handle))
 
     def pcie(self) -> PcieLink | None:
-        """Return the PCIe link as it is now, and what device and slot are capable of; None unless all is known."""
+        """Return the present generation and width of the PCIe link, and the greatest that both device and slot support;
+        None unless NVML reports all four."""
         queries = (
             pynvml.nvmlDeviceGetCurrPcieLinkGeneration, pynvml.nvmlDeviceGetCurrPcieLinkWidth,
             pynvml.nvmlDeviceGetMaxPcieLinkGeneration, pynvml.nvmlDeviceGetMaxPcieLinkWidth,
@@ -83,7 +85,8 @@ class Gpu:
         return PcieLink(generation=generation, width=width, generation_max=generation_max, width_max=width_max)
 
     def throttle_reasons(self) -> list[str]:
-        """Return the current reasons for lowered clocks, as named in `THROTTLE_REASONS`."""
+        """Return the present reasons for lowered clocks, as named in `THROTTLE_REASONS`; empty when NVML does not
+        report them."""
         bits = _ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
         if bits is None:  # drivers before 535 have the older name alone
             bits = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
@@ -95,26 +98,28 @@ class Gpu:
         return _ask(pynvml.nvmlDeviceGetTotalEccErrors, self._handle, *kinds)
 
     def energy_j(self) -> float | None:
-        """Return the energy used since the driver was loaded, in joules."""
+        """Return the energy used since the driver was loaded, in joules; None when NVML does not report it."""
         millijoules = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if millijoules is None else millijoules / 1e3
 
     def power_w(self) -> float | None:
-        """Return the current power draw in watts."""
+        """Return the present power draw in watts; None when NVML does not report it."""
         milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, self._handle)
         return None if milliwatts is None else milliwatts / 1e3
 
     def reads_memory_of(self, other: Gpu) -> Literal["ok", "no", "unknown"]:
-        """Return whether the driver lets this device read the other's memory directly."""
+        """Return 'ok' or 'no': whether the driver lets this device read the memory of `other` directly. 'unknown' when
+        NVML does not report it."""
         status = _ask(pynvml.nvmlDeviceGetP2PStatus, self._handle, other._handle, _P2P_READ)
         if status is None or status == pynvml.NVML_P2P_STATUS_UNKNOWN:
             return "unknown"
         return "ok" if status == pynvml.NVML_P2P_STATUS_OK else "no"
 
     def nvlinks(self) -> list[tuple[str | None, bool]]:
-        """Return for each NVLink its far end ('switch', a PCI address, None if not reported) and whether it is up.
+        """Return for each NVLink link (its far end, whether it is up). The far end is 'switch', a PCI address, or None
+        if NVML does not report it.
 
-        Empty without NVLink.
+        The list is empty for a GPU without NVLink.
         """
         states = {
             link: _ask(pynvml.nvmlDeviceGetNvLinkState, self._handle, link)
@@ -130,7 +135,8 @@ class Gpu:
 
     @contextlib.contextmanager
     def watched_for_xid(self) -> Iterator[list[int]]:
-        """Collect the critical errors (Xid) that the driver reports within the block; the list is filled at its end."""
+        """Yield a list to the `with` block. At the end of the block, the list gets the Xid numbers of the critical
+        errors that the driver reported during the block."""
         seen: list[int] = []
         events = _ask(pynvml.nvmlEventSetCreate)
         if events is None:
@@ -146,7 +152,7 @@ class Gpu:
 
 
 def _ask(query: Callable[..., Any], *arguments: object) -> Any:
-    """Return NVML's answer; None when the driver does not have the query or refuses it."""
+    """Return NVML's answer to the query; None when the driver does not have the query or refuses it."""
     try:
         return query(*arguments)
     except pynvml.NVMLError:
@@ -158,7 +164,8 @@ def _address(info: Any) -> str | None:
 
 
 def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
-    """Return the link of the device at a PCI address such as 0000:4e:00.0; None unless all four figures are known."""
+    """Return present and greatest generation and width of the PCIe link of the device at a PCI address such as
+    0000:4e:00.0; None unless all four are known."""
     folder = _folder(address, sysfs)
     generation, generation_max = (_generation(folder / f"{which}_link_speed") for which in ("current", "max"))
     width, width_max = (kernel_number(folder / f"{which}_link_width") for which in ("current", "max"))
@@ -168,16 +175,16 @@ def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
 
 
 def numa_node(address: str, sysfs: Path = SYSFS) -> int | None:
-    """Return the NUMA node of the device; None when the kernel does not know it (it writes -1)."""
+    """Return the NUMA node of the device at a PCI address; None when the kernel does not know it (it writes -1)."""
     number = kernel_number(_folder(address, sysfs) / "numa_node")
     return number if number is not None and number >= 0 else None
 
 
 def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
-    """Return the PCI path to the device as NCCL names it: each switch by its upstream port, the device last. None for
-    a device that the kernel does not know.
+    """Return the PCI path to the device at `address`, as NCCL names it: the address of the upstream port of each
+    switch, the device's own address last. None for a device that the kernel does not know.
 
-    A switch has two bridges on the path, its upstream and a downstream port, so every second parent is taken.
+    A switch has two bridges on the path, its upstream and a downstream port, so every second bridge is taken.
     """
     folder = _folder(address, sysfs)
     if not folder.exists():
@@ -187,8 +194,9 @@ def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
 
 
 def nearest_nic(address: str, sysfs: Path = SYSFS) -> str | None:
-    """Return the network card that shares the longest PCI path with the device: with equally long paths, an InfiniBand
-    device (mlx5_0) is preferred to an Ethernet interface. None without a card that shares a bridge or the NUMA node."""
+    """Return the name of the network card that shares the longest PCI path with the device at `address`. Among equally
+    long paths, an InfiniBand device (mlx5_0) is preferred to an Ethernet interface. None if no card shares a bridge or
+    the NUMA node with the device."""
     path = _folder(address, sysfs).resolve()
     own_numa = numa_node(address, sysfs)
     best: tuple[int, int, str] | None = None
@@ -211,7 +219,8 @@ def _folder(address: str, sysfs: Path) -> Path:
 
 
 def _root(path: Path) -> Path:
-    """Return the host bridge above the device: /sys/devices/pci0000:4c. Devices below it need not share a switch."""
+    """Return the host bridge above the device, as /sys/devices/pci0000:4c. Two devices below one host bridge need not
+    share a switch."""
     return next((parent for parent in path.parents if parent.name.startswith("pci")), path.parent)
 
 

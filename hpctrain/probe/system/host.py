@@ -1,6 +1,6 @@
-"""Reads facts and the health of this machine: interfaces, addresses, processor, memory and its errors, energy, quotas.
+"""Reads facts about this machine: interfaces, addresses, processor, memory and its errors, energy, CPU quotas.
 
-It reads sysfs, procfs and cgroups, without root. A figure that this machine hides is None.
+The module reads sysfs, procfs and cgroups, without root. A figure that the machine hides is None.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from hpctrain.records.topology.evidence import HostFacts
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _UNLIMITED = 2**60
-"""Smallest number that means no limit: cgroup v1 writes one near 2**63."""
+"""A memory limit in bytes from this number on means no limit: cgroup v1 writes a number near 2**63."""
 SYSFS = Path("/sys")
 Periods = tuple[int, int]
 """(periods of a CPU quota so far, periods in which the cgroup had used up its quota)"""
 
 
 def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) -> HostFacts:
-    """Return the facts of this machine, without its clock offset, which pairs measure.
+    """Return the facts of this machine, without its clock offset, which pairs of nodes measure.
 
     Args:
-        hostname: the machine's own host name. Resolving it takes as long as the name servers need, as in every library
-            that resolves it.
+        hostname: the machine's own host name. To resolve it takes as long as the name servers need.
         infiniband: the kernel's folder of InfiniBand devices.
     """
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -47,7 +46,8 @@ def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) 
 
 
 def resolve(hostname: str) -> str | None:
-    """Return the first address of a host name, to which libraries bind; None when it cannot be resolved."""
+    """Return the first address that a host name resolves to, which is the one that libraries such as Gloo listen on;
+    None when it cannot be resolved."""
     try:
         return str(socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -55,7 +55,11 @@ def resolve(hostname: str) -> str | None:
 
 
 def active_ports(infiniband: Path) -> list[str]:
-    """Return the InfiniBand and RoCE ports that are up, as device/port; unreadable ones are skipped."""
+    """Return the InfiniBand and RoCE ports that are up, as 'mlx5_0/1' (device and port); unreadable ones are skipped.
+
+    Args:
+        infiniband: the kernel's folder of InfiniBand devices.
+    """
     states = {file: kernel_text(file) or "" for file in sorted(infiniband.glob("*/ports/*/state"))}
     return [
         f"{file.parts[-4]}/{file.parts[-2]}"
@@ -78,7 +82,8 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def routed_address(peer: str) -> str:
-    """Return the address that this machine uses towards `peer`, from the routing table and not from its host name.
+    """Return the address of this machine from which packets to `peer` leave, by the routing table and not by the host
+    name.
 
     A host name often resolves to 127.0.0.1 or to a management network. Nothing is sent.
 
@@ -100,7 +105,7 @@ def routed_address(peer: str) -> str:
 
 
 def interface_of(addr: str) -> str | None:
-    """Return the network interface that has this address; None when there is none."""
+    """Return the name of this machine's network interface that has the address; None when there is none."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == addr for entry in entries):
             return str(name)
@@ -109,14 +114,15 @@ def interface_of(addr: str) -> str | None:
 
 
 def own_address(sock: socket.socket) -> str:
-    """Return the address of this end of a connection, as the kernel chose it; an IPv4-mapped one as IPv4."""
+    """Return the address of this end of a connection, as the kernel chose it. An IPv4 address that is written as IPv6
+    is returned as IPv4."""
     address = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the vendor's name of the processor, else the architecture."""
+    """Return the model name of the processor; if there is none, the name of the architecture."""
     for line in (kernel_text(cpuinfo) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
@@ -125,14 +131,16 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def usable_memory_bytes() -> int:
-    """Return the memory that this process may still take: free on the machine, or in its cgroup where that is less."""
+    """Return the bytes of memory that this process may still take: those free on the machine, or those left in its
+    cgroup if they are fewer."""
     free = int(psutil.virtual_memory().available)
     room = cgroup_memory_room()
     return free if room is None else min(free, room)
 
 
 def cgroup_memory_room(process: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes left below the tightest limit of this process's cgroup and its parents; None without a limit."""
+    """Return the bytes left below the tightest memory limit of this process's cgroup and the cgroups above it; None
+    without a limit."""
     rooms = []
     for folder, version in cgroup_folders("memory", process, mount):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
@@ -143,12 +151,14 @@ def cgroup_memory_room(process: Path = Path("/proc/self/cgroup"), mount: Path = 
 
 
 def memory_errors(sysfs: Path = SYSFS) -> int | None:
-    """Return the uncorrectable memory errors since the machine started (EDAC); None where they are not counted."""
+    """Return the number of uncorrectable memory errors since the machine started (EDAC); None where they are not
+    counted."""
     return _sum(sysfs.glob("devices/system/edac/mc/mc*/ue_count"))
 
 
 def energy_j(sysfs: Path = SYSFS) -> float | None:
-    """Return the energy counters of all processor packages in joules (RAPL); None where only root may read them.
+    """Return the sum of the energy counters of all processor packages in joules (RAPL); None where only root may read
+    them.
 
     A counter starts over after some minutes, so only differences over short times are valid.
     """
@@ -159,18 +169,19 @@ def energy_j(sysfs: Path = SYSFS) -> float | None:
 
 
 def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:
-    """Return the CPU quotas of this process's cgroup and its parents, from cpu.stat of cgroup v1 or v2.
+    """Return cgroup folder -> its counts of quota periods, for each CPU quota of this process's cgroup and the cgroups
+    above it, from cpu.stat of cgroup v1 or v2.
 
-    The parents count because Slurm sets a job's limit above its steps. Empty when there is no quota, or when it cannot
-    be read.
+    The cgroups above count, because Slurm sets the limit of a job at the cgroup above those of its job steps. Empty
+    when there is no quota, or when none can be read.
     """
     folders = (folder for folder, _ in cgroup_folders("cpu", proc / "cgroup", cgroup))
     return {folder: periods for folder in folders if (periods := _periods(folder / "cpu.stat"))}
 
 
 def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) -> bool:
-    """Whether a CPU quota stopped one of the cgroups in at least a quarter of the periods between `before` and
-    `after`."""
+    """Return whether a CPU quota stopped one of the cgroups in at least a quarter of the periods between `before` and
+    `after`, two results of `quota_periods`."""
     for group, (periods, held) in after.items():
         then = before.get(group, (0, 0))
         if periods > then[0] and 4 * (held - then[1]) >= periods - then[0]:
@@ -179,7 +190,7 @@ def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) ->
 
 
 def _periods(file: Path) -> Periods | None:
-    """Return the counts of a cpu.stat file; None without a quota, when the kernel counts no periods."""
+    """Return the counts of a cpu.stat file; None without a quota, because the kernel then counts no periods."""
     try:
         counts = dict(line.split() for line in (kernel_text(file) or "").splitlines())
         periods = (int(counts["nr_periods"]), int(counts["nr_throttled"]))
@@ -192,7 +203,7 @@ def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> 
     """Return the NUMA node of all processors that this process may use; None when they are on several nodes.
 
     Args:
-        allowed: numbers of the processors; by default those of this process.
+        allowed: numbers of the processors; None for those of this process.
     """
     wanted = set(os.sched_getaffinity(0) if allowed is None else allowed)
     for folder in sorted(sysfs.glob("devices/system/node/node[0-9]*")):
