@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 DRAWS = 4000
-"""Bootstrap samples; more of them change only the third digit of the interval."""
+"""Number of bootstrap samples; more of them change only the third digit of the interval."""
 
 
 @dataclass(frozen=True)
 class TimeSample:
-    """Wall time and processor time of one side of a pair."""
+    """Wall time and processor time of hpctrain, or of what it is compared with, in one pair of measurements."""
 
     wall_s: float
     cpu_s: float
@@ -22,7 +22,12 @@ class TimeSample:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Result of one case: hpctrain compared with another implementation."""
+    """Result of one case: the time of hpctrain compared with that of another implementation, over pairs of
+    measurements.
+
+    `ratio` is the median of hpctrain's time divided by the other's, `low` and `high` its 90 % interval, `spread` the
+    uncertainty of one pair.
+    """
 
     case: str
     against: str
@@ -34,6 +39,7 @@ class ComparisonRow:
     """`low` and `high`: ends of the 90 % interval of `ratio`, by bootstrap over the pairs."""
     ours_s: float
     other_s: float
+    """`ours_s` and `other_s`: median wall seconds of hpctrain and of the other."""
     ours_cpu_s: float | None
     other_cpu_s: float | None
     """`ours_cpu_s` and `other_cpu_s`: medians of processor seconds, of hpctrain and of the other. None where one side
@@ -44,7 +50,10 @@ class ComparisonRow:
 
 
 def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSample]], cpu: bool = True) -> ComparisonRow:
-    """Return the summary of pairs (hpctrain, other), each measured one right after the other.
+    """Return the summary of the pairs (hpctrain, other), whose two samples were measured one right after the other.
+
+    Args:
+        cpu: whether the processor seconds of both sides mean something; if not, the row has none.
 
     Raises:
         ValueError: there is no pair, or the other side took no time.
@@ -72,8 +81,8 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
 
 
 def interval(values: np.ndarray, draws: int = DRAWS) -> tuple[float, float]:
-    """Return (low, high), the 90 % interval of the median by bootstrap (Efron 1979). The seed is fixed, so equal values
-    give an equal interval."""
+    """Return (low, high), the 90 % interval of the median of `values`, by bootstrap (Efron 1979). The seed is fixed, so
+    equal values give an equal interval."""
     chosen = np.random.default_rng(0).integers(0, len(values), size=(draws, len(values)))
     low, high = np.percentile(np.median(values[chosen], axis=1), [5, 95])
     return float(low), float(high)
@@ -81,20 +90,23 @@ def interval(values: np.ndarray, draws: int = DRAWS) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of a problem's predictions, in percent of the measured figures."""
+    """Errors of predictions in percent of the measured figures, over a number of runs. An error above 0 means that the
+    prediction is larger than the measurement."""
 
     runs: int
     mean: float
     """Mean absolute error, in percent of the measured figure."""
     largest: float
+    """Largest absolute error."""
     bias: float
-    """Mean signed error; above 0, predictions are too slow or too large."""
+    """Mean signed error; above 0, predictions are larger than the measurements."""
     below: float
     """Percentage of the runs whose prediction is below the measurement."""
 
 
 def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
-    """Return the errors of predictions; both sequences must not be empty, and all measurements must be above 0."""
+    """Return the errors of predictions. `predicted` and `measured` are equally long and not empty, and all measurements
+    are above 0."""
     error = 100 * (np.array(predicted) / np.array(measured) - 1)
     size = np.abs(error)
     return Errors(

@@ -1,4 +1,5 @@
-"""The record that a bench writes: machine, versions, settings and rows; rows of a long bench in a file."""
+"""The JSON record that a bench returns: machine, versions, settings and rows. Also the file in which a long bench
+stores its rows, so that it can continue after an interruption."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> di
     """Return the record of a bench, as JSON values.
 
     Args:
-        rows: dataclasses, one for each case.
+        bench: name of the bench.
+        rows: dataclasses, one for each case; fields that are None are left out.
     """
     record = machine_and_versions(bench, settings)
     return record | {"rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]}
 
 
 def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a bench without its rows, as JSON values."""
+    """Return the record of the bench of that name without its rows, as JSON values."""
     return {
         "bench": bench,
         "time": utc_text(time.time()),
@@ -50,7 +52,8 @@ def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]
 
 
 class RowStore:
-    """Rows measured with one set of settings; without a path they exist only in memory."""
+    """Rows of a bench, measured with one set of settings, in a JSON-lines file. A bench that was interrupted reads them
+    and continues. Without a path they exist only in memory."""
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
         """Read the rows in the file, or create it.
@@ -72,7 +75,7 @@ class RowStore:
             append_line(path, json.dumps({"settings": settings}))
 
     def find(self, **key: Any) -> dict[str, Any] | None:
-        """Return the first row with these values, or None."""
+        """Return the first row whose fields have these values; None when there is none."""
         return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
 
     def add(self, row: dict[str, Any]) -> None:

@@ -34,11 +34,11 @@ SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
 
 @dataclass(frozen=True)
 class ThroughputSettings:
-    """Number of steps and the model of the comparison."""
+    """Settings of `hpctrain bench runtime`: numbers of steps and pairs, batch and model."""
 
     pairs: int = 30
     block_steps: int = 3
-    """Steps that hpctrain or the plain loop makes before the other's turn."""
+    """Steps that hpctrain makes before the plain loop makes as many, or the reverse."""
     warm_steps: int = 5
     rows: int = 8
     """Sequences of a process in a step."""
@@ -48,6 +48,9 @@ class ThroughputSettings:
 
 def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure the named `CASES` one after the other; return the record of the bench.
+
+    Args:
+        progress: called with the name of each case before it begins.
 
     Raises:
         HpctrainError: a process of the bench failed.
@@ -66,8 +69,8 @@ def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Call
 def against_plain(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
-    """Compare blocks of steps of the worker's loop with blocks of the plain loop; which of them comes first
-    alternates."""
+    """Run one process of a case: time blocks of steps of the worker's loop and blocks of steps of `PlainLoop` in turns,
+    and return their comparison. Which of the two comes first alternates."""
     trainer, loop = small_run.open_loop(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
     sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
@@ -85,7 +88,8 @@ def against_plain(
 def against_ideal(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
-    """Compare the schedule's time in each step with its ideal, simulated with that step's own stage times."""
+    """Run one process of a case: time each step of the pipeline, and return the comparison with the schedule's ideal,
+    simulated with the stage times of that same step."""
     trainer, loop = small_run.open_loop(rank, world, folder, plan)
     schedule, _ = schedule_of(plan, 0)
     pairs: Pairs = []
@@ -116,7 +120,8 @@ CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., 
 
 
 class PlainLoop:
-    """A plain training loop: one process, or several with torch's DistributedDataParallel."""
+    """A plain torch training loop, in one process or in several with torch's DistributedDataParallel. It has the model,
+    data and optimizer of `trainer`."""
 
     def __init__(self, trainer: Trainer, distributed: bool) -> None:
         run, spec = trainer.run, trainer.run.spec()
@@ -136,7 +141,7 @@ class PlainLoop:
         self._step = 0
 
     def step(self) -> float:
-        """Make one optimizer step on this process's share of the batch; return its mean loss."""
+        """Make one optimizer step on this process's share of the batch; return the mean loss of that share."""
         trainer = self._trainer
         first, count = trainer.rows
         start = self._step * trainer.plan.sequences + first

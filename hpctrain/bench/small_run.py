@@ -32,8 +32,9 @@ from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import Loop
 
 BYTES_VOCABULARY = 320
-"""Vocabulary size of the corpus that `make_corpus` writes, whose tokens are bytes."""
+"""Vocabulary size of the models that train on the corpus of `make_corpus`, whose tokens are bytes."""
 NEVER = 10**9
+"""A step number that no bench reaches."""
 Answer = TypeVar("Answer")
 
 
@@ -44,18 +45,20 @@ def make_corpus(folder: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_corpus() -> Iterator[Path]:
-    """Yield the corpus of `make_corpus`: folder `corpus` in a temporary folder."""
+    """Yield a temporary folder whose folder `corpus` is that of `make_corpus`. The temporary folder is removed at the
+    end."""
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
         make_corpus(Path(name, "corpus"))
         yield Path(name)
 
 
 def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
-    """Create a run folder without plans and return its run; it saves and validates nothing, unless `keys` of the run
-    file say so.
+    """Create a run folder without plans and return its run. The run makes no checkpoints and no validations, unless
+    `keys` say so.
 
     Args:
         rows: sequences in the global batch.
+        keys: further keys of the run file.
     """
     settings: dict[str, Any] = {
         "steps": NEVER,
@@ -76,7 +79,13 @@ def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: 
 def make_plan(
     pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int, *, tp: int = 1, zero: ZeroLevel = 0
 ) -> Plan:
-    """Return a plan with equal stages, one per rank, and equal replicas, on the CPUs of pp × dp × tp virtual nodes."""
+    """Return a plan with equal stages, one per rank, and equal replicas, on the CPUs of pp × dp × tp virtual nodes.
+
+    Args:
+        layers: blocks of the model.
+        micro_batch: sequences of a micro-batch.
+        micro_batches: micro-batches of a replica in a step.
+    """
     devices = [f"local{index}:cpu0" for index in range(pp * dp * tp)]
     cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
     replicas = [
@@ -126,8 +135,8 @@ def _rank(
 
 
 def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
-    """Return the trainer and the training loop of a worker process. The start order, which an agent makes in a run, is
-    made here."""
+    """Return the trainer and the training loop of a worker process. The function makes the start order itself, because
+    no agent sends one."""
     descriptor, meeting = None, dist.FileStore(str(folder / "meeting"), world)
     if rank == 0:
         plan.write(folder / "plan.json")
@@ -141,12 +150,12 @@ def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer,
 
 
 def loop_alone(trainer: Trainer) -> Loop:
-    """Return a training loop that no agent watches."""
+    """Return a training loop of the trainer that no agent watches."""
     return Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
 
 
 class NoAgentChannel:
-    """An agent channel without an agent: it requests nothing and drops all reports."""
+    """Stands for the agent channel in a loop without an agent: it never requests a stop and drops all reports."""
 
     def stop_wanted(self) -> bool:
         return False
@@ -156,7 +165,8 @@ class NoAgentChannel:
 
 
 def timed(step: Callable[[], object], count: int) -> TimeSample:
-    """Return the time per step of `count` steps between two barriers; processor seconds are summed over all ranks."""
+    """Return the time of one step, as the mean of `count` steps between two barriers. Processor seconds are summed over
+    all ranks. Collective."""
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()
     for _ in range(count):

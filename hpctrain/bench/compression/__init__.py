@@ -1,1 +1,1 @@
-"""Compare compression methods: time, bytes, convergence, and the cost of their parts."""
+"""Benchmarks of compression: step time, bytes and convergence of each method, and the cost of a codec's parts."""

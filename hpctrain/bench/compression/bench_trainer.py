@@ -1,5 +1,5 @@
-"""A model in training with one of the methods that the bench compares: a gradient synchronisation, or a pipeline whose
-stage messages are compressed."""
+"""Trains a model with one of the methods that the compression bench compares: a gradient synchronisation, or a pipeline
+whose stage messages are compressed."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 
 PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}
-"""Compression of all stage messages, by the pipeline's name in the comparison."""
+"""Name of a pipeline in the comparison -> compression of its stage messages."""
 PIPELINE_SPEC = DecoderSpec(layers=4, dim=256, heads=4, vocab=320)
-"""A narrow model: a stage message has `dim` values per token, a block's products about 12·dim² multiplications."""
+"""A narrow model, in which stage messages weigh much: a message has `dim` values per token, and the products of a block
+take only about 12·dim² multiplications per token."""
 CLIP_NORM = 1.0
 
 
 @dataclass(frozen=True)
 class GradientSync:
-    """How a method sums gradients over the processes. By default it communicates nothing: each process trains on its
-    own data, so the time of another method minus its time is the cost of that method."""
+    """How a method sums gradients over the processes. By default it communicates nothing, and each process trains on
+    its own data. The time of another method minus that of the default is the cost of the other method."""
 
     model: nn.Module
     """The module that is called with tokens."""
     averages: bool = True
     """Whether gradients are averaged over the processes, as by DDP and FSDP; otherwise they are summed."""
     reduce: Callable[[], int | None] = lambda: 0
-    """Synchronises after the backward pass; returns the bytes that this rank sent, None if not counted."""
+    """Synchronises after the backward pass; returns the payload bytes that this rank sent, None if not counted."""
     after_step: Callable[[int], int] = lambda step: 0
-    """Synchronises after the optimizer step of that number, the first is 1; returns the bytes that this rank sent."""
+    """Called with the number of the optimizer step that was made, the first is 1. Synchronises; returns the payload
+    bytes that this rank sent."""
     planned: CodecSpec | None = None
     """The codec that the planner chose; None for a method that does not ask the planner."""
 
 
 class BenchTrainer:
-    """A model with its optimizer and gradient synchronisation; `step` takes the sequences of this process."""
+    """A model with its optimizer and the gradient synchronisation of one method; trains on the sequences of this
+    process."""
 
     def __init__(
         self,
@@ -65,8 +68,11 @@ class BenchTrainer:
         self.planned = exchange.planned
 
     def step(self, rows: Tensor) -> int | None:
-        """Make one step on int64 [sequences, seq_len + 1]; every process passes equally many sequences. Return the
-        bytes that this rank sent, None if not counted."""
+        """Make one optimizer step; return the payload bytes that this rank sent, None if not counted. Collective.
+
+        Args:
+            rows: tokens of this process's sequences, int64 [sequences, seq_len + 1]; every process passes equally many.
+        """
         loss = _loss(self.exchange.model, rows)
         (loss * self._scale).backward()
         sent = self.exchange.reduce()
@@ -80,8 +86,12 @@ class BenchTrainer:
 
     @torch.no_grad()
     def validate(self, rows: Tensor) -> float:
-        """Return the loss on `rows`, which every process passes alike: the mean over the processes, as replicas may
-        differ between two outer syncs. Collective."""
+        """Return the loss on the sequences `rows` as the mean over all processes, because replicas may differ between
+        two outer syncs. Collective.
+
+        Args:
+            rows: tokens, int64 [sequences, seq_len + 1].
+        """
         loss = _loss(self.exchange.model, rows).detach().double()
         dist.all_reduce(loss)
         return float(loss) / dist.get_world_size()
@@ -93,7 +103,8 @@ def _loss(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 class PipelineBenchTrainer:
-    """One pipeline stage per node, 1F1B with micro-batches of one sequence; every process receives all sequences."""
+    """This process's stage of a pipeline with its optimizer. Each process has one stage, the schedule is 1F1B with
+    micro-batches of one sequence, and every process receives all sequences."""
 
     planned: CodecSpec | None = None
 
@@ -104,7 +115,11 @@ class PipelineBenchTrainer:
         self._optimizer = torch.optim.SGD(self._parameters, lr=lr)
 
     def step(self, rows: Tensor) -> int:
-        """Make one step on int64 [sequences of the plan, seq_len + 1]; return the bytes that this rank sent."""
+        """Make one optimizer step; return the payload bytes that this rank sent. Collective.
+
+        Args:
+            rows: tokens of the global batch, int64 [sequences, seq_len + 1].
+        """
         self._pipeline.step(rows[:, :-1], rows[:, 1:])
         clip_gradients(self._parameters, gradient_norm(self._parameters, self._plan), CLIP_NORM)
         self._optimizer.step()
@@ -112,7 +127,12 @@ class PipelineBenchTrainer:
         return sum(counters.sent_bytes for counters in self._pipeline.take_counters().values())
 
     def validate(self, rows: Tensor) -> float:
-        """Return the mean loss of `rows`, without the last ones that do not fill a whole step. Collective."""
+        """Return the mean loss on the sequences `rows`, without the last ones, which do not fill a global batch.
+        Collective.
+
+        Args:
+            rows: tokens, int64 [sequences, seq_len + 1].
+        """
         whole = [part for part in rows.split(self._plan.sequences) if len(part) == self._plan.sequences]
         loss = torch.tensor([self._pipeline.evaluate(part[:, :-1], part[:, 1:]) for part in whole], dtype=torch.float64)
         dist.all_reduce(loss)
@@ -120,7 +140,11 @@ class PipelineBenchTrainer:
 
 
 def open_pipeline(messages: Messages, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
-    """Return this process's stage of a pipeline over all processes. Collective."""
+    """Return this process's stage of a pipeline over all processes. Collective.
+
+    Args:
+        messages: compression of the stage messages.
+    """
     plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
     *first, last = plan.stages
     plan = plan.model_copy(

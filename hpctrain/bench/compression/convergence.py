@@ -38,7 +38,7 @@ VALIDATION_ROWS = 256
 
 @dataclass(frozen=True)
 class ConvergenceSettings:
-    """Settings of the trainings, equal for every method and seed."""
+    """Settings of the trainings that `--convergence` compares, equal for every method and seed."""
 
     workers: int = 4
     steps: int = 2000
@@ -52,7 +52,7 @@ class ConvergenceSettings:
     """Share of the steps in which the learning rate rises linearly; then it falls to a tenth along a cosine."""
     clip_norm: float = 1.0
     validations: int = 40
-    """Number of validations, with at least ten steps between two of them."""
+    """Number of validations in a training, with at least ten steps between two of them."""
     text_bytes: int = 8_000_000
     """Bytes of the sample text to use. A token is a byte, so the default training sees half of it once."""
     spec: DecoderSpec = SMALL_SPEC
@@ -66,7 +66,7 @@ class ConvergenceSettings:
         return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
     def validated_after(self, step: int) -> bool:
-        """Whether to validate after `step` steps."""
+        """Return whether to validate after `step` steps."""
         return step == self.steps or step % max(10, self.steps // self.validations) == 0
 
     def as_json(self) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def train_all(
     path: Path,
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Train each pair of method and seed that the file of rows lacks, write each row as soon as it is done, and return
-    all rows.
+    """Train each pair of method and seed that has no row in the file `path`, write each row as soon as it is done, and
+    return all rows of the file.
 
     The reference is trained with every seed, even if it is not among `methods`.
 
@@ -122,8 +122,9 @@ def train_all(
 
 
 def what_rows_share(settings: ConvergenceSettings) -> dict[str, Any]:
-    """Return what must be equal for losses to be comparable: the settings, and a hash of the sample text's paths and
-    sizes. Packages that are installed between two trainings can change the sample text that a machine has."""
+    """Return what all rows of a file must share so that their losses are comparable: the settings, and a hash of the
+    paths and sizes of the sample text's files. A package that is installed between two trainings can change the sample
+    text."""
     text = hashlib.sha256()
     for path in find_sample_text(settings.text_bytes).files:
         text.update(f"{path} {path.stat().st_size}\n".encode())
@@ -134,7 +135,13 @@ def train_jobs(
     rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: ConvergenceSettings, folder: Path, path: Path,
     alike: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Train these (method, seed) pairs one after the other, in each worker; the first worker writes the rows."""
+    """Train these pairs (method, seed) one after the other, as one of the workers; the first worker writes the rows.
+
+    Args:
+        folder: holds the corpus and the file through which the workers find each other.
+        path: file of the rows.
+        alike: what all rows of the file share.
+    """
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), world), rank=rank, world_size=world)
     store = RowStore(path, alike) if rank == 0 else None
     for method, seed in jobs:

@@ -1,4 +1,5 @@
-"""Summary of trainings with several seeds: gaps to exact sums with their confidence, at equal steps and equal time.
+"""Summary of trainings with several seeds: for each method the gap of its loss to that of exact sums with its
+confidence interval, at equal steps and at equal time.
 
 The curves of the trainings become one HTML page that needs no network.
 """
@@ -21,12 +22,13 @@ from hpctrain.base.units import format_si
 from hpctrain.report.render import plotly_script
 
 TARGET_GAP = 0.01
-"""A loss within this share of the reference's last loss counts as reached."""
+"""A method has reached the reference once its loss is at most this share above the reference's last loss."""
 
 Rows = Sequence[Mapping[str, Any]]
+"""Trainings as JSON objects with the fields of `Training`, without those that are None."""
 PALETTE = ("#1f5fbf", "#c8502d", "#2b8a57", "#8a4fbf", "#b58a00", "#0f8b8d", "#a83279", "#5c6b7a")
 FIRST_SHOWN = 0.05
-"""Share of the steps at the beginning that the charts leave out, because all curves fall together there."""
+"""Share of the steps that the charts leave out at the beginning, because all curves fall together there."""
 
 
 @dataclass(frozen=True)
@@ -41,35 +43,42 @@ class Band:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of one method over all its seeds."""
+    """The results of one method over all its seeds: losses, gaps to the reference, bytes and processor seconds."""
 
     method: str
     loss: Band | None
     """Loss at the last step; None if no seed reached the last step."""
     gap_pct: Band | None
-    """Gap of the loss to the reference with the same seed, at equal steps, in percent of the reference's loss."""
+    """Gap of the last loss to that of the reference with the same seed, in percent of the reference's loss."""
     diverged: int
     """Number of seeds whose loss became infinite or NaN."""
     sent_bytes: float | None
     """Payload bytes that a worker sends in a step; None where they are not counted."""
     cpu_s: float
+    """Processor seconds of a step of one worker, mean."""
     at_rate: dict[float, AtRate]
     """Results by link rate in bits per second; empty where the bytes are not counted."""
 
 
 @dataclass(frozen=True)
 class AtRate:
-    """The results of one method on links of one rate; a step takes its processor time plus the time of its bytes."""
+    """The results of one method on links of one rate, where a step takes its processor time plus the time of its
+    bytes."""
 
     step_s: float
     gap_pct: Band | None
     """Gap of the loss to the reference's, in percent, at the time when the fastest method has made its last step."""
     target_s: float | None
-    """Mean seconds to come within `TARGET_GAP` of the reference's last loss; None where a seed never does."""
+    """Mean seconds until the loss is within `TARGET_GAP` of the reference's last loss; None where a seed never reaches
+    it."""
 
 
 def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summary]:
     """Return one summary for each method, in the order of the rows.
+
+    Args:
+        reference: the method with exact sums, with whose losses the others are compared.
+        rates: link rates in bits per second.
 
     Raises:
         ValueError: the reference is not among the rows.
@@ -84,7 +93,7 @@ def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summar
 
 
 def band(values: Sequence[float]) -> Band | None:
-    """The mean and its 95 % interval; None without values."""
+    """Return the mean of `values` and its 95 % interval; None without values."""
     if not values:
         return None
     half = None
@@ -95,14 +104,15 @@ def band(values: Sequence[float]) -> Band | None:
 
 
 def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
-    """Seconds of a step on links of `rate` bits per second; None where the bytes are not counted."""
+    """Return the seconds of a step of a training on links of `rate` bits per second; None where the bytes are not
+    counted."""
     if "sent_bytes" not in row:
         return None
     return float(row["cpu_s"]) + 8 * float(row["sent_bytes"]) / rate
 
 
 def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
-    """Validation loss after `steps` steps, interpolated linearly; None outside the curve."""
+    """Return the validation loss of a training after `steps` steps, interpolated linearly; None outside the curve."""
     points = row["curve"]
     if not points or not points[0][0] <= steps <= points[-1][0] * (1 + 1e-9):
         return None
@@ -110,7 +120,8 @@ def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
 
 
 def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
-    """Steps after which the validation loss is first at most `loss`; None where it never is."""
+    """Return the number of steps after which the validation loss of a training is first at most `loss`, interpolated
+    linearly; None where it never is."""
     before: tuple[float, float] | None = None
     for step, reached in row["curve"]:
         if reached <= loss:
@@ -123,7 +134,8 @@ def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
 
 
 def _budget_s(rows: Rows, rate: float) -> float:
-    """Seconds until the fastest method has made its last step, on links of `rate` bits per second."""
+    """Return the seconds until the fastest training has made its last step, on links of `rate` bits per second;
+    infinity if no training qualifies."""
     whole = [(row, step_s) for row in rows if "loss" in row and (step_s := step_seconds(row, rate)) is not None]
     return min((row["curve"][-1][0] * step_s for row, step_s in whole), default=math.inf)
 
@@ -173,8 +185,8 @@ def _gap_pct(loss: float, reference: float) -> float:
 
 
 def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
-    """Write a page with the loss over steps, and over time at each link rate. Bands are the 95 % interval of the mean
-    over seeds.
+    """Write an HTML page with each method's validation loss over steps, and over time at each link rate. Bands are the
+    95 % interval of the mean over seeds.
 
     Args:
         rates: link rates in bits per second.

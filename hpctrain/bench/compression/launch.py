@@ -1,7 +1,7 @@
-"""One launch of the bench: its settings, its files, and the start and end of its processes.
+"""One launch of `hpctrain bench compression`: its settings, its files, and the start and end of its processes.
 
-The processes run on this machine or in the network namespaces of a lab. One file says what a launch measures, another
-one what it measured.
+The processes run on this machine or in the network namespaces of a lab. They read what to measure from one file in the
+launch's folder, and rank 0 writes the measurements into another file there.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from hpctrain.records.model.families import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
 BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)
-"""A model of 10.87 M parameters, whose tokens are bytes."""
+"""The model that the bench trains by default: 10.87 M parameters, tokens are bytes."""
 PAUSE_S = 0.2
 LAST_LINES = 3
-"""Lines of a failed process's log that the error message shows."""
+"""Number of lines at the end of a failed process's log that the error message shows."""
 
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Number of steps, batch and optimizer of a launch."""
+    """Settings of a launch: number of steps, batch, learning rate and model."""
 
     steps: int = 20
     """Measured steps of each method."""
     block_steps: int = 2
-    """Steps that one method makes before the next one's turn."""
+    """Steps that one method makes before the next method makes as many."""
     warm_steps: int = 5
     """Steps of each method before the measured ones; methods with dense steps make them among these."""
     rows: int = 1
@@ -59,7 +59,7 @@ def as_json(settings: LaunchSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One launch: the methods that it measures in turns, and its number of nodes."""
+    """What one launch measures: the methods, which take turns, and the number of nodes. Each node has one process."""
 
     nodes: int
     interface: str
@@ -77,7 +77,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Samples:
-    """The measured steps of one method."""
+    """The measurements of one method in one launch."""
 
     wall_s: list[float]
     """Wall time of each step, from a common start to the end of the slowest process."""
@@ -90,16 +90,18 @@ class Samples:
     loss: float | None
     """Mean over the validation sequences after the last step; None where it is infinite or NaN."""
     choice: str | None = None
-    """The mode that method auto chose."""
+    """The codec's mode that the method auto chose; None for other methods."""
     planned_step_s: dict[str, float] | None = None
-    """Predicted step time of method auto for each mode, the least lossy mode first."""
+    """Mode -> step time that the planner predicts for it, for the method auto; the least lossy mode first. None for
+    other methods."""
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The measurements of a launch."""
+    """The measurements of a launch: `samples` has those of each method by name."""
 
     parameters: int
+    """Number of parameters of the model."""
     header_factor: float
     """Bytes at the interface for each byte of payload."""
     samples: dict[str, Samples]
@@ -116,11 +118,14 @@ class LaunchResult:
 def run_scene(runner: Runner, scene: LaunchSpec, folder: Path, prefixes: Sequence[Sequence[str]]) -> LaunchResult:
     """Start a process for each of `prefixes`, wait for all, and return what they measured.
 
-    When one fails, the others are killed, because they would wait for it forever. No process outlives this call.
+    When one process fails, the others are killed, because they would wait for it forever. No process outlives this
+    call.
 
     Args:
-        folder: holds the corpus; the launch file, samples, logs and the rendezvous file are written there.
-        prefixes: for each rank the words before the command, which enter its namespace; may be empty.
+        scene: what the launch measures.
+        folder: holds the corpus; the launch's files, the logs and the file through which the processes meet are written
+            there.
+        prefixes: for each rank the words before the command, which enter the namespace of its node; may be empty.
 
     Raises:
         CommandError: a process failed; the message has the end of its log.

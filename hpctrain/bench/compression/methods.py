@@ -1,6 +1,7 @@
 """The gradient synchronisations that `hpctrain bench compression` compares: torch's and hpctrain's.
 
-hpctrain's are opened through the functions that workers use."""
+The synchronisations of hpctrain are opened through the functions that workers use.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +38,15 @@ from hpctrain.records.topology.topology import Device, Node
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20)
-"""Numbers of fp32 values in the all-reduces by which a link is measured."""
+"""Numbers of fp32 values in the all-reduces with which a link is measured."""
 REPEATS = 3
 STEPS = 10_000
-"""Steps of the run that is planned; with so many, the warm-up does not matter."""
+"""Number of steps of the run for which the method auto asks the planner; with so many, the warm-up does not matter."""
 AUTO = "auto"
+"""Name of the method whose codec the planner chooses."""
 ONE_BUCKET_MB = 1 << 14
-"""Bucket size in MB for torch's PowerSGD hook. The hook starts collectives in callbacks, which on gloo works with one
-bucket only."""
+"""Bucket size in MB with which torch's PowerSGD hook gets all gradients in one bucket. The hook starts collectives in
+callbacks, which on gloo works with one bucket only."""
 _PAPER = {
     "form": "paper", "feedback": "paper", "selector": "exact", "values": "fp32", "reset": "zero", "reset_every": 1000,
 }  # fmt: skip
@@ -66,11 +68,12 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     # The first variant follows the paper's equations (2) to (5) to the letter.
     "adaptive": {"adaptive_paper": _PAPER, "adaptive": {}, "adaptive_no_feedback": {"feedback": "none"}},
 }
-"""Settings by mode and method. A mode that is missing here is a method of that name, with the mode's defaults."""
+"""Mode -> name of a method -> settings of the codec. A mode that is not in this table is one method, which has the name
+of the mode and its default settings."""
 CODEC_METHODS: dict[str, dict[str, Any]] = {
     name: {"mode": mode, **settings} for mode in MODES for name, settings in _VARIANTS.get(mode, {mode: {}}).items()
 }
-"""The `compression` of a run file, by method; each mode has at least one method."""
+"""Name of a method -> the `compression` of a run file; each mode has at least one method."""
 
 
 class StepWorkload(NamedTuple):
@@ -83,8 +86,9 @@ class StepWorkload(NamedTuple):
 
 
 def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
-    """Return the codec that `compression: {mode: auto}` selects for whole replicas on these processes, equal on every
-    rank. All-reduces in the group measure the link; the devices are measured as by a probe. Collective."""
+    """Return the codec that the planner chooses under `compression: {mode: auto}` for whole replicas on these
+    processes, equal on every rank. All-reduces in the group measure the link; the devices are measured as by a probe.
+    Collective."""
     cost = _link_cost(group)
     # All processes measure at the same time, as in a probe: those that share cores then measure their real share.
     dist.barrier(group)
@@ -113,7 +117,8 @@ def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
 
 
 def _device() -> Device:
-    """The measured device of this process. It has no memory size, because memory does not matter here."""
+    """Return the measured device of this process. It has no memory size, because memory does not matter for the choice
+    of a codec."""
     timer = DeviceTimer(torch.device("cpu"))
     return Device(
         id="cpu0",
@@ -138,7 +143,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
 
 @dataclass(frozen=True)
 class MethodContext:
-    """The processes and settings that a method is opened with."""
+    """The process group and the settings with which a method is opened."""
 
     group: dist.ProcessGroup
     """A process group for this method alone, so that collectives of other methods do not interleave."""
@@ -148,10 +153,16 @@ class MethodContext:
 
 
 Open = Callable[[nn.Module, MethodContext], GradientSync]
+"""Function that opens a method: takes the model and the context, returns the gradient synchronisation."""
 
 
 def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
-    """Return how to open DDP in fp32, with its own all-reduce or with a communication hook."""
+    """Return the function that opens DDP in fp32, with its own all-reduce or with a communication hook.
+
+    Args:
+        item_bytes: bytes of a value as it is sent.
+        hook: torch's communication hook; None for DDP's own all-reduce.
+    """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         wrapped = _wrapped(model, context)
@@ -179,8 +190,12 @@ def _wrapped(model: nn.Module, context: MethodContext, **keys: Any) -> Distribut
 
 
 def _fsdp2(dtype: torch.dtype | None) -> Open:
-    """Return how to open FSDP2 with its defaults: each block by itself, weights resharded after the forward pass (ZeRO
-    3)."""
+    """Return the function that opens FSDP2 with torch's defaults: each block by itself, weights resharded after the
+    forward pass (ZeRO 3).
+
+    Args:
+        dtype: precision of the computation and of the sums; None for fp32.
+    """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         mesh = DeviceMesh.from_group(context.group, "cpu")
@@ -194,8 +209,12 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
 
 
 def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
-    """Return how to open whole replicas with the reducer that `settings`, the `compression` of a run file, selects. It
-    overlaps the backward pass where a worker would overlap it."""
+    """Return the function that opens whole replicas with the reducer that `settings`, the `compression` of a run file,
+    selects. The reducer overlaps the backward pass where it does so in a worker.
+
+    Args:
+        planned: the codec that the planner chose; None for a method that does not ask the planner.
+    """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         spec = _codec_spec(settings, context.dense_steps)
@@ -218,8 +237,8 @@ def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
 
 
 def _codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
-    """Return the codec of `settings`, the `compression` of a run file; its warm-up has `dense_steps` steps if it has
-    one."""
+    """Return the codec that `settings`, the `compression` of a run file, describe. If the codec has a warm-up, the
+    warm-up has `dense_steps` steps."""
     codec = make_codec(settings)
     if "warmup_steps" in type(codec).model_fields:
         codec = codec.model_copy(update={"warmup_steps": dense_steps})
@@ -227,15 +246,22 @@ def _codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
 
 
 def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
-    """Return whole replicas with the codec that the planner chooses for the link and the device."""
+    """Open whole replicas with the codec that the planner chooses for the link and the devices, and return their
+    synchronisation."""
     chosen = choose_codec(context.group, context.work)
     return _codec(chosen.codec.to_json(), chosen)(model, context)
 
 
 def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | None = torch.bfloat16) -> Open:
-    """Return how to open a sharded model with the reduce-scatter of a codec. Weights are gathered in the precision of
-    the computation, with ZeRO 2 once a step. Weights are gathered and gradients summed module by module, during the
-    forward and the backward pass."""
+    """Return the function that opens a sharded model with the reduce-scatter of a codec, as a worker does. Modules
+    gather their weights and sum their gradients one by one, during the forward and the backward pass; with ZeRO 2,
+    weights are gathered once a step.
+
+    Args:
+        settings: the `compression` of a run file.
+        zero: ZeRO level.
+        compute: precision of the computation and of gathered weights; None for fp32.
+    """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         apply_sharding(model, DeviceMesh.from_group(context.group, "cpu"), zero, compute)
@@ -258,7 +284,8 @@ def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | Non
 
 
 class _InPrecision(nn.Module):
-    """A model that computes matrix products in a lower precision than other operations, as in training."""
+    """A model that computes matrix products in the lower precision `dtype`, under torch's autocast, as a worker
+    does."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -291,4 +318,4 @@ METHODS: dict[str, Open] = {
     "fsdp2_sparse": _sharded({"mode": "topk", "density": 0.1}),
     **{f"fsdp2_{mode}": _sharded({"mode": mode}) for mode in Quantized.modes()},
 }
-"""Functions that open a method, by the method's name in `--method` and in the record."""
+"""Name of a method, in `--method` and in the record -> function that opens the method."""

@@ -1,4 +1,5 @@
-"""Time to select the largest values of a gradient on a CPU or a GPU, and to encode them, against torch's top-k."""
+"""Measures the parts of a sparse codec on a CPU or a GPU: selection of the largest values of a gradient, and their
+encoding. The selections are compared with torch's top-k."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode
 from hpctrain.compress.select.selectors import by_torch, select, select_with_values, threshold_select
 
 NUMBERS = 30_000_000
+"""Number of values in the gradient that is measured on a CPU."""
 DENSITIES = (0.01, 0.07, 0.1)
 Work = Callable[[], object]
 GPU_NUMBERS = 2**28
-"""Values in the gradient. In fp32 they take 1 GiB, far more than any cache holds."""
+"""Number of values in the gradient that is measured on a GPU. In fp32 they take 1 GiB, far more than any cache
+holds."""
 _COPY = "copy"
 
 
 @dataclass(frozen=True)
 class PieceRow:
-    """Result of one part of a codec at one density: the median over the repeats. The parts are measured in turns."""
+    """Result of one part of a codec on a CPU at one density, as the median over the repeats."""
 
     piece: str
     density: float
@@ -44,8 +47,8 @@ class PieceRow:
 def measure_pieces(
     densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
 ) -> list[PieceRow]:
-    """Return the measurement of each part. All parts get one set of normally distributed values, whose magnitude is
-    that of small gradients."""
+    """Return the measurements of each part on a CPU at each density. All parts get one set of `numbers` normally
+    distributed values, whose magnitude is that of small gradients."""
     torch.set_num_threads(1)
     values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
     return [row for density in densities for row in _cpu_rows(density, values, repeats)]
@@ -78,8 +81,12 @@ def _cpu_rows(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
 
 
 def in_turns(works: Mapping[str, Work], repeats: int, seconds_of: Callable[[Work], float]) -> dict[str, list[float]]:
-    """Return the seconds of each piece of work, one for each repeat. The pieces take turns, so that noise of the
-    machine affects all of them alike."""
+    """Return name of a piece of work -> its seconds, one for each repeat. The pieces take turns, so that noise of the
+    machine affects all of them alike.
+
+    Args:
+        seconds_of: runs a piece of work and returns its seconds.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
@@ -95,7 +102,8 @@ def _processor_seconds(work: Work) -> float:
 
 @dataclass(frozen=True)
 class GpuPieceRow:
-    """Result of one part of a codec at one density: the median over the repeats. The parts are measured in turns."""
+    """Result of one part of a codec on a GPU at one density, as the median over the repeats. A copy of the gradient is
+    measured for comparison."""
 
     piece: str
     density: float
@@ -103,14 +111,14 @@ class GpuPieceRow:
     chosen: float
     """Share of the values that was selected; for a copy, 1."""
     time_s: float
-    """Time between two events on the device; host work counts where the device waits for it."""
+    """Seconds between two events on the device; host work counts where the device waits for it."""
     low_s: float
     high_s: float
     """`low_s` and `high_s`: the shortest and the longest of the repeats."""
     bytes_per_s: float
-    """Bytes of the gradient divided by the time; each byte counts once, however often it is read."""
+    """Bytes of the gradient divided by `time_s`; each byte counts once, however often it is read."""
     share_of_copy: float
-    """Time of the copy divided by this time: the share of the copy's bandwidth, for a part that moves as many bytes. A
+    """Time of the copy divided by `time_s`: the share of the copy's bandwidth, for a part that moves as many bytes. A
     copy reads and writes each byte of the gradient once; a selection in two passes reads each byte twice. The output of
     a selection, 12 bytes per selected value, is not counted."""
 
@@ -118,7 +126,8 @@ class GpuPieceRow:
 def measure_on_gpu(
     densities: Sequence[float] = DENSITIES, numbers: int = GPU_NUMBERS, repeats: int = 5, seed: int = 1
 ) -> tuple[str, list[GpuPieceRow]]:
-    """Return the name of the current GPU, and the measurement of each part on normally distributed values.
+    """Return the name of the current GPU, and the measurements of each part at each density on `numbers` normally
+    distributed values.
 
     Raises:
         HpctrainError: the GPU has too little memory.
@@ -139,11 +148,11 @@ def measure_on_gpu(
 def measure_pieces_of(
     values: Tensor, densities: Sequence[float], repeats: int, seconds_of: Callable[[Work], float]
 ) -> list[GpuPieceRow]:
-    """Return the measurement of each part on `values`.
+    """Return the measurements of each part on `values` at each density.
 
     Args:
-        values: [n], fp32, contiguous.
-        densities: shares to select.
+        values: gradient [n], fp32, contiguous.
+        densities: shares of the values to select.
         repeats: counted repeats, after one warm-up.
         seconds_of: runs a piece of work and returns its seconds.
     """
@@ -151,7 +160,8 @@ def measure_pieces_of(
 
 
 def event_seconds(work: Work) -> float:
-    """Seconds between two CUDA events, before and after the work on the current stream."""
+    """Run the work on the current CUDA stream, and return the seconds between two events, one before and one after
+    it."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     work()

@@ -1,7 +1,8 @@
 """One process of `hpctrain bench compression`: `python -m hpctrain.bench.compression.rank FOLDER RANK`.
 
-All methods keep their model in the process and take turns by blocks of steps, so that other load on the machine affects
-all of them alike."""
+Each method keeps its model in the process for the whole launch. The methods take turns by blocks of steps, so that
+other load on the machine affects all of them alike.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +28,27 @@ from hpctrain.model.build import build_stage
 
 LOOPBACK = "lo"
 CALIBRATION_NUMBERS = 2 * 2**20
-"""Number of fp32 values in an all-reduce of known payload; with so many, the barriers around it do not matter."""
+"""Number of fp32 values in an all-reduce whose payload is known; with so many, the barriers around the all-reduce do
+not matter."""
 CORPUS_FOLDER = "corpus"
 VALIDATION_ROWS = 16
+"""Most sequences on which a method is validated after its last step."""
 
 
 class Counter:
-    """Bytes that this process's node sends. Processes that share one loopback each count an equal part of its bytes."""
+    """Counts the bytes that this process's node sends through a network interface. Processes that share one loopback
+    each count an equal part of the loopback's bytes."""
 
     def __init__(self, interface: str, world: int) -> None:
         self._interface = interface
         self._sharers = world if interface == LOOPBACK else 1
 
     def read(self) -> float:
-        """Bytes since the interface came up; on a loopback, this process's share of them."""
+        """Return the bytes sent since the interface came up; on a loopback, this process's part of them."""
         return psutil.net_io_counters(pernic=True, nowrap=False)[self._interface].bytes_sent / self._sharers
 
     def during(self, work: Callable[[], object]) -> float:
-        """Bytes sent between two barriers around `work`. Collective."""
+        """Run `work` between two barriers and return the bytes sent meanwhile. Collective."""
         dist.barrier()
         before = self.read()
         work()
@@ -53,7 +57,8 @@ class Counter:
 
 
 def header_factor(counter: Counter, repeats: int = 3) -> float:
-    """Bytes at the interface per byte of payload in a ring all-reduce: median of `repeats`. Collective."""
+    """Return the bytes at the interface for each byte of payload in a ring all-reduce, median of `repeats`.
+    Collective."""
     world = dist.get_world_size()
     numbers = torch.zeros(CALIBRATION_NUMBERS)
     payload = 2 * (world - 1) * numbers.numel() * numbers.element_size() / world
@@ -73,7 +78,7 @@ class StepSample(NamedTuple):
 
 
 class MethodRunner:
-    """All methods of a launch, opened in this process and measured in turns."""
+    """All methods of a launch in one of its processes; measures them in turns."""
 
     def __init__(self, scene: LaunchSpec, folder: Path, rank: int) -> None:
         self._scene, self._settings = scene, scene.settings
@@ -87,7 +92,8 @@ class MethodRunner:
         self._measured: dict[str, list[StepSample]] = {name: [] for name in scene.methods}
 
     def measure(self) -> None:
-        """Make the warm-up steps, then the measured ones; the methods take turns by blocks of steps."""
+        """Make the warm-up steps of each method, then the measured steps; the methods take turns by blocks of steps.
+        Collective."""
         settings = self._settings
         for name in self._scene.methods:
             self._block(name, settings.warm_steps, keep=False)
@@ -126,7 +132,8 @@ class MethodRunner:
         return StepSample(wall_s, cpu_s, self._counter.read() - sent, sent_bytes)
 
     def _rows(self, step: int, every: bool) -> torch.Tensor:
-        """The sequences of a step: this process's, or with `every` those of all processes."""
+        """Return the tokens of a step, int64 [sequences, seq_len + 1]: the sequences of this process, or with `every`
+        those of all processes."""
         count, nodes = self._settings.rows, self._scene.nodes
         start = (step * nodes + (0 if every else self._rank)) * count
         count *= nodes if every else 1
@@ -162,7 +169,11 @@ def _open(name: str, settings: LaunchSettings, rank: int, world: int) -> BenchTr
 
 
 def main(folder: Path, rank: int) -> None:
-    """Join the process group and measure; rank 0 writes the samples."""
+    """Join the process group, measure all methods, and on rank 0 write the result.
+
+    Args:
+        folder: folder of the launch, with its file, the corpus and the file through which the processes meet.
+    """
     scene = LaunchSpec.read(folder)
     # Set before torch opens a connection; without it, gloo resolves the host's name.
     os.environ["GLOO_SOCKET_IFNAME"] = scene.interface

@@ -1,4 +1,5 @@
-"""`hpctrain bench compression`: cost of gradient synchronisation in time, processor time and bytes, by method."""
+"""`hpctrain bench compression`: cost of each method of gradient synchronisation in step time, processor time and
+bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ VALID_FRACTION = 0.02
 
 @dataclass(frozen=True)
 class MethodRow:
-    """Result of one method on one link."""
+    """Result of one method on one link: step times, processor time, bytes and loss."""
 
     method: str
     link: str
@@ -53,37 +54,39 @@ class MethodRow:
     header_factor: float
     """Bytes at the interface for each byte of payload, measured on this link."""
     own_core_s: float | None
-    """Seconds of a step on nodes that share no processor and overlap nothing: `cpu_s` plus the time of the interface's
-    bytes at the link's rate. None on a loopback, which has no rate."""
+    """Estimated seconds of a step on nodes that share no processor and overlap nothing: `cpu_s` plus the time of the
+    interface's bytes at the link's rate. None on a loopback, which has no rate."""
     loss: float | None
-    """Loss on validation text after the last step; None where it is infinite or NaN."""
+    """Mean loss on validation text after the last step; None where it is infinite or NaN."""
     steps: int
     choice: str | None
-    """The mode that method auto chose."""
+    """The codec's mode that the method auto chose; None for other methods."""
     planned_step_s: dict[str, float] | None
-    """Predicted step time of method auto for each mode, the least lossy mode first."""
+    """Mode -> step time that the planner predicts for it, for the method auto; the least lossy mode first. None for
+    other methods."""
 
 
 @dataclass(frozen=True)
 class LaunchSite:
-    """Where the processes of a launch run."""
+    """Where the processes of a launch run: on this machine, or on the nodes of a lab with links of one rate."""
 
     link: str
     interface: str
     prefixes: tuple[tuple[str, ...], ...]
-    """Words before the command of each process, which enter its namespace; empty on this machine."""
+    """For each process the words before its command, which enter the namespace of its node; empty on this machine."""
     bits_per_s: float | None
+    """Rate of the links; None on a loopback."""
 
 
 @contextlib.contextmanager
 def local_site(nodes: int) -> Iterator[LaunchSite]:
-    """Yield a site of `nodes` processes on this machine, on its loopback."""
+    """Yield a site of `nodes` processes on this machine, which send over its loopback."""
     yield LaunchSite("loopback", LOOPBACK, ((),) * nodes, None)
 
 
 @contextlib.contextmanager
 def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iterator[LaunchSite]:
-    """Yield a site of the lab's first `nodes` nodes, their links shaped to `rate` until the context ends.
+    """Yield a site of the lab's first `nodes` nodes, whose links are shaped to `rate` until the context ends.
 
     Raises:
         CommandError: a link cannot be shaped.
@@ -95,7 +98,10 @@ def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iter
 
 
 def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
-    """Write a corpus of real text, as `hpctrain init` finds it; tokens are bytes.
+    """Write a corpus of the sample text that `hpctrain init` uses too; tokens are bytes.
+
+    Args:
+        limit_bytes: most bytes of text to take.
 
     Raises:
         InputError: there is no text on this machine.
@@ -113,9 +119,11 @@ def measure(
     progress: Callable[[str], None],
     together: int | None = None,
 ) -> dict[str, Any]:
-    """Measure on each site all methods that the store has no row of; a site whose methods all have rows is skipped.
+    """Measure on each site all methods that have no row in the store, store their rows, and return the record of the
+    bench with all rows.
 
     Args:
+        places: the sites, each opened when its turn comes and closed after it.
         together: number of methods in one launch; their rows are stored when it ends. None: all of them.
 
     Raises:
@@ -140,10 +148,10 @@ def measure(
 def measure_site(
     runner: Runner, place: LaunchSite, methods: Sequence[str], settings: LaunchSettings, folder: Path
 ) -> list[MethodRow]:
-    """Measure all methods in turns in one launch; return a row for each.
+    """Measure the methods in turns in one launch on the site `place`; return a row for each.
 
     Args:
-        folder: holds the corpus.
+        folder: holds the corpus; the launch writes its files there.
 
     Raises:
         CommandError: a process failed.

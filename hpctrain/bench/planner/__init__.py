@@ -1,1 +1,2 @@
-"""The planner's search times, its predictions against runs on this machine, and the gain from placement."""
+"""Benchmarks of the planner: its search times, its predictions against runs on this machine, and the gain from
+placement."""

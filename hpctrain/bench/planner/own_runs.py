@@ -37,7 +37,7 @@ LARGE = DecoderSpec(layers=4, dim=384, heads=6, vocab=small_run.BYTES_VOCABULARY
 
 @dataclass(frozen=True)
 class OwnRunSettings:
-    """Number of steps, batch and models of the runs."""
+    """Settings of `hpctrain bench plan --own`: number of steps, batch and models of the runs."""
 
     steps: int = 40
     rows: int = 8
@@ -49,7 +49,7 @@ class OwnRunSettings:
 
 @dataclass(frozen=True)
 class Trained:
-    """The measurements of one trained plan."""
+    """The measurements of one plan that was trained. `case` is its key in `PLANS`."""
 
     case: str
     spec: DecoderSpec
@@ -77,11 +77,11 @@ PLANS: dict[str, Callable[[int, int], Plan]] = {
 }
 """Function that makes the plan of a case, from (blocks of the model, sequences in the batch)."""
 FITTED = ("dp2", "pp2", "tp2")
-"""Cases of the first model whose runs the profile is fitted to."""
+"""Cases whose runs of the first model the profile is fitted to."""
 
 
 def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Probe this machine, train the plans, fit the profile, and return the comparison as the bench's record.
+    """Probe this machine, train each of `PLANS` with each model, and return the record of `compare`.
 
     Raises:
         HpctrainError: the probe or a process of the bench failed.
@@ -130,8 +130,13 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSett
 
 
 def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: str) -> dict[str, Any]:
-    """Errors without and with the profile, over the rows that it was not fitted to; `measured`, `before` and `after`
-    are keys of a row."""
+    """Return {before, after}: the errors of predictions without the profile and with it, over the rows that the profile
+    was not fitted to.
+
+    Args:
+        measured: key of the measured figure in a row.
+        before, after: keys of the predictions without the profile and with it.
+    """
     others = [row for row in rows if not row["fitted"]]
     return {
         name: asdict(errors_of([row[key] for row in others], [row[measured] for row in others]))
@@ -140,10 +145,10 @@ def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: s
 
 
 def _row(trained: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> dict[str, Any]:
-    """The measured and the predicted step of a plan, and the errors in percent of the measured figure.
+    """Return the measured and the predicted step of a plan, and the errors in percent of the measured figure.
 
-    An error above 0 means that the prediction is too slow or too large. 'predicted' is with the package's constants,
-    'profiled' with the profile.
+    An error above 0 means that the prediction is too slow or too large. Keys with 'profiled' are predictions with the
+    profile, the others with the package's constants.
     """
     usual_s, usual_bytes = _predicted(trained, topology, None)
     profiled_s, profiled_bytes = _predicted(trained, topology, profile)
@@ -159,7 +164,11 @@ def _row(trained: Trained, fitted: bool, topology: Topology, profile: Calibratio
 
 
 def _predicted(trained: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
-    """Predicted seconds of a step, and predicted peak memory in bytes of the worker that needs most."""
+    """Return (predicted seconds of a step, predicted peak memory in bytes of the worker that needs most).
+
+    Args:
+        profile: factors on the cost model's constants; None for the constants themselves.
+    """
     plan = trained.plan.model_copy(update={"profile": profile})
     scene = layout_of_plan(trained.run, trained.spec, plan, topology)
     seconds = predict(scene.cost, scene.layout, whole=True).total
@@ -167,5 +176,5 @@ def _predicted(trained: Trained, topology: Topology, profile: CalibrationProfile
 
 
 def _name(spec: DecoderSpec) -> str:
-    """Name of a model by blocks and width, as '4 × 256'."""
+    """Return the name of a model from its blocks and its width, as '4 × 256'."""
     return f"{spec.layers} × {spec.dim}"

@@ -1,9 +1,9 @@
 """`hpctrain bench plan --placement`: the gain from knowing devices and links, by the planner's own cost model.
 
-The planner's plan for each case is compared with the same degrees and schedule as a launcher without this knowledge
-would place them: ranks in the order of the nodes, tensor parallel within data parallel within pipeline parallel
-(Megatron-LM, Narayanan et al. 2021, section 3), equal stages, equal shares of the batch, and micro-batches as large as
-memory allows. It is the ablation "no placement" of the paper's figure 2. Nothing is measured; all figures are
+The planner's plan for each case is compared with the same degrees and schedule as a launcher that does not know devices
+and links would place them: ranks in the order of the nodes, tensor parallel within data parallel within pipeline
+parallel (Megatron-LM, Narayanan et al. 2021, section 3), equal stages, equal shares of the batch, and micro-batches as
+large as memory allows. It is the ablation "no placement" of the paper's figure 2. Nothing is measured; all figures are
 predictions.
 """
 
@@ -34,11 +34,14 @@ ORDERS = 20
 
 @dataclass(frozen=True)
 class PlacementRow:
-    """Predicted seconds of a step in one case."""
+    """Predicted seconds of a step in one case: with the planner's plan, with ranks in the listed order of the nodes,
+    and with ranks in random orders."""
 
     case: str
     plan: str
+    """Degrees and schedule of the planner's plan."""
     planned_s: float
+    """Step of the planner's plan."""
     listed_s: float | None
     """Step when ranks are placed in the topology file's order of nodes; None where the model does not fit into
     memory."""
@@ -52,8 +55,8 @@ class PlacementRow:
 def measure(
     progress: Callable[[str], None], cases: Sequence[SearchCase] = PLACED, orders: int = ORDERS
 ) -> dict[str, Any]:
-    """Plan every case. Also predict the plan's step time if its ranks take the nodes in the order in which they are
-    listed, and in each of `orders` random orders."""
+    """Plan every case, and predict the step time also with ranks in the listed order of the nodes and in `orders`
+    random orders. Return the record of the bench."""
     rows = []
     for case in cases:
         progress(case.name)
@@ -84,8 +87,9 @@ def _row(case: SearchCase, orders: int) -> PlacementRow:
 def unplaced_s(scene: CostedLayout, nodes: Sequence[str]) -> float | None:
     """Return the predicted seconds of a step without placement, or None if the model does not fit into memory.
 
-    The plan's degrees take its devices in the order of `nodes`, with equal stages and equal shares of the batch. The
-    micro-batch is the largest one up to the plan's that fits into memory.
+    The devices of the plan in `scene`, in the order of `nodes`, take the plan's ranks one after the other, with equal
+    stages and equal shares of the batch. The micro-batch is the largest one that fits into memory and is at most the
+    plan's.
     """
     layout = scene.layout
     devices = [device for unit in layout.units() for device in unit.devices]

@@ -1,8 +1,9 @@
-"""Search time of the planner, and the gap of its plan to the best of all plans of a small problem.
+"""Search times of the planner, and the gap of its plan to the best of all plans of a small problem.
 
 As a program, `python -m hpctrain.bench.planner.search CASE` searches for a plan. Then a node is lost and the program
 replans as a run's agents do, once without compression and once with mode auto. It prints processor seconds, which other
-load on the machine does not change."""
+load on the machine does not change.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +43,21 @@ MODELS = {
     "7B": {"layers": 32, "dim": 4096, "heads": 32, "vocab": 32000},
 }
 PAPER = "paper-32-gpu.json"
-"""The topology file of the paper's GPUs."""
+"""Name of the topology file with the paper's GPUs."""
 SIZES = (8, 32, 256, 1024, 10_000)
-"""Numbers of equal GPUs whose 7B searches make up `search_time_s` of the record."""
+"""Numbers of equal GPUs for which a plan of the 7B model is searched; the times make up `search_time_s` of the
+record."""
 LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
-"""Compression of the runs that lose a node, by the key of their figures in the record."""
+"""Key of the replan's figures in the record -> compression of the run that loses a node."""
 Figures = dict[str, Any]
 """Figures of one case, by their names in the record."""
 
 
 class SearchCase(NamedTuple):
-    """A search that is timed; `name` selects it on the command line."""
+    """A search that the bench times: kind and number of the GPUs, and the model by its key in `MODELS`."""
 
     machines: str
-    """Kind of the devices: equal; unlike (every second node has slower GPUs); or paper."""
+    """Kind of the GPUs: equal; unlike (every second node has slower GPUs); or paper (those of the paper's cluster)."""
     gpus: int
     model: str
 
@@ -71,7 +73,8 @@ CASES = (
     *(SearchCase("unlike", gpus, "7B") for gpus in (16, 32, 256, 1024, 10_000)),
     *(SearchCase("paper", 32, model) for model in MODELS),
 )
-"""All cases. Cases with equal kinds of devices and equal models are in order of size."""
+"""All cases. Those with GPUs of one kind and one model are in order of size, because larger ones are skipped once one
+has failed."""
 
 
 def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
@@ -96,8 +99,8 @@ def _run(model: str, rows: int, precision: str) -> Run:
 
 
 def gpus_of(count: int, unlike: bool = False) -> Topology:
-    """Return a topology of `count` A100-like GPUs, eight a node; if `unlike`, every second node has 100 TFLOP/s and 32
-    GB."""
+    """Return a topology of `count` A100-like GPUs, eight a node. If `unlike`, the GPUs of every second node have 100
+    TFLOP/s and 32 GB."""
     fast = Device(
         id="cuda0", type="type0", flops={"bf16": 2.5e14}, memory_bytes=80e9, memory_bytes_per_s=1.6e12, launch_s=6e-6
     )
@@ -116,7 +119,11 @@ def gpus_of(count: int, unlike: bool = False) -> Topology:
 
 
 def uniform_topology(nodes: list[Node], kind: str, alpha_s: float, beta_s_per_byte: float) -> Topology:
-    """Return a topology of these nodes in which all links are equal."""
+    """Return a topology of these nodes in which all links have the same alpha and beta.
+
+    Args:
+        kind: kind of all devices: cuda or cpu.
+    """
     types = {device.type for node in nodes for device in node.devices}
     return Topology(
         provenance=Provenance(version=__version__, created="", transport="tcp", mode="published"),
@@ -127,10 +134,11 @@ def uniform_topology(nodes: list[Node], kind: str, alpha_s: float, beta_s_per_by
 
 
 def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Time the searches and compare the planner with every plan of a small problem.
+    """Time the searches, and compare the planner's plan with every plan of a small problem; return the record of the
+    bench.
 
     Args:
-        search_limit_s: seconds after which a case of the searches is stopped.
+        search_limit_s: seconds after which a search is stopped.
     """
     progress("searches")
     figures, unfinished = search_figures(runner, search_limit_s)
@@ -144,8 +152,8 @@ def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], Non
 
 
 def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Return (figures by case, reasons by case): the result of `figures_of` for cases that ended, and for the others
-    the reason why they have no figures.
+    """Search the plan of each case in a process of its own. Return (case -> figures, case -> reason): the result of
+    `figures_of` for cases that ended, and for the others the reason why they have no figures.
 
     Args:
         limit_s: seconds after which a case is stopped.
@@ -172,7 +180,7 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
 
 
 def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
-    """Return the search seconds for the 7B model on equal GPUs, by the number of GPUs."""
+    """Return number of GPUs -> search seconds of the 7B model on equal GPUs, for the cases that have figures."""
     equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
     return {equal[name]: figures_of_case["search_s"] for name, figures_of_case in figures.items() if name in equal}
 
@@ -190,7 +198,8 @@ def brute_force_gap_pct() -> float:
 
 
 def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload) -> Iterator[Layout]:
-    """Yield every layout with tp 1 that fits: order of devices, cut, micro-batch, share of the batch and schedule."""
+    """Yield every layout without tensor parallelism that fits into memory: each order of devices, cut, micro-batch
+    size, share of the batch and schedule."""
     units = make_tensor_parallel_groups(make_device_pool(run, topology), 1)
     for pp, dp in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         for chosen in itertools.permutations(units, pp * dp):
@@ -207,7 +216,8 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
 
 
 def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Yield every split of the layers into blocks by stage; only the first and the last stage may have no blocks."""
+    """Yield every division of `layers` blocks into stages, as the number of blocks of each stage. Only the first and
+    the last stage may have no blocks."""
     for blocks in compositions(layers, stages, 0):
         if all(blocks[1:-1]):
             yield blocks
@@ -240,8 +250,9 @@ def figures_of(run: Run, topology: Topology) -> Figures:
     """Return the figures of a search and, for each compression in `LOSSES`, of the replan after the middle node is
     lost.
 
-    For the search: processor seconds, the predicted step and its gap to the bound. For the replan: processor seconds,
-    blocks that are sent to another device, and blocks that the devices of the new plan hold.
+    The figures of the search are its processor seconds, the predicted step in seconds and its gap to the bound in
+    percent. Those of a replan are its processor seconds, the blocks that are sent to another device, and the blocks
+    that the devices of the new plan hold.
     """
     figures: Figures = {}
     for name, compression in LOSSES.items():
@@ -268,8 +279,8 @@ def _predicted(plan: Plan) -> dict[str, float]:
 
 
 def _state(plan: Plan) -> dict[str, int]:
-    """Number of blocks that are sent, and number that devices hold; a block counts once for each device that receives
-    or holds it."""
+    """Return the number of blocks that a replan sends and the number that devices hold. A block counts once for each
+    device that receives or holds it."""
     return {
         "sent_blocks": sum(upto - start for start, upto in (move.layers for move in plan.moves)),
         "held_blocks": plan.layers * plan.dp * plan.tp,

@@ -1,1 +1,1 @@
-"""Bandwidth, duration, findings and errors of the probe on a lab."""
+"""Benchmarks of the probe on a lab: the error of its bandwidths, its duration, and whether it names faults."""

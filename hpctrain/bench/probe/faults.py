@@ -1,5 +1,5 @@
-"""`hpctrain bench probe --faults`: whether the probe names each fault of a lab node, and reports none without a
-fault."""
+"""`hpctrain bench probe --faults`: whether the probe names the fault of a lab node, for several faults, and reports
+none on a lab without a fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpctrain.records.topology.topology import Topology
 
 NODES = 4
 VICTIM = 2
-"""Index of the faulty node; index 0 is the coordinator."""
+"""Index of the node that gets the fault; index 0 is the coordinator."""
 CPU_SHARE = 0.1
 """CPU time of the throttled node, in cores. It is less than the node's fair share of the machine; otherwise the limit
 has no effect."""
@@ -37,10 +37,12 @@ What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "ki
 
 @dataclass(frozen=True)
 class FaultCase:
-    """One fault and the code that the probe should report."""
+    """A fault that the bench gives to one lab node, and the code that the probe should report."""
 
     name: str
     what: What
+    """Kind of the fault. rate: slow links. direction: slow sending. interface: reached over a second interface.
+    hostname: resolves to loopback. hang, kill: process stopped or killed. cpu: CPU limit."""
     code: str | None
     """The expected fault code; None if the case has no fault."""
     device: str = "none"
@@ -62,7 +64,8 @@ CLEAN = FaultCase("clean", "none", None, device="cpu")
 
 @dataclass(frozen=True)
 class FaultRow:
-    """Result of the probe with one fault."""
+    """Result of the probe with one fault: the expected code, the reported codes each with its node, and whether they
+    are right."""
 
     case: str
     expected: str
@@ -72,8 +75,11 @@ class FaultRow:
 
 
 def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:
-    """Return the reported codes, each with its node, and whether they are right: all name the victim, `code` is among
-    them, and any others are in `also`. A case without a fault expects no codes."""
+    """Return the codes that the probe reports, each as 'CODE node', and whether they are right.
+
+    They are right if all name the node `victim`, the case's `code` is among them, and all others are in the case's
+    `also`. For a case without a fault, only an empty list is right.
+    """
     named = [
         (node.id, reason.code) for node in topology.nodes if node.health is not None for reason in node.health.reasons
     ]
@@ -88,7 +94,7 @@ def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, 
 
 
 def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Probe once with each fault, then `clean` times without one.
+    """Probe the lab once with each fault, then `clean` times without one; return the record of the bench.
 
     Raises:
         InputError: the lab has fewer than four nodes, or this machine cannot limit CPU time.
@@ -114,7 +120,8 @@ def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Ca
 
 
 def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: FaultCase) -> tuple[Topology, float]:
-    """Make one probe with the fault in place, and restore the lab; return the topology and the seconds of the probe."""
+    """Make one probe of the nodes `names` with the fault in place, and remove the fault. Return the topology and the
+    seconds of the probe."""
     with contextlib.ExitStack() as undo:
         special = _make_faulty(machine, layout, names[VICTIM], case.what, undo)
         return probe_lab_nodes(machine, layout, names, case.device, special)
@@ -123,7 +130,8 @@ def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: F
 def _make_faulty(
     machine: Machine, layout: LabLayout, victim: str, what: What, undo: contextlib.ExitStack
 ) -> ModifiedNode:
-    """Inject the fault, and register its removal on `undo`; return how the victim differs from the other nodes."""
+    """Inject the fault into the node `victim`, and register the removal of the fault on `undo`. Return what the probe
+    has to do differently on this node."""
     rate, namespace = layout.spec.rate_of(layout.node(victim)), layout.namespace(victim)
     if what in ("rate", "direction"):
         slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
@@ -154,15 +162,15 @@ def _is_removed(group: Path) -> bool:
 
 
 def _add_interface(machine: Machine, namespace: str) -> None:
-    """Add a second network interface to the namespace; Linux answers requests for its address on the first interface
-    too."""
+    """Add a second network interface, without an address, to a node's network namespace. Other nodes reach an address
+    of this interface over the first one, because Linux answers for it there too."""
     machine.run(["ip", "-n", namespace, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1-peer"])
     for name in ("eth1", "eth1-peer"):
         machine.run(["ip", "-n", namespace, "link", "set", name, "up"])
 
 
 def _cpu_group(machine: Machine) -> Path:
-    """Return a new CPU group limited to `CPU_SHARE` cores.
+    """Return a new cgroup limited to `CPU_SHARE` cores.
 
     Raises:
         InputError: this machine cannot limit CPU time.
@@ -180,7 +188,11 @@ def _cpu_group(machine: Machine) -> Path:
 
 
 def _stop_at_links(machine: Machine, folder: Path, process: Process, number: signal.Signals) -> None:
-    """Wait until the nodes measure links, then send the signal `number` to `process`."""
+    """Wait until the nodes measure links, then send the signal `number` to the process of one node.
+
+    Args:
+        folder: folder of the probe, with its progress file.
+    """
 
     def measuring() -> bool:
         try:
@@ -194,7 +206,7 @@ def _stop_at_links(machine: Machine, folder: Path, process: Process, number: sig
 
 
 def _second_address(machine: Machine, layout: LabLayout, name: str) -> str:
-    """Set a free address of the lab's network on the node's second interface, and return the address."""
+    """Set a free address of the lab's network on the node's second interface, and return this address."""
     first, _, last = layout.address(name).rpartition(".")
     taken = {layout.address(other) for other in layout.names}
     addr = next(free for host in range(254, 1, -1) if (free := f"{first}.{host}") not in taken and str(host) != last)
@@ -203,6 +215,7 @@ def _second_address(machine: Machine, layout: LabLayout, name: str) -> str:
 
 
 def _loopback_hosts(machine: Machine, name: str) -> str:
-    """Return the text of an /etc/hosts in which the host's own name is 127.0.1.1, as many installers write it."""
+    """Return the text of an /etc/hosts in which the node's name has the address 127.0.1.1, as many installers write
+    it."""
     lines = [line for line in machine.hosts.read_text().splitlines() if name not in line.split()]
     return "\n".join([*lines, f"127.0.1.1 {name}", ""])

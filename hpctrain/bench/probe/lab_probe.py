@@ -1,8 +1,8 @@
-"""Runs the probe in the namespaces of a lab's nodes, as in a job but without Slurm.
+"""`hpctrain bench probe`: runs the probe in the namespaces of a lab's nodes, as in a job but without Slurm.
 
-`hpctrain bench probe` compares its bandwidth with iperf3's, on links of the lab whose rate is known. Both measure the
-same pair of nodes in the same direction, in turns and without other traffic. The error compares the medians of the two.
-With --times, it is the duration of whole probes of the lab, and whether they measured every pair.
+By default, the bench compares the probe's bandwidth with iperf3's, on links of known rate. Both measure the same pair
+of nodes in the same direction, in turns and without other traffic. The error compares the medians of both. With
+--times, the bench reports how long whole probes of the lab take, and whether they measured every pair.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONNECT_S = 10.0
 
 @dataclass(frozen=True)
 class ModifiedNode:
-    """Changes that make one node differ from the others; None leaves a part unchanged."""
+    """What the bench does differently on one node of a probe; None leaves a part unchanged."""
 
     node: str
     addr: str | None = None
@@ -51,16 +51,20 @@ class ModifiedNode:
     hosts: str | None = None
     """Text of the node's /etc/hosts."""
     cpu_group: Path | None = None
-    """CPU group that the node's processes run in."""
+    """cgroup in which the node's processes run."""
     stop: Callable[[Path, Process], None] | None = None
-    """Function that is called with the probe's folder and this node's process once all nodes are started; None: no
-    call. The probe does not wait for a node that has one."""
+    """Function that is called with the probe's folder and this node's process once all nodes are started. The bench
+    does not wait for the process of a node that has such a function."""
 
 
 def probe_lab_nodes(
     machine: Machine, layout: LabLayout, names: Sequence[str], device: str = "none", special: ModifiedNode | None = None
 ) -> tuple[Topology, float]:
-    """Return the topology that these nodes measure, and the seconds that the probe took.
+    """Probe the nodes `names`; return the topology and the seconds that the probe took.
+
+    Args:
+        device: devices to measure: auto, cpu or cuda; none measures only links.
+        special: what to do differently on one of the nodes.
 
     Raises:
         CommandError: a node's process failed.
@@ -110,7 +114,7 @@ def _wait(folder: Path, processes: dict[str, Process]) -> None:
 
 @dataclass(frozen=True)
 class TimeRow:
-    """Result of one whole probe."""
+    """Duration of one whole probe, and how much it measured and reported."""
 
     case: str
     seconds: float
@@ -118,14 +122,14 @@ class TimeRow:
     pairs: int
     """Number of pairs of nodes."""
     complete: int
-    """Pairs with latency and bandwidth in both directions."""
+    """Number of pairs with latency and bandwidth in both directions."""
     codes: tuple[str, ...]
-    """Fault codes in the verdict."""
+    """Fault codes in the verdict, each once."""
 
 
 def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Probe four nodes with their devices as a Slurm job, then the links of all nodes of the lab; return the bench's
-    record.
+    """Probe four nodes with their devices as a Slurm job, then the links of all nodes of the lab without Slurm; return
+    the record of the bench.
 
     Raises:
         InputError: the lab has fewer than four nodes.
@@ -144,7 +148,7 @@ def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str],
 
 
 def time_row(case: str, topology: Topology, seconds: float) -> TimeRow:
-    """Return the row of one probe."""
+    """Return the row of one probe: from its topology and the seconds that it took."""
     nodes = len(topology.nodes)
     complete = sum(
         all(side.latency_s is not None and side.isolated_bytes_per_s is not None for side in (link.ab, link.ba))
@@ -169,18 +173,19 @@ def _job(machine: Machine, layout: LabLayout) -> tuple[Topology, float]:
 
 @dataclass(frozen=True)
 class RateSettings:
-    """Link rates and number of repeats."""
+    """Settings of the comparison with iperf3: link rates, as tc writes them, and number of repeats."""
 
     rates: tuple[str, ...] = ("50mbit", "200mbit", "1gbit")
     """Rates that the links are shaped to."""
     repeats: int = 3
+    """Measurements of the probe and of iperf3 at each rate."""
     iperf3_s: int = 4
     """Seconds that iperf3 sends; iperf3 leaves the first second out of its result."""
 
 
 @dataclass(frozen=True)
 class RateRow:
-    """Results for one link rate."""
+    """Bandwidths of the probe and of iperf3 on links of one rate, as medians over the repeats."""
 
     case: str
     ours_bytes_per_s: float
@@ -190,6 +195,7 @@ class RateRow:
     ours_spread_pct: float
     """Largest minus smallest of the probe's repeats, in percent of the median."""
     iperf3_spread_pct: float
+    """Largest minus smallest of iperf3's repeats, in percent of their median."""
     cpu_contended: int
     """Repeats in which the probe reports that a processor limited the rate."""
 
@@ -197,7 +203,8 @@ class RateRow:
 def measure(
     machine: Machine, layout: LabLayout, settings: RateSettings, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Shape the links of the lab's first two nodes to each rate, measure, and restore their rates.
+    """Shape the links of the lab's first two nodes to each rate in turn, and measure with the probe and with iperf3.
+    Then restore the links' rates, and return the record of the bench.
 
     Raises:
         InputError: iperf3 is not installed, or the lab has only one node.
@@ -217,7 +224,12 @@ def measure(
 
 
 def compare_rates(case: str, ours: Sequence[LinkFigures], iperf3: Sequence[float]) -> RateRow:
-    """Return one row from the repeats.
+    """Return the comparison at one link rate.
+
+    Args:
+        case: the link rate, as tc writes it.
+        ours: figures of the probe, one for each repeat.
+        iperf3: bytes per second of iperf3, one for each repeat.
 
     Raises:
         ValueError: one side has no figures.
@@ -246,7 +258,11 @@ def _row(machine: Machine, layout: LabLayout, pair: tuple[str, str], rate: str, 
 
 
 def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds: int) -> float:
-    """Return the bytes per second that iperf3's receiver measures."""
+    """Return the bytes per second that iperf3 on the second node of the pair receives from the first one in `seconds`.
+
+    Raises:
+        CommandError: iperf3 gave no rate.
+    """
     source, target = pair
     addr = layout.address(target)
     listen = _inside(layout, target, ["iperf3", "-s", "-1", "-B", addr, "-p", str(PORT)])
@@ -267,8 +283,8 @@ def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds:
 
 
 def received_bytes_per_s(text: str) -> float | None:
-    """The receiver's rate in the output of `iperf3 -J`; None where it is missing, as after a failed connection, because
-    iperf3 then exits with 0."""
+    """Return the receiver's bytes per second in the output of `iperf3 -J`. None if the rate is missing, as after a
+    failed connection, because iperf3 then exits with 0."""
     try:
         return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8
     except (ValueError, KeyError, TypeError):

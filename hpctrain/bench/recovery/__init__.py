@@ -1,1 +1,1 @@
-"""Time lost to a killed worker, and the time of a checkpoint."""
+"""Benchmarks of recovery: how long a checkpoint stalls the training, and whether checkpoints survive killed workers."""

@@ -36,7 +36,8 @@ SPEC = DecoderSpec(layers=10, dim=384, heads=6, vocab=small_run.BYTES_VOCABULARY
 
 @dataclass(frozen=True)
 class SaveSettings:
-    """Number of rounds, and the model, whose weights and moments are 220 MB."""
+    """Settings of `hpctrain bench checkpoint`: number of rounds, batch, and the model, whose weights and moments are
+    220 MB."""
 
     rounds: int = 10
     rows: int = 2
@@ -83,7 +84,8 @@ def _saves(
 
 
 class SaveMethods:
-    """Save one state in several ways, each into its own folder, which is emptied before the save."""
+    """The ways to save the state of a trainer that the bench compares. torch's ways write into a folder that is emptied
+    before each save. hpctrain's ways write a checkpoint of the run."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self._trainer = trainer
@@ -91,8 +93,8 @@ class SaveMethods:
         self._group = dist.new_group(backend="gloo")
 
     def stall(self, method: str) -> TimeSample:
-        """Return the time that the training waits for a save; a background writer has ended when this function
-        returns."""
+        """Return the time that the training waits for a save with `method`. A writer in the background has ended when
+        this function returns."""
         tensors = self._tensors()
         target = self._folder / "torch"
         shutil.rmtree(target, ignore_errors=True)
@@ -118,7 +120,7 @@ class SaveMethods:
         assert saved is None or saved.error is None, saved
 
     def _start(self, method: str, tensors: dict[str, Tensor], target: Path) -> Callable[[], object]:
-        """Save with `method` as far as the training has to wait; return a function that waits for the rest."""
+        """Save with `method` as far as the training has to wait for it; return a function that waits for the rest."""
         if method == TORCH_SAVE:
             dcp.save(tensors, storage_writer=dcp.FileSystemWriter(target), process_group=self._group)
             return lambda: None
@@ -137,8 +139,8 @@ class SaveMethods:
 
 
 def _steps_beside_writer(loop: Loop, methods: SaveMethods, first: bool) -> tuple[TimeSample, TimeSample]:
-    """Median times of a step (while hpctrain writes, without a writer); `first` says which of them is measured
-    first."""
+    """Return the median times of a step (while hpctrain's writer works, without a writer). `first` says whether the
+    steps beside the writer are measured first."""
     if first:
         beside = _while_writing(loop, methods)
         return beside, _median([_step(loop) for _ in range(3)])

@@ -1,10 +1,11 @@
-"""`hpctrain bench checkpoint --kills N`: N times SIGKILL at a random moment of a real training loop that always saves.
+"""`hpctrain bench checkpoint --kills N`: N times SIGKILL at a random moment of a real training loop that saves after
+every step.
 
-Two pipeline ranks save after every step. One rank, or both, is killed at a random moment, and a rank that is left is
-killed soon after, as agents do it. Then the run folder is checked as the next generation does it: the published
-checkpoint verifies, is not older than the one before the kill, and loads. Every rank records a hash of its state before
-each save. The state that the next life (a start of both ranks up to their kill) loads must have the hash of its step,
-and training on from it must give the recorded hashes again.
+Two pipeline ranks train. One rank, or both, is killed at a random moment. A surviving rank is killed soon after, as an
+agent does it. Then the run folder is checked as the next generation does it: the published checkpoint verifies, is not
+older than the one before the kill, and loads. Every rank records a hash of its state before each save. The state that
+the ranks load at their next start must have the hash of its step, and training on from it must give the recorded hashes
+again.
 """
 
 from __future__ import annotations
@@ -37,13 +38,12 @@ WORLD = 2
 SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
 PATIENCE_S = 60.0
 OLDER_ONE = 0.25
-"""Share of lives that start from the older of the two remaining checkpoints, so that a step is saved twice. A life is a
-start of the ranks up to their kill."""
+"""Share of the starts that load the older of the two remaining checkpoints, so that a step is saved twice."""
 
 
 @dataclass
 class KillResult:
-    """Numbers of kills by their effect, over all kills."""
+    """Result of the bench: how many kills had which effect on the checkpoints."""
 
     kills: int = 0
     while_writing: int = 0
@@ -59,7 +59,10 @@ class KillResult:
 
 
 def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) -> dict[str, Any]:
-    """Kill the ranks `count` times, checking after each kill; return the record of the bench.
+    """Kill the ranks `count` times, and check the checkpoints after each kill; return the record of the bench.
+
+    Args:
+        seed: seed of the moments of the kills and of the model.
 
     Raises:
         HpctrainError: a checkpoint that verified did not load, or the loaded state was not the saved one.
@@ -76,8 +79,8 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
 
 
 def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> KillResult:
-    """Start and kill the ranks `count` times. This process has imported everything and computed nothing, so that its
-    forks are workers at once."""
+    """Start and kill the ranks `count` times, and return the numbers. This process has imported everything and computed
+    nothing, so that the workers that it forks can train at once."""
     chance, result, start = random.Random(seed), KillResult(), time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     checkpoints, newest = folder / "checkpoints", 0
@@ -105,7 +108,14 @@ def _restore(checkpoints: Path, chance: random.Random) -> str | None:
 
 
 def _one_life(folder: Path, life: int, restore: str | None, chance: random.Random) -> None:
-    """Start the ranks, wait for a few steps, then kill at a random moment."""
+    """Start the ranks, wait for a few steps, then kill one rank or both at a random moment, and a surviving one soon
+    after.
+
+    Args:
+        life: number of the start.
+        restore: path of the checkpoint to load, within the run folder; None to begin anew.
+        chance: source of the random moment and of the choice of ranks.
+    """
     server = socket.create_server(("127.0.0.1", 0))
     news, report = os.pipe()
     workers = []
@@ -142,7 +152,8 @@ def _await_steps(news: int, count: int, folder: Path) -> None:
 
 
 def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, report: int) -> NoReturn:
-    """Train and save in a forked worker, until it is killed."""
+    """Train and save in a forked worker until it is killed; report each step as '.' and an error as '!' on the pipe
+    `report`."""
     try:
         # torch's messages about a killed peer are expected here.
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
@@ -166,14 +177,14 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
 
 
 class StateHashes:
-    """Hashes of a rank's state by step, in a file that survives the process."""
+    """Hashes of the state that one rank has at each step, in a file that outlives the rank's process."""
 
     def __init__(self, path: Path, trainer: Trainer) -> None:
         self._path = path
         self._trainer = trainer
 
     def before_each_save(self) -> None:
-        """Make the trainer record the hash of each state that it saves from now on."""
+        """Make the trainer call `compare` before each save from now on."""
         save = self._trainer.saver.save
 
         def noted(tensors: dict[str, Any], manifest: Manifest) -> None:
@@ -183,10 +194,10 @@ class StateHashes:
         self._trainer.saver.save = noted  # type: ignore[method-assign]
 
     def compare(self, step: int) -> None:
-        """Record the hash of the present state under `step`.
+        """Record the hash of the present state as that of `step`.
 
         Raises:
-            HpctrainError: a different hash was recorded for this step before.
+            HpctrainError: another hash was recorded for the step before.
         """
         known = dict(line.split() for line in self._path.read_text().splitlines()) if self._path.exists() else {}
         now = self._hash()
