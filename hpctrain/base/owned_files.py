@@ -1,4 +1,4 @@
-"""Opens files that hpctrain trusts or executes because this user wrote them: run folders, checkpoints, tokens. All
+"""Opens files that hpctrain trusts or executes because this user wrote them: run folders, checkpoints, secrets. All
 access to such files goes through this module. A file is trusted if it belongs to this user and nobody else can write to
 it, except for groups that `is_trusted_group` accepts.
 
@@ -298,7 +298,7 @@ def _check(path: Path, status: os.stat_result, *, private: bool = False, guarded
 
 
 def _plain(name: str, folder: Path) -> str:
-    """Return `name` if it names an entry of the folder itself; else raise UntrustedError."""
+    """Return `name` if it names an entry of the folder itself, without a path; else raise UntrustedError."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise UntrustedError(folder, f"names {name!r}, which is no plain file name", "it was not written by hpctrain")
     return name

@@ -77,8 +77,8 @@ def verify(path: Path, hashes: bool = True) -> Manifest:
     """Check owner, mode, size and hash of every file of the checkpoint folder `path`, and return its manifest.
 
     Args:
-        hashes: whether to check hashes. A rank passes False for a checkpoint that its agent has just verified in full,
-            because reading every byte again would take as long as loading.
+        hashes: whether to check hashes. A worker passes False, because the proposer of its generation has just verified
+            the checkpoint in full, and reading every byte again would take as long as loading.
 
     Raises:
         CheckpointError: a file is missing, wrong or unknown to the manifest; the message names the file.

@@ -45,7 +45,7 @@ class SaveResult:
 
     step: int
     seconds: float
-    """Seconds from the begin of the copy to the published folder, or to the error."""
+    """Seconds from the start of the copy to the published folder, or to the error."""
     size_bytes: int = 0
     error: str | None = None
     """Why no checkpoint was published; earlier ones are unchanged. None: it was published."""
@@ -187,8 +187,8 @@ class CheckpointSaver:
         return self._describe(temporary)
 
     def _describe(self, temporary: Path) -> list[FileEntry]:
-        """Hash the files that this rank wrote to the folder; return the manifest's entries of all ranks' files.
-        Collective."""
+        """Hash the files that this rank wrote to the folder `temporary`. Return the manifest's entries of all ranks'
+        files. Collective."""
         rank = dist.get_rank(self._group)
         prefixes = (f"__{rank}_", ".metadata") if rank == 0 else (f"__{rank}_",)
         entries = [
@@ -269,8 +269,8 @@ def _make_folder(path: Path) -> None:
 
 
 def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
-    """Return why DCP could not write to the folder `path`, in one line: the file system's error if it still refuses a
-    write, else the error of the first rank that failed."""
+    """Return why DCP could not write to the folder `path`, in one line. If the file system still refuses a write, the
+    reason is its error, else that of the first rank that failed."""
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"

@@ -32,8 +32,8 @@ def prepare_moments(parameters: list[tuple[str, nn.Parameter]], optimizer: torch
 
 
 def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return name -> tensor for all tensors of this rank's state; they share memory with the model and the
-    optimizer."""
+    """Return name -> tensor for this rank's parameters ('model.…') and AdamW's moments ('exp_avg.…', 'exp_avg_sq.…').
+    The tensors share memory with the model and the optimizer."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()

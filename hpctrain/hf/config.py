@@ -47,8 +47,8 @@ FamilySpecT = TypeVar("FamilySpecT", DecoderSpec, Gpt2Spec, EncoderSpec, Encoder
 
 
 class _Keys:
-    """Reads the keys of one config.json, and collects the errors in their values, so that one FileError lists all of
-    them."""
+    """Reads the keys of one config.json. A method that finds an error records it and returns a value of the right type,
+    so that one FileError can list all errors."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
@@ -369,11 +369,12 @@ def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[st
 
 
 def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
-    """Return the values of a config.json for a run that started from a Hugging Face folder: those of that folder, with
-    the changes that the run's weights need.
+    """Return the values of a config.json for a run that started from a Hugging Face folder: those of that folder,
+    changed where the run's weights need another value.
 
     Args:
         recorded: values of the folder's config.json, as the run recorded them.
+        spec: the spec of the run's model.
         seq_len: tokens in a training sequence; a Llama's maximum length becomes at least that.
     """
     config = {key: value for key, value in recorded.items() if key not in ("transformers_version", "dtype")}

@@ -59,7 +59,7 @@ class StoredTensor:
 
     file: Path
     name: str
-    """Name of the tensor in the file, which early versions of transformers chose differently."""
+    """Name of the tensor in the file. In files of early versions of transformers, it may differ from today's name."""
     dtype: str
     shape: tuple[int, ...]
     begin: int

@@ -39,7 +39,8 @@ class HfTensor:
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """Shape of each of hpctrain's parameters in the tensor, with `transposed` undone."""
+        """Shape of each of hpctrain's parameters in the tensor; if the tensor is `transposed`, the axes are swapped
+        back."""
         last = self.shape[-1] // len(self.parameters)
         return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
 

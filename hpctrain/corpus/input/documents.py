@@ -1,4 +1,5 @@
-"""Reads a part of an input file as passages: plain text, JSON lines, Parquet, or the Arrow files of `datasets`.
+"""Reads a part of an input file as passages: plain text, JSON lines, Parquet, or the Arrow files of Hugging Face
+`datasets`.
 
 A text file is one document. In a file of JSON lines each line is a document, and in a table each row. A part of a file
 of lines begins and ends at line ends, so that several processes may read parts of one file.

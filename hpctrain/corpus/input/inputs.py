@@ -84,13 +84,14 @@ WorkUnit = tuple[FileRange, ...]
 
 
 def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFiles:
-    """Return the named files, and the files in the named folders.
+    """Return the files that the user named, and the files in the folders that the user named.
 
-    A folder that `datasets` saved gives its Arrow files. A folder with .parquet or .jsonl files gives these, and of
-    several splits only the training split. Any other folder gives its text files. Hidden files and folders are left
-    out; symbolic links to folders are not followed.
+    A folder that Hugging Face `datasets` saved gives its Arrow files. A folder with .parquet or .jsonl files gives
+    these, and of several splits only the training split. Any other folder gives its text files. Hidden files and
+    folders are left out; symbolic links to folders are not followed.
 
     Args:
+        named: files and folders.
         choice: format of the files; 'auto': by their names.
 
     Raises:

@@ -62,8 +62,8 @@ def cut_record(text: str, size_bytes: int) -> Iterator[Passage]:
 
 
 def cut(piece: bytes) -> int:
-    """Return the number of bytes after which to cut UTF-8 bytes that a longer text begins with: after the last line
-    end, else after the last blank, else before the last character, which may be incomplete."""
+    """Return how many bytes of `piece` form a passage, if the document goes on after `piece`: those up to the last line
+    end, else up to the last blank, else all before the last character, which may be incomplete."""
     for mark in (b"\n", b" "):
         end = piece.rfind(mark) + 1
         if end:
@@ -91,8 +91,9 @@ def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) ->
 
 
 def digest_of(text: str) -> bytes:
-    """Return the SHA-256 of a passage's text. Bytes 0 and 1 of it are the passage's bucket, which decides whether the
-    passage is for validation. Bytes 2 to 9 decide whether it is in the sample that a tokenizer is trained on."""
+    """Return the SHA-256 of a passage's text. Its bytes 0 and 1 are the passage's bucket, which decides whether the
+    passage is for validation. Its bytes 2 to 9 are the passage's rank, which decides whether the passage is in the
+    sample that a tokenizer is trained on."""
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -33,7 +33,8 @@ _CORPUS = "corpus"
 def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterator[Path]:
     """Yield the folder DIR.partial for the corpus folder DIR (`folder`), with the earlier work of the same command.
     After a kill, an interrupt or a StorageError in the `with` block, DIR.partial stays, so that the command can resume.
-    An InputError in the block removes it, because a corrected command is another command.
+    An InputError in the block removes it, because the user will change the command, and only an equal command could
+    resume.
 
     Args:
         command: everything that determines the result, as JSON values.

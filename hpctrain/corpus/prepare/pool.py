@@ -41,7 +41,7 @@ class Task(Protocol[R_co]):
     """A piece of work that can be pickled and sent to a worker process."""
 
     def run(self, report: Callable[[int], None]) -> R_co:
-        """Do the work and return its result; call `report` with each further amount of progress."""
+        """Do the work and return its result. `report` is called with each further amount of progress, in any unit."""
 
 
 class WorkerPool:
@@ -123,8 +123,8 @@ class _Executor:
         return future.result()
 
     def loss(self) -> HpctrainError:
-        """Stop the pool, and return an error that says how a worker process ended by itself. The pool has ended the
-        other processes by SIGTERM, so an exit by another cause is named."""
+        """Stop the pool, and return an error that names the exit code of the worker process that ended by itself. The
+        pool has ended the other processes by SIGTERM, so a different exit code is preferred."""
         self.stop()
         codes = {process.exitcode for process in self._processes} - {0, None}
         code = min(codes - {-signal.SIGTERM} or codes, default=0)

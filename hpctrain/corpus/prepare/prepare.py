@@ -136,13 +136,14 @@ def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recip
 
 UNIT_SAMPLE_BYTES = 64 * 1024
 """Least bytes of text that a work unit offers for the sample on which a tokenizer is trained. A large unit offers twice
-its share of the input, because a unit may hold more than its share of the smallest ranks."""
+its share of the input: the sample is the texts with the smallest ranks (`rank_of`), and a unit may hold more of them
+than its share."""
 
 _COUNTS = ("documents", "text_bytes", "skipped_not_text", "skipped_unreadable", "skipped_bad", "damaged_files")
 """Fields of a UnitScan that are summed over the units; the index has fields of the same names."""
 
 _CLEAN_BYTES = 256 * 1024
-"""Size of the part of the tokenizer's sample that one task cleans, about."""
+"""Approximate bytes of the tokenizer's sample that one task cleans."""
 
 
 @dataclass

@@ -63,8 +63,8 @@ class UnitScan:
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Task that scans a work unit and stores the result in `scan_file`. If that file has a result already, the task
-    reads the result instead."""
+    """Task that scans a work unit, with up to `sample_bytes` of text for training a tokenizer, and stores the result in
+    `scan_file`. If that file has a result already, the task reads the result instead."""
 
     unit: WorkUnit
     reading: ReadOptions
@@ -240,7 +240,7 @@ def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
 
 def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> None:
     """Add the passages of a whole text file to the tally, or count the file as skipped. The file is read twice: first
-    to check that all of it is text, because nothing of another file may be used."""
+    to check that all of it is text, because nothing may be used of a file that is not text."""
     size = 0
     try:
         for passage in read_file_range(piece, reading, bad):

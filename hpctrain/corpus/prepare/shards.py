@@ -52,7 +52,7 @@ class ShardWriter:
                 self._finish_shard()
 
     def finish(self) -> list[Shard]:
-        """Finish the last shard and return the entries of all shards, whose files are then on disk."""
+        """Finish the last shard and return the index entries of all shards, whose files are then on disk."""
         self._finish_shard()
         return self._done
 
@@ -81,7 +81,7 @@ class ShardWriter:
 
 
 def check_target(folder: Path, force: bool) -> None:
-    """Check, before any other work, that the output folder may be written.
+    """Check, before any other work, that the output folder may be written: it is new, empty, or a corpus to replace.
 
     Args:
         force: whether an existing corpus may be replaced.
@@ -113,7 +113,7 @@ def link(source: Path, target: Path) -> None:
 _CHUNK_TOKENS = 2**20
 
 Part = tuple[Path, list[Shard]]
-"""The folder of a work unit, and the entries of the shards in it."""
+"""The folder of a work unit, and the index entries of the shards in it."""
 
 
 def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
@@ -176,8 +176,8 @@ def _join_validation(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, 
 
 
 def corpora_in(folder: Path) -> list[Path]:
-    """Return the corpus folders in an output folder of `data prepare`: the folder itself, or the folders of the
-    recipe's sources.
+    """Return the corpus folders in an output folder of `data prepare`: the folder itself or, if a recipe made it, the
+    folder of each source.
 
     Raises:
         InputError: the folder does not exist.

@@ -67,8 +67,8 @@ class FileTokenizer:
         return [np.concatenate([next(ids) for _ in text_pieces]) for text_pieces in pieces]
 
     def _pieces(self, text: str) -> list[str]:
-        """Return the text in pieces, cut after the first letter of each name of the end-of-document token, so that such
-        a name in a text does not become that token."""
+        """Return the text in pieces, which are encoded one by one. A piece ends after the first letter of each name of
+        the end-of-document token, so that such a name in a text does not become that token."""
         parts = text.split(self._end)
         if len(parts) == 1:
             return parts
@@ -169,7 +169,7 @@ def library_errors(words: str) -> Iterator[None]:
     """Turn errors of the `tokenizers` library in the `with` block into an InputError of one line that begins with
     `words`.
 
-    A panic of the library's Rust code is a BaseException, which `except Exception` would miss.
+    Panics of the library's Rust code are included: a panic is a BaseException, which `except Exception` would miss.
     """
     try:
         yield

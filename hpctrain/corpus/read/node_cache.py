@@ -34,8 +34,8 @@ VARIABLE = "HPCTRAIN_STAGED"
 CHUNK_BYTES = 1 << 22
 POLL_S = 0.1
 STALLED_POLLS = 50
-"""How often a copy that lost files, and that other processes still lock, is looked at again before an error is
-raised."""
+"""How often, every POLL_S, a copy is looked at again that lost files and that other processes still lock. Then an error
+is raised."""
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ lengths of removed and of kept spans."""
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of an objective's special tokens, and the vocabulary sizes. An id that the objective does not need is None,
-    and `sentinels` is then empty."""
+    """Ids of an objective's special tokens, and the vocabulary sizes. Where the objective does not need them, `mask`
+    and `start` are None and `sentinels` is empty."""
 
     data_vocabulary: int
     """Vocabulary size of the data: token ids in the corpus are below it."""
@@ -131,7 +131,7 @@ def examples(
         seq_len: the run's `data.seq_len`.
         seed: the run's seed, or a fixed one for validation, so that each validation has the same examples.
         samples: the samples' numbers in the run, [n].
-        rows: the samples' windows of tokens, [n, width + 1]; the last column is the token after the window.
+        rows: the samples' windows of tokens, [n, `Lengths.raw` + 1]; the last column is the token after the window.
     """
     match objective:
         case NextToken():
@@ -199,8 +199,11 @@ def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
 
 
 def _hashes(seed: int, stream: int, samples: Tokens, count: int) -> UInt64:
-    """Return the random 64-bit numbers of a stream for n samples (by number) and the positions below `count`, [n,
-    count]."""
+    """Return random 64-bit numbers, [n, count]: for n samples, by their numbers in the run, and for positions from 0.
+
+    Args:
+        stream: number of the random stream; numbers of different streams are independent.
+    """
     base = splitmix64(splitmix64(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
     keys = splitmix64(base + np.uint64(stream))
     positions = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)

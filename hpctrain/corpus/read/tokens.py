@@ -107,8 +107,8 @@ def same_tokens(one: CorpusIndex, other: CorpusIndex) -> bool:
 
 
 def describe_tokenizer(index: CorpusIndex) -> str:
-    """Return the tokenizer of a corpus in words, with the first 8 digits of its hash: 'bytes, vocabulary 257' or
-    'trained 1a2b3c4d, vocabulary 4096'."""
+    """Return the tokenizer of a corpus in words, with the first 8 digits of its file's hash if it has a file: 'bytes,
+    vocabulary 257' or 'trained 1a2b3c4d, vocabulary 4096'."""
     digest = f" {index.tokenizer.sha256[:8]}" if index.tokenizer.sha256 else ""
     return f"{index.tokenizer.kind}{digest}, vocabulary {index.vocab_size}"
 
@@ -123,7 +123,7 @@ def tokenizer_option(folder: str | Path, index: CorpusIndex) -> str:
 class Corpus:
     """One split of one or more corpus folders, as windows of tokens.
 
-    A window is `seq_len` tokens and the one after them. The next window begins with that one, so the inputs of two
+    A window is `seq_len` tokens and the token after them, with which the next window begins. So the inputs of two
     windows do not overlap. A window lies within one shard.
     """
 
