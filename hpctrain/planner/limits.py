@@ -75,8 +75,8 @@ class SearchLimits:
     max_refinements: int = 400
     """Number of tried changes of one block or micro-batch after which no further round of changes begins."""
     max_move_slowdown: float = 0.01
-    """Largest share of the step time that a new plan may lose so that less state moves from the devices of the old
-    plan.
+    """Largest share of the step time that a new plan may lose in exchange for fewer moves of state from the old plan's
+    devices.
     """
     max_seam_slowdown: float = 0.02
     """Largest share of the step time that a cut between encoder and decoder (the seam) may cost. It is less than the

@@ -184,8 +184,12 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
 
 
 def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
-    """Return the codec of a layout's gradients and the predicted step: the codec of the run file, or with mode auto the
-    best one.
+    """Return the codec of a layout's gradients and the predicted step with this codec.
+
+    The codec is that of the run file, or with mode auto the best one for the layout.
+
+    Args:
+        best: the layout with its predicted step, by which the search chose it.
     """
     cost = cost.with_work(memory_options=best.layout.memory_options)
     if isinstance(run.compression, AutoCompression):

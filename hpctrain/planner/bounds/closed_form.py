@@ -128,8 +128,9 @@ class ClosedFormBound:
         return (self.count * work - dp * fastest * late_share * excluded) / max(total - last * late, total / pp)
 
     def _tail(self, option: Option) -> tuple[float, float]:
-        """Return a lower bound of the time after a rank's last action, as (seconds, seconds per parameter
-        of a device).
+        """Return (a, b) such that a rank takes at least a + b·parameters seconds after its last action.
+
+        `parameters` is the number of parameters of the rank on one device.
         """
         work, dp, memory_options = self.cost.work, option.dims.dp, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1

@@ -24,7 +24,7 @@ from hpctrain.planner.bounds.rank_times import RankSeconds, RankTimes, warmup_fo
 
 
 class KnapsackBound(RankTimes):
-    """The knapsack bound of one option (degrees, schedule and micro-batch size); see the module."""
+    """Lower bound of the step time of one option, which counts whole blocks, whole micro-batches and memory."""
 
     def feasible_within(self, limit_s: float) -> bool:
         """Return False if the bound proves, without regard to memory, that no layout finishes within

@@ -129,7 +129,8 @@ def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
 
 def _least_need(memory: MemoryModel, role: RankRole, blocks: int) -> float:
     """Return the least bytes that a rank with two stages needs for `blocks` blocks, over all splits of the blocks.
-    Bytes are convex in the number of blocks of the first stage.
+
+    Bytes are convex in the number of blocks of the first stage, so a bisection finds the least.
     """
 
     def need(first: int) -> float:

@@ -69,7 +69,7 @@ class _MemoryRole(NamedTuple):
     splits: bool
     """Whether the backward is split into I and W."""
     ends: tuple[tuple[bool, bool], ...]
-    """[stage of the rank] -> whether it is the model's (first, last)."""
+    """[stage of the rank] -> (whether it is the model's first stage, whether it is the last one)."""
     moments: LiveCounts
     dp: int
     """Number of replicas, limited to two shard groups: it matters only whether there is more than one."""

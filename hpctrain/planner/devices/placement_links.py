@@ -50,7 +50,7 @@ class RingGroup:
 
 
 class PlacementLinks:
-    """The links of one placement; caches its results."""
+    """The links that the messages and all-reduces of one placement cross; caches its results."""
 
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement

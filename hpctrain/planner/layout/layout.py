@@ -34,7 +34,7 @@ class Option(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Stages of a pipeline."""
+        """Number of stages of the pipeline."""
         return self.dims.pp * self.schedule_spec.virtual_stages
 
     @property

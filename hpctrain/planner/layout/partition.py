@@ -48,7 +48,7 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
     The blocks are cut into stages so that the slowest pipeline rank is as fast as possible for the micro-batches of
     each replica. Micro-batches go to replicas by the speed of their slowest rank. The two steps alternate. If the
     returned layout exceeds a device's memory (see `Layout.memory_shortage`), no cut fits. Call this function only if
-    `why_no_layout` returns None for the same arguments.
+    `why_no_layout` returns None for the option.
     """
     pp, dp, memory_options = len(placement[0]), len(placement), cost.work.memory_options
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
@@ -85,7 +85,7 @@ def _by_replica(placement: Placement, value: Callable[[tuple[TensorParallelGroup
 
 
 def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
-    """Return the number of micro-batches of each replica.
+    """Return [replica] -> number of micro-batches, such that the slowest replica takes as little time as possible.
 
     Args:
         total: micro-batches of a step over all replicas.

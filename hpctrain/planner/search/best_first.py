@@ -187,7 +187,7 @@ class _BestFirstSearch(SearchState):
     def _pack_within_nodes(self) -> None:
         """Try the layouts near the best with stages or pipelines packed within nodes.
 
-        This comes last, so that a packed layout does not prune options that could be packed as well.
+        Packing comes last, so that a packed layout does not prune options that could be packed as well.
         """
         if self.best is None:
             return

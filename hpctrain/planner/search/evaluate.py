@@ -185,11 +185,11 @@ def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
 
 
 def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Prediction:
-    """Return the plan with its nearest cut moved to the seam if that fits and costs next to nothing, else the plan as
-    it is.
+    """Return the plan with its nearest cut moved to the seam, or the plan as it is.
 
-    The seam is where the decoder of an encoder-decoder begins. The cost model gives the messages of all cuts the size
-    of the largest, so it does not see that messages at the seam are smaller.
+    The cut moves only if the new layout fits the memory and its step is hardly longer. The seam is where the decoder of
+    an encoder-decoder begins. The cost model gives the messages of all cuts the size of the largest, so it does not see
+    that messages at the seam are smaller.
 
     Args:
         max_slowdown: share of the step's time that the cut at the seam may cost.

@@ -59,7 +59,7 @@ class GoodputConstraint:
 
 @dataclass(frozen=True)
 class Objective:
-    """What the planner minimises among the plans that meet the constraints."""
+    """The quantity that the planner minimises (`goal`), and the constraints that a plan must meet."""
 
     goal: Goal = "time"
     watts: Mapping[str, float] = field(default_factory=dict)

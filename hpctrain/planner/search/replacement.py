@@ -272,7 +272,7 @@ def _held(plan: Plan) -> HeldState:
 
 
 UnitsByNode = dict[str, list[tuple[TensorParallelGroup, frozenset[int]]]]
-"""Node -> its tensor-parallel groups, each with the blocks that the new plan gives to it."""
+"""Node -> its tensor-parallel groups, each with the blocks that the group holds in the new plan."""
 
 
 def _by_node(layout: Layout) -> UnitsByNode:

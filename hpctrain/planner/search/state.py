@@ -30,7 +30,7 @@ class SearchResult(NamedTuple):
     """The space with the best plan's memory options."""
     best: Prediction | None
     bound_s: float
-    """Seconds that no plan of the whole space beats."""
+    """Seconds that no plan of the space beats, whatever its memory options."""
     ended: bool
     """False if options that could still win were skipped because patience ran out."""
 
@@ -227,8 +227,8 @@ class CandidateQueue:
         return best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
 
     def first_spaces(self, dims: ParallelDims) -> Iterator[SearchSpace]:
-        """Yield the spaces whose memory options are tried first; `push_leaner_options` adds more spaces if layouts of
-        these do not fit.
+        """Yield the spaces whose memory options are tried first. If their layouts do not fit, `push_leaner_options`
+        adds more spaces.
         """
         yield self.plain
         if not self.may_save_memory:

@@ -65,13 +65,14 @@ class LinkJitter:
 def sample_step_times(
     cost: CostModel, layout: Layout, jitter: LinkJitter, draws: int, rng: np.random.Generator, variation: float = 0.0
 ) -> FloatArray:
-    """Return [draw] -> seconds of a step.
+    """Return [draw] -> seconds of a simulated step.
 
     `jitter` delays the messages between stages and the hops of tensor-parallel and data-parallel all-reduces.
     `variation` changes the time of every action. All other times, such as those of ZeRO's collectives, stay as
     predicted.
 
     Args:
+        draws: number of simulated steps.
         variation: coefficient of variation of an action's time (log-normal with the predicted mean).
     """
     step = simulate_step(cost, layout)
@@ -94,7 +95,7 @@ def _after_all_reduce(
 ) -> FloatArray:
     """Return [draw] -> seconds of the step, including all-reduce and update.
 
-    A ring of n ranks sends 2(n − 1) messages one after the other, and each time waits for the latest hop.
+    A ring of n ranks sends 2(n − 1) messages one after the other; each of them waits for the latest hop.
 
     Args:
         ends: [pipeline rank] -> [draw] -> seconds until all replicas have ended their actions.
