@@ -51,7 +51,9 @@ class SearchLimits:
     warm_start_patience: int = 1
     """Patience (see `patience_by_devices`) of a search that has a plan from a warm start."""
     misfit_factor: int = 3
-    """An option that does not fit the memory uses up this many times less patience than one that fits."""
+    """An option that does not fit the memory uses up this many times less patience (see `patience_by_devices`) than one
+    that fits.
+    """
 
     max_compared_units: int = 64
     """Largest number of tensor-parallel groups whose links are compared pair by pair, to find groups that are

@@ -51,7 +51,9 @@ class StageGradients(NamedTuple):
     number_bytes: float
     """Bytes of one number of a gradient before compression."""
     width: float
-    """Side of a square matrix that low rank shrinks to the same share as the model's matrices."""
+    """Side of a square matrix that low rank shrinks by the same factor as the model's matrices (see
+    `low_rank_width`).
+    """
     copy_s: float
     """Seconds to copy a number into a flat bucket and, if needed, its sum back."""
     codec_s: CodecSeconds | None
@@ -125,7 +127,7 @@ def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
 
 
 def low_rank_width(dim: int, tp: int) -> float:
-    """Return the side of a square matrix that low rank shrinks to the same share as a dim × dim matrix in `tp` parts.
+    """Return the side of a square matrix that low rank shrinks by the same factor as a dim × dim matrix in `tp` parts.
 
     With rank r, the width follows from r·(1 + tp)/dim = 2·r/width.
     """

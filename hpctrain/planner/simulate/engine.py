@@ -226,7 +226,7 @@ class PathSegment:
     rank: int
     actions: tuple[Action, ...]
     start: float
-    """Seconds from the start of the step."""
+    """Start of the segment, in seconds from the start of the step."""
     end: float
     waited: float
     """Seconds between the end of the previous segment and the start of this one, in which a message travels; 0 for the
