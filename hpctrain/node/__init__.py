@@ -1,1 +1,2 @@
-"""The process on each node of a run: it uses agent, planner, probe and the run folder, and never imports torch."""
+"""The commands of `python -m hpctrain.node`: the process on each node of a run or a probe, and the commands that the
+job script calls. They never import torch."""

@@ -1,4 +1,5 @@
-"""`python -m hpctrain.node VERB`: the task that runs on each node, under Slurm or as a local process."""
+"""`python -m hpctrain.node VERB`: the process on each node of a run or a probe, and the commands that the job script
+calls."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ VERBS = {
     "end": ("hpctrain.node.attempt", "end"),
     "close": ("hpctrain.node.close_lost_job", "main"),
 }
-"""Verb -> module and function that carries it out."""
+"""Verb -> (module, function) that carries out the verb."""
 
 
 def main(argv: list[str]) -> int:
-    """Run a verb and return the exit code; an error is one line on stderr."""
+    """Carry out the verb argv[0] and return the exit code; an error of hpctrain is one line on stderr."""
     if not argv or argv[0] not in VERBS:
         print(f"usage: python -m hpctrain.node {{{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE

@@ -1,7 +1,7 @@
-"""`python -m hpctrain.node begin|end`: what the job script does before and after the step, on the batch node.
+"""`python -m hpctrain.node begin|end`: what the job script calls before and after the job step, on the batch node.
 
-`begin` prints the attempt's number, or nothing when there is nothing to do. `end` decides how the run goes on.
-Both read the state on which `jobs.policy` decides from the run folder and from Slurm.
+`begin` opens an attempt and prints its number, or nothing if the run is over. `end` closes the attempt and decides how
+the run goes on. Both read the state on which `jobs.policy` decides from the run folder and from Slurm.
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 from hpctrain.slurm.job import JobInfo
 
 CONTROLLER_WAIT_S = 60.0
-"""Seconds for which an unreachable controller is asked again; the save notice leaves time for it."""
+"""Seconds for which an unreachable controller is asked again; the save notice comes early enough for that."""
 RETRY_S = 2.0
 JOB_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that name the devices Slurm gave to this job; the next job gets others."""
 
 
 def begin(argv: list[str]) -> int:
-    """Open a new attempt in the run folder and print its number; print nothing if the run is over.
+    """Open a new attempt in the run folder and print its number; print nothing if the run is over. Return the exit
+    code.
 
     Raises:
-        RefusedError: the run goes on as another job.
+        RefusedError: the run goes on as another job, or the controller does not answer.
         InputError: others can write to the run folder.
     """
     options = _parse("begin", argv)
@@ -99,7 +100,7 @@ def begin(argv: list[str]) -> int:
 
 
 def end(argv: list[str]) -> int:
-    """Close the attempt and decide what comes next; return the exit code of the job."""
+    """Close the attempt, decide how the run goes on and carry that out; return the exit code of the job."""
     options = _parse("end", argv)
     folder = RunFolder(options.folder)
     run, events = run_of(folder.path), read_events(folder.path / "events.jsonl", options.attempt)
@@ -116,10 +117,10 @@ def end(argv: list[str]) -> int:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process began with.
+    """Return the environment with which a process began, without the variables that name its job's devices.
 
-    For the job script it is the environment before the lines of cluster.setup changed it. The next job is queued with
-    it, so that module paths do not grow from job to job.
+    For the job script that is the environment before the lines of cluster.setup. The next job is queued with it, so
+    that search paths, to which these lines add folders, do not grow from job to job.
     """
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -131,7 +132,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _EndedAttempt:
-    """An attempt that has ended, and the states that were reported about it."""
+    """An attempt that has ended, and the states that notifications have reported about it."""
 
     folder: RunFolder
     number: int
@@ -140,7 +141,7 @@ class _EndedAttempt:
     reported: list[NotifyState] = field(default_factory=list)
 
     def record(self, verdict: JobVerdict) -> None:
-        """Complete the attempt's line in attempts.jsonl by the verdict, and report the verdict."""
+        """Complete the attempt's line in attempts.jsonl by the verdict, and print, log and notify the verdict once."""
         reason = self.outcome.reason if verdict.act == "wait" and self.outcome.reason else verdict.reason
         now = SystemClock().wall()
         self.folder.end_attempt(self.number, now, reason, self.outcome.code, verdict.exit_class, self.events)
@@ -157,7 +158,11 @@ class _EndedAttempt:
 
 
 def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool) -> None:
-    """Decide how the run goes on after a job that was submitted for it, record the verdict and carry it out."""
+    """Decide how the run goes on after its batch job, record the verdict and carry it out.
+
+    Args:
+        same_job: whether to requeue this job instead of queueing a new one.
+    """
     folder, job = ended.folder, os.environ["SLURM_JOB_ID"]
     state = replace(state, successor=_first_successor(folder, job, slurm))
     verdict = _decide_and_requeue(ended, run, state, slurm, same_job)
@@ -170,10 +175,10 @@ def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Sl
 def _decide_and_requeue(
     ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool
 ) -> JobVerdict:
-    """Return the recorded verdict, and queue the run again where it says so.
+    """Record the verdict, queue the run again if the verdict is `again`, and return the verdict.
 
     An unreachable controller is asked again for CONTROLLER_WAIT_S, because nothing else would queue the run again. The
-    verdict is recorded before the job is queued again, as a requeue ends this process.
+    verdict is recorded before the run is queued again, because a requeue ends this process.
     """
     job, clock = os.environ["SLURM_JOB_ID"], SystemClock()
     deadline = clock.now() + CONTROLLER_WAIT_S
@@ -204,7 +209,7 @@ def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: 
     """Requeue this job, or queue the run's next job; if sbatch refuses the next job, requeue this one.
 
     Raises:
-        CommandError: neither was possible.
+        CommandError: Slurm refused, or the controller does not answer.
     """
     now = SystemClock().wall()
     if same_job:
@@ -232,7 +237,7 @@ def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: 
 
 
 def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> None:
-    """Make the waiting successor the run's current job, because Slurm ended this one. A failure is only printed."""
+    """Make the waiting successor the run's newest job, because Slurm ended this job. An error is only printed."""
     with _reported("{}"):
         info = slurm.job(job)
         if info is not None and not info.is_waiting:
@@ -241,8 +246,8 @@ def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> N
 
 
 def _first_successor(folder: RunFolder, job: str, slurm: Slurm) -> str | None:
-    """Return the id of the job that is queued behind this one; if the controller does not answer, the last one that was
-    recorded; None if there is none."""
+    """Return the id of the job that waits behind the job `job`, from successors.jsonl if the controller does not
+    answer; None without such a job."""
     try:
         waiting = waiting_successors(folder.path, slurm)
     except CommandError:
@@ -251,7 +256,7 @@ def _first_successor(folder: RunFolder, job: str, slurm: Slurm) -> str | None:
 
 
 def _close_unfinished(folder: RunFolder, run: Run, number: int, job: str | None, slurm: Slurm) -> None:
-    """Complete the line of an attempt whose script was killed, from its events, else from what Slurm knows.
+    """Complete the line of an attempt whose job script was killed, from its events and from what Slurm knows of `job`.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -270,7 +275,7 @@ def _close_unfinished(folder: RunFolder, run: Run, number: int, job: str | None,
 
 
 def _ensure_queued(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
-    """Queue the missing successors. The attempt begins even where this fails."""
+    """Queue the missing successors. An error is only printed, so that the attempt begins anyway."""
     before = len(read_successors(folder.path))
     with _reported("recovery.successors: not all are queued ({})"):
         ensure_queued(folder.path, run, slurm, now)
@@ -279,9 +284,9 @@ def _ensure_queued(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> Non
 
 
 def _end_unneeded_job(folder: RunFolder, slurm: Slurm, over: JobVerdict) -> int:
-    """End a job that begins although its run is over, cancel its successors, and return its exit code.
+    """Cancel the successors of a job that begins although its run is over, and return the job's exit code.
 
-    It is 0 only if the run is done: other jobs may depend on its success.
+    The code is 0 only if the run is done, because other jobs may depend on the success of this job.
     """
     _say(over.reason)
     _cancel_successors(folder, slurm)
@@ -297,7 +302,7 @@ def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
 
 
 def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
-    """Make the jobs of runs that wait for this run wait for this run's current job."""
+    """Make the jobs of other runs that wait for this run wait for this run's current jobs; print what was done."""
     for line in refresh_dependent_runs(folder.path, slurm, os.environ):
         _say(line)
 
@@ -337,7 +342,7 @@ def _parse(verb: str, argv: list[str]) -> argparse.Namespace:
 def read_attempt_state(
     folder: RunFolder, run: Run, attempt: int, code: int | None, events: Sequence[Event]
 ) -> AttemptState:
-    """Return the state of an ended attempt from the run folder, without what Slurm knows.
+    """Return the state of an ended attempt as far as the run folder shows it; fields that need Slurm have defaults.
 
     Args:
         code: exit code of srun; None for an attempt whose script was killed.
@@ -360,7 +365,7 @@ def read_attempt_state(
 
 
 def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -> RunState:
-    """Return the state of the run that a beginning job continues, from the run folder and Slurm.
+    """Return the state of a run for the job that begins to continue it, from the run folder and Slurm.
 
     Args:
         job: id of the job that begins.
@@ -383,9 +388,9 @@ def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -
 
 
 def job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
-    """Return what Slurm, or else its accounting, knows of an earlier job of the run.
+    """Return what Slurm, or else its accounting, knows of an earlier job of the run; None if neither knows the job.
 
-    It returns None for the job that this process runs in, because Slurm only knows that it runs.
+    For the job of this process it returns None too, because Slurm knows no end of it yet.
     """
     if job is None or job == os.environ.get("SLURM_JOB_ID"):
         return None

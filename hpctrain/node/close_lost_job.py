@@ -1,8 +1,9 @@
-"""`python -m hpctrain.node close`: another node ends the job of a finished run whose batch node was lost.
+"""`python -m hpctrain.node close`: ends the job of a finished run from another node, because the batch node with the
+job script was lost.
 
-It runs outside any image, on the first node of the last generation, when the batch node was not a member of that
-generation. Otherwise the job's nodes would stay allocated until Slurm gives up the lost node, which takes minutes on
-most clusters.
+The command runs outside any image, on the first node with ranks in the last generation, if the batch node had no ranks.
+Without it the job's nodes would stay allocated until Slurm gives up the lost node, which takes minutes on most
+clusters.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.slurm.commands import Slurm
 
 SCRIPT_WAIT_S = 5.0
-"""Seconds to wait for a job script that may still be alive to notice that the run is finished; it checks each
-second."""
+"""Seconds to wait for a sign of the job script, which may still be alive: it checks every second whether the run is
+finished."""
 POLL_S = 0.25
 
 
 def main(argv: list[str]) -> int:
-    """Close the attempt as its job script would, and end the job; return the exit code.
+    """Complete the attempt's line as the job script would, and cancel the job; do nothing if the job script is alive.
+    Return exit code 0.
 
     Raises:
         InputError: others can write to the run folder.
-        CommandError: Slurm refuses; the job then ends when Slurm gives up the lost node.
+        CommandError: Slurm does not cancel the job; the job then ends when Slurm gives up the lost node.
     """
     parser = argparse.ArgumentParser(prog="hpctrain.node close")
     parser.add_argument("--folder", type=Path, required=True)
@@ -45,7 +47,14 @@ def main(argv: list[str]) -> int:
 
 
 def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -> bool:
-    """End the job and return True; return False where its script is alive or has closed the attempt already."""
+    """Complete the attempt's line, cancel the job of this process and return True. Return False and do neither if the
+    job script is alive or has completed the line already.
+
+    Args:
+        folder: the run folder.
+        number: number of the attempt.
+        again: value of the option `--again` of `hpctrain.node end`.
+    """
     deadline = clock.now() + SCRIPT_WAIT_S
     while clock.now() < deadline:
         if is_job_script_alive(folder, number):

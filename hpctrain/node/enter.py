@@ -1,6 +1,7 @@
-"""`python -m hpctrain.node enter`: this process becomes a command, inside the run's image where it has one.
+"""`python -m hpctrain.node enter`: replaces its process by a command, inside the run's image if the run has one.
 
-It runs on each node, outside the image: the node's driver, temporary folders and runtime decide how the image starts.
+The command `enter` runs on each node, outside the image, because the node's GPU driver, temporary folders and container
+runtime decide how the image starts.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.folder import check_trusted
 
 IMAGE_TOOLS_FOLDER = "image-tools"
-"""Folder in a run folder with the scripts that each node puts first on the path of the image's runtime."""
+"""Folder in a run folder with a subfolder for each node. Its scripts come first on the PATH of the container runtime,
+and replace programs of the runtime."""
 
 
 def main(argv: list[str]) -> int:
-    """Replace this process by the command; it does not return unless it raises an error.
+    """Replace this process by the command in `argv`; return only by raising an error.
 
     Raises:
         InputError: others can write to the run folder, no runtime is on the path here, or a path cannot be bound.
@@ -43,7 +45,14 @@ def main(argv: list[str]) -> int:
 def command_in_container(
     folder: Path, command: list[str], environ: Mapping[str, str], host: entry.Host, which: entry.Which, with_code: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return argv and environment that run a command in the image of the run in `folder`, on this node.
+    """Return the argv and the environment that run a command on this node, in the image of the run in `folder` if it
+    has one.
+
+    Args:
+        environ: variables of this process.
+        host: what this machine has that the image's start depends on.
+        which: returns the path of a program by name, or None.
+        with_code: whether the command can import the run's copy of your code.
 
     Raises:
         InputError: no runtime is on the path here, or a path cannot be bound.

@@ -1,4 +1,5 @@
-"""Makes the record of the next generation: its members, the plan that they run, the checkpoint that they start from."""
+"""Makes the record of the next generation: its members, the plan that they run, and the checkpoint from which they
+start."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from hpctrain.schedule.resolve import schedule_of
 
 @dataclass
 class _PendingEvents:
-    """Events and public plan files that are written once the agents have agreed on the record. A losing proposal writes
-    neither."""
+    """Events, and plans by file name, that are written once the agents have agreed on the record of a generation. For a
+    record that loses against another proposal nothing is written."""
 
     events: list[tuple[EventKind, str, dict[str, Any]]] = field(default_factory=list)
     files: dict[str, Plan] = field(default_factory=dict)
@@ -47,11 +48,12 @@ class GenerationMaker:
     event_log: EventLog
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the record of the next generation, and a function that publishes its events and plan once the agents
-        have agreed on it.
+        """Return the record of the next generation with its plan, and a function that writes the events and the public
+        plan file, to be called once the agents have agreed on the record.
 
         Raises:
-            RefusedError: the model does not fit on the remaining nodes, or the given plan is for other devices.
+            RefusedError: the model does not fit on the members' nodes, the plan in the run folder is for other devices,
+                or all saved checkpoints are lost.
             FileError, InputError: topology or plan cannot be used.
         """
         pending = _PendingEvents()
@@ -77,7 +79,7 @@ class GenerationMaker:
         return ProposedGeneration(record, plan, lambda: self._publish(proposal.number, pending))
 
     def newest_checkpoint(self) -> str | None:
-        """Return the path of the newest published checkpoint, relative to the run folder."""
+        """Return the path of the newest complete checkpoint folder, relative to the run folder; None without one."""
         name = RunFolder(self.folder).newest_checkpoint()
         return f"checkpoints/{name}" if name is not None else None
 
@@ -88,7 +90,12 @@ class GenerationMaker:
             self.event_log.write(kind, number, reason, **data)
 
     def _plan(self, proposal: Proposal, pending: _PendingEvents) -> Plan:
-        """Return the plan in use if all its nodes are alive, else a new one for those that are."""
+        """Return the plan of the last generation, or the newest plan in the run folder, if it fits the members' nodes;
+        else a new plan for these nodes.
+
+        Args:
+            pending: gets the events and the public plan file.
+        """
         nodes = [member.node for member in proposal.members]
         previous = proposal.previous
         if previous is not None and previous.attempt == proposal.attempt:
@@ -103,17 +110,19 @@ class GenerationMaker:
         return self._plan_from_folder(given, nodes, pending)
 
     def _is_outdated(self, given: Path, previous: Generation, nodes: list[str]) -> bool:
-        """Whether the given plan no longer fits.
+        """Whether a new attempt should not use the plan at `given`: the attempt has other nodes than the last
+        generation, or its topology's verdict excludes a node of the plan.
 
-        A new attempt may have got other nodes than the last one, all of which are worth planning for. Or its probe
-        excludes a node that the plan uses.
+        Args:
+            previous: the last generation, of an earlier attempt.
+            nodes: nodes of the new generation.
         """
         if {member.node for member in previous.members} != set(nodes):
             return True
         return not set(self._topology().verdict.exclude).isdisjoint(Plan.read(given, owned=True).nodes)
 
     def _plan_from_folder(self, path: Path, nodes: list[str], pending: _PendingEvents) -> Plan:
-        """Return the plan at `path` in the run folder, after checking it, because a person may have edited it."""
+        """Return the plan at `path` in the run folder. The plan is checked, because a person may have edited it."""
         plan = Plan.read(path, owned=True)
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
         check_devices(plan, self._topology(), str(path))
@@ -125,7 +134,11 @@ class GenerationMaker:
     def _new_plan(
         self, proposal: Proposal, nodes: list[str], pending: _PendingEvents, replaced: Plan | None = None
     ) -> Plan:
-        """Return the planner's plan for these nodes, checked as a plan file is, so that no worker refuses it."""
+        """Return a new plan of the planner for `nodes`. It is checked like a plan file, so that no worker refuses it.
+
+        Args:
+            replaced: the plan that can no longer run because its nodes are gone; None without one.
+        """
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
         topology = self._topology().only(nodes)
         first = proposal.previous is None and replaced is None
@@ -147,20 +160,22 @@ class GenerationMaker:
         return Topology.read(self.folder / "topology.json", owned=True)
 
     def _profile(self) -> CalibrationProfile | None:
-        """Return the calibration from the run's own steps; None if it cannot be read, as the run goes on without it."""
+        """Return the profile from the run's measured steps; None if there is none or it cannot be read, because a plan
+        can be made without it."""
         try:
             return learned_profile(self.folder, self.run, self.run.spec())
         except (HpctrainError, OSError):
             return None
 
     def _checkpoint(self, number: int, pending: _PendingEvents) -> str | None:
-        """Return the newest checkpoint that verifies.
+        """Return the path of the newest checkpoint that verifies, relative to the run folder; None if the run has saved
+        none.
 
         Each newer checkpoint that does not verify is renamed and reported as an event, so that it counts neither as
         progress nor as one of the checkpoints to keep.
 
         Raises:
-            RefusedError: the run had saved its state, and none of it can be used.
+            RefusedError: the run had saved a checkpoint, and none can be used.
         """
         checkpoints = self.folder / "checkpoints"
         with contextlib.suppress(OSError):
@@ -175,12 +190,16 @@ class GenerationMaker:
         return f"checkpoints/{newest.path.name}" if newest else None
 
     def _check_no_checkpoint_lost(self, number: int, skipped: list[published.SkippedCheckpoint]) -> None:
-        """Check that a run which begins from the seed had saved nothing.
+        """Check that a run without a usable checkpoint had not saved one. If it had, write the loss as events.
 
-        Refused checkpoints stay in place: a file system may come back.
+        Checkpoints that do not verify keep their names, because a file system may come back.
+
+        Args:
+            number: number of the proposed generation.
+            skipped: the checkpoints that do not verify.
 
         Raises:
-            RefusedError: the run had saved a step.
+            RefusedError: the run had saved a checkpoint.
         """
         step = saved_step(read_events(self.folder / "events.jsonl"))
         if step is None:

@@ -1,7 +1,8 @@
-"""`python -m hpctrain.node probe`: one node's part in a probe; the first node writes FOLDER/topology.json.
+"""`python -m hpctrain.node probe`: the process of one node of a probe. That of the first node writes topology.json into
+the probe's folder.
 
-`node run` shares the options: the node, from the command line or from Slurm's environment inside a job step, and the
-process with which the node process ends.
+The module also has what `hpctrain.node run` needs too: the options that name the node, and the check whether the parent
+process has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hpctrain.records.topology.topology import Topology
 
 
 def main(argv: list[str]) -> int:
-    """Take part in the probe; return 0 when the probe completed, whatever its verdict."""
+    """Take part in the probe as one node; return 0 once the probe is complete, whatever its verdict."""
     options = _parser().parse_args(argv)
     place = node_address(options)
     if options.parent is not None:
@@ -52,7 +53,8 @@ def main(argv: list[str]) -> int:
 
 
 def _write_topology(measured: Topology, folder: Path) -> None:
-    """Write the topology as measured so far, and remove the pair files that it no longer names."""
+    """Write the topology as measured so far to the file PARTIAL_FILE in the probe's folder, and remove older files with
+    pair measurements (pairs-*.npz)."""
     measured.write(folder / PARTIAL_FILE)
     named = measured.fabric.matrix
     for old in folder.glob("pairs-*.npz"):
@@ -61,7 +63,8 @@ def _write_topology(measured: Topology, folder: Path) -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """End this process when the process `parent` that started it has ended, even if it ended before this call."""
+    """Wait until the process with id `parent`, which started this process, has ended; then end this process with exit
+    code 1."""
     started_for = Parent(parent)
     while not started_for.is_gone():
         time.sleep(0.5)
@@ -92,7 +95,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """Name and address of the node that this process runs on, and all nodes of its job."""
+    """Name and address of the node on which this process runs, and the names of all nodes of its job step."""
 
     node: str
     nodes: tuple[str, ...]
@@ -100,11 +103,11 @@ class NodeAddress:
     addr: str
     """Address at which the other nodes reach this node."""
     local: bool
-    """Whether it is a virtual node of this machine."""
+    """Whether the node is a virtual node of this machine."""
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add to the parser the options that say which node this process runs on."""
+    """Add to the parser the options that name the node of this process, and the parent process with which it ends."""
     parser.add_argument("--node", help="name of this node; default: SLURMD_NODENAME")
     parser.add_argument("--nodes", help="all nodes, as a node set: 'n[01-16]'; default: SLURM_STEP_NODELIST")
     parser.add_argument("--local", action="store_true", help="a virtual node of this machine: loopback")
@@ -113,10 +116,13 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def node_address(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> NodeAddress:
-    """Return the address that options and environment give.
+    """Return the node of this process with its address, from the command line, else from Slurm's environment.
+
+    Args:
+        options: the parsed options of `add_node_arguments`.
 
     Raises:
-        InputError: neither gives it, or the node is not among the nodes.
+        InputError: neither names the node and all nodes, or the node is not among all nodes.
     """
     node = options.node or environ.get("SLURMD_NODENAME")
     # A step may have fewer nodes than its allocation.
@@ -152,7 +158,7 @@ class Parent:
 
 
 def _started(pid: int) -> str | None:
-    """Return the start time of a process, in the kernel's ticks; None if there is none, or only a zombie."""
+    """Return the start time of a process in the kernel's clock ticks, as text; None if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

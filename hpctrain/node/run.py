@@ -1,5 +1,5 @@
-"""`python -m hpctrain.node run`: runs one node of one attempt: the probe if needed, then the agent until the run
-ends."""
+"""`python -m hpctrain.node run`: the process of one node in one attempt. It probes if needed, then is the node's agent
+until the attempt ends."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from hpctrain.runs.folder import check_trusted
 from hpctrain.runs.secrets import secret_values
 
 FINISHED_FILE = "finished"
-"""File in a run folder that says that the run is over, even if a lost node's task seems to run. The job script checks
-for it."""
+"""File in a run folder that says that the run is done. The job script checks for it, because srun may still wait for
+the task of a lost node."""
 FLIGHT_RECORDER_EVENTS = 2000
-"""Operations that NCCL's flight recorder remembers; about a kilobyte each."""
+"""Number of operations that NCCL's flight recorder remembers, at about a kilobyte each."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 PROBE_WAIT_S = 300.0
-"""Seconds that the other nodes wait for the first one to write the topology."""
+"""Seconds for which the other nodes wait until the first node has written topology.json."""
 
 
 def main(argv: list[str]) -> int:
-    """Probe, plan and train as one node; return the exit code of the run."""
+    """Probe, plan and train as one node; return the exit code of this node's agent."""
     options = _parse(argv)
     stop = _StopRequest(options.parent)
     stop.listen()
@@ -69,7 +69,13 @@ def main(argv: list[str]) -> int:
 
 
 def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
-    """Take this node's part in an attempt; return the exit code of the run."""
+    """Probe if needed, prepare the workers' environment, be the node's agent until the attempt ends, and write the exit
+    marker; return the exit code of the agent.
+
+    Args:
+        place: identity of the agent.
+        local: whether the node is a virtual node of this machine.
+    """
     folder, attempt, nodes = place.folder, place.attempt, place.nodes
     if place.node == nodes[0]:
         event_log.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
@@ -109,13 +115,14 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
 
 
 def _last_generation(place: AgentIdentity) -> Generation | None:
-    """Return the newest generation of this attempt; None before its first."""
+    """Return the newest generation of this attempt; None before the attempt's first generation."""
     newest = GenerationStore(place.folder / GENERATIONS).newest()
     return newest if newest is not None and newest.attempt == place.attempt else None
 
 
 def _newest_generation(place: AgentIdentity) -> int:
-    """Return the number of the attempt's newest generation; -1 before its first, or if it cannot be read."""
+    """Return the number of the attempt's newest generation; -1 before the first one, or if the record cannot be
+    read."""
     with contextlib.suppress(HpctrainError, OSError):
         newest = _last_generation(place)
         return -1 if newest is None else newest.number
@@ -123,7 +130,8 @@ def _newest_generation(place: AgentIdentity) -> int:
 
 
 def _fork_server_loss_logger(place: AgentIdentity, event_log: EventLog) -> Callable[[ForkServerExit], None]:
-    """Return the function that writes an event when a fork server ends."""
+    """Return a function that writes the event fork_server_lost; it is to be called when a fork server ends by
+    itself."""
 
     def tell(loss: ForkServerExit) -> None:
         how = {"signal": -loss.code} if loss.code < 0 else {"exit_code": loss.code}
@@ -144,12 +152,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 class _Stopped(BaseException):
-    """A stop was requested at a place where the node can stop at once. It is a BaseException, so that no error handler
-    catches it."""
+    """Raised when a stop is requested while the node can stop at once. It is a BaseException, so that no handler of
+    errors catches it."""
 
 
 class _StopRequest:
-    """The request to save a checkpoint and exit; calling the object returns what asked for it, or None.
+    """The request to save a checkpoint and exit. Calling the object returns who asked, such as SIGTERM; None if nobody
+    did.
 
     Slurm sends SIGTERM to a preempted job, and SIGUSR2 before the time limit (on some clusters also at preemption). A
     local run stops when its supervisor has ended.
@@ -161,7 +170,8 @@ class _StopRequest:
         self._at_once = False
 
     def listen(self) -> None:
-        """Install the signal handlers. Signals that came while the program was loading arrive now."""
+        """Install the handlers of SIGTERM and SIGUSR2, and unblock these signals, which were blocked while the program
+        was loading."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._ask)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -194,8 +204,8 @@ class _StopRequest:
 
 
 def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local: bool, runner: Runner) -> Topology:
-    """Return the topology: the one in the run folder, else that of a probe that is run now. The first node reports a
-    refusal."""
+    """Return the topology in the run folder; without one, probe first. The first node writes the events: the probe's
+    result, excluded nodes and a refusal."""
     path = place.folder / "topology.json"
     given = path.exists()
     if not given:
@@ -250,11 +260,11 @@ def _agent(place: AgentIdentity, run: Run, topology: Topology, group: WorkerGrou
 
 
 def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str, str]:
-    """Return the environment of the workers.
+    """Return the environment variables of this node's workers: those of this process, and more.
 
-    It holds the run's secrets, and the run's copy of the person's code on the module path, also for processes that
-    workers start. Unless set already, it selects the network interface of this node's address for collectives, and
-    makes NCCL write its last operations beside the logs at a timeout.
+    They hold the run's secrets, and put the run's copy of your code first on the module path, also for processes that
+    workers start. Unless set already, they select the network interface of this node's address for collectives, and
+    make NCCL write its last operations into the folder `logs` at a timeout.
     """
     env = dict(os.environ) | secret_values(run, os.environ)
     env |= code_on_path(place.folder, env)
@@ -269,7 +279,7 @@ def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str,
 
 
 EVERY_S = 2.0
-"""Fewest seconds between two events of one phase."""
+"""Fewest seconds between two events about one phase of the probe."""
 
 _WORDS = {
     "join": "{done} of {planned} nodes have come",
@@ -280,8 +290,8 @@ _WORDS = {
 
 
 class ProbeProgress:
-    """A progress callback with (phase, done, planned) that writes an event when a phase begins, and at each further
-    quarter of the phase."""
+    """A callback for the progress of a probe: it is called with (phase, done, planned), and writes an event when a
+    phase begins and at each further quarter of the phase."""
 
     def __init__(self, event_log: EventLog, clock: Clock) -> None:
         self._event_log = event_log
@@ -302,15 +312,16 @@ class ProbeProgress:
 
 
 THREADS = "OMP_NUM_THREADS"
+"""Environment variable with the number of threads of a worker."""
 
 
 def thread_environment(topology: Topology, node: str, cores: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that gives each worker of the node an equal share of the cores.
-
-    It is empty for a single worker, as torch then uses all cores, and where the variable is set already.
+    """Return {OMP_NUM_THREADS: number} that gives each worker of the node an equal share of the cores; {} if the node
+    has a single worker, because torch then uses all cores, or if `env` has the variable already.
 
     Args:
-        cores: cores that this process may use.
+        node: name of the node.
+        cores: number of cores that this process may use.
         env: the workers' environment.
     """
     workers = sum(len(entry.devices) for entry in topology.nodes if entry.id == node)

@@ -1,4 +1,5 @@
-"""`data.stage: node`: each node copies its data to its own disk before the workers start, or goes on without."""
+"""Copies a run's corpora to the node's own disk before the workers start, if the run file says `data.stage: node`. If a
+corpus cannot be copied, the workers read it in place."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from hpctrain.corpus.read.tokens import read_index
 from hpctrain.records.run.data import Data
 
 STAGING_LIMIT_MIN_S = 60.0
+"""Seconds that copying may take in addition to the time at the slowest rate."""
 STAGING_RATE_MIN_BYTES_PER_S = 50e6
-"""Slowest rate at which copying is waited for: on a slower shared file system, the node reads the data in place."""
+"""Slowest rate of copying: from a slower shared file system, the node reads the data in place."""
 
 
 def staging_limit_s(data: Data) -> float:
-    """Return the seconds that copying may take; the other nodes wait as long for a node that copies."""
+    """Return the seconds that copying may take. The other nodes wait for so long until a node that copies joins."""
     if data.stage == "none":
         return 0.0
     return (
@@ -33,9 +35,14 @@ def staging_limit_s(data: Data) -> float:
 def stage_data(
     data: Data, event_log: EventLog, environ: Mapping[str, str], clock: Clock, stop: Callable[[], str | None]
 ) -> dict[str, str]:
-    """Copy the data to this node's disk; return the environment variables that lead the workers to the copies.
+    """Copy the corpus folders to this node's disk; return the environment variable with the paths of the copies, for
+    the workers; {} if the run file does not ask for copies.
 
-    The copies stay as long as this process lives. A folder that cannot be copied is read in place; an event says why.
+    While this process runs, no other process removes the copies. A folder that cannot be copied is read in place; an
+    event says why.
+
+    Args:
+        stop: returns who asked this node to stop, or None; a request to stop ends the copying.
     """
     copies: dict[str, str] = {}
     if data.stage == "none":
@@ -65,7 +72,8 @@ def stage_data(
 
 
 def stage_base(data: Data, environ: Mapping[str, str]) -> Path:
-    """Return the folder on the node's own disk: `data.stage_folder`, else the temporary folder of job or site."""
+    """Return the folder for copies on the node's own disk: `data.stage_folder`, else SLURM_TMPDIR, else TMPDIR, else
+    /tmp."""
     given = data.stage_folder or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     return Path(os.path.expandvars(given)).expanduser()
 

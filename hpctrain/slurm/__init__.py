@@ -1,2 +1,2 @@
-"""hpctrain's interface to Slurm: its commands (argv lists, no shell), pure parsers of their output, limits, and a
-watcher of jobs."""
+"""hpctrain's interface to Slurm: runs its commands (argv lists, no shell), parses their output with pure functions,
+checks requests against limits, and watches jobs."""

@@ -1,5 +1,5 @@
-"""The cluster as Slurm describes it: partitions, nodes with their GRES and features, and the settings that matter for a
-run."""
+"""Parsers of scontrol's description of the cluster, and what they return: partitions, nodes with their GRES and
+features, and the settings that matter for a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 @dataclass(frozen=True)
 class Gres:
-    """The count of one resource on a node: ('gpu', 'a100', 4)."""
+    """How many generic resources of one name and type a node has: ('gpu', 'a100', 4). The type may be None."""
 
     name: str
     type: str | None
@@ -26,14 +26,19 @@ class Gres:
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """Return the resources of a node: 'gpu:a100:4(S:0-1),gpu:a100_3g.20gb:2' -> two; () for '(null)'."""
+    """Return the generic resources in the field Gres of a node: two for 'gpu:a100:4(S:0-1),gpu:a100_3g.20gb:2'; () for
+    '(null)'."""
     if text in ("", "(null)", "N/A"):
         return ()
     return tuple(_parse_one(_BRACKETS.sub("", item)) for item in _OUTSIDE_BRACKETS.split(text) if item)
 
 
 def gpu_count(gres: Iterable[Gres], gpu_type: str | None = None) -> int:
-    """Return the number of GPUs of a node, of one type or of all; a MIG slice counts as one."""
+    """Return the number of GPUs in a node's generic resources; a MIG slice counts as one GPU.
+
+    Args:
+        gpu_type: count only GPUs of this type; None: all.
+    """
     return sum(item.count for item in gres if item.name == "gpu" and gpu_type in (None, item.type))
 
 
@@ -50,10 +55,10 @@ _OPERATOR = re.compile(r"[&,|]")
 
 
 def has_features(constraint: str, features: Collection[str]) -> bool | None:
-    """Whether a node with these features satisfies the constraint: 'a100&nvlink' needs both, 'a100|h100' either.
+    """Whether a node with these features satisfies the constraint: 'a100&nvlink' needs both features, 'a100|h100' one.
 
-    None for constraints on several nodes at once, or with both operators (sbatch(1), --constraint), which only Slurm
-    can evaluate.
+    None for a constraint that only Slurm can evaluate: on several nodes at once, or with both operators (sbatch(1),
+    --constraint).
     """
     operators = {"&" if operator in "&," else "|" for operator in _OPERATOR.findall(constraint)}
     if len(operators) > 1 or any(character in constraint for character in "[]()*"):
@@ -63,9 +68,11 @@ def has_features(constraint: str, features: Collection[str]) -> bool | None:
 
 
 def constraint_of_groups(groups: Collection[tuple[str, int]]) -> str:
-    """Return one constraint for nodes of several kinds: [('a100', 2), ('v100&big', 1)] -> '[a100*2&(v100&big)*1]'.
+    """Return one constraint for a job on several groups of nodes: [('a100', 2), ('v100&big', 1)] ->
+    '[a100*2&(v100&big)*1]' (sbatch(1), --constraint, "Multiple Counts").
 
-    One job, and so one step, spans all of these nodes (sbatch(1), --constraint, "Multiple Counts").
+    Args:
+        groups: (constraint, number of nodes) of each group.
     """
     return "[" + "&".join(f"({names})*{count}" if "&" in names else f"{names}*{count}" for names, count in groups) + "]"
 
@@ -81,10 +88,12 @@ _SUFFIX_FLAGS = {
     "^": "REBOOT_REQUESTED",
     "-": "PLANNED",
 }
-"""Mark behind a node's state, as older versions of Slurm and sinfo print it -> the flag that the mark stands for."""
+"""Suffix of a node's state -> the flag for which the suffix stands. Older versions of Slurm, and sinfo, print
+suffixes."""
 _TAKEN = frozenset({"PLANNED", "RESERVED", "COMPLETING", "BLOCKED"})
-"""Flags of an idle node that other jobs will get."""
+"""Flags of an idle node that no other job can get now."""
 _OUT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "DRAIN", "NOT_RESPONDING", "INVALID_REG", "MAINTENANCE"})
+"""States and flags of a node that accepts no jobs."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +102,17 @@ class NodeInfo:
 
     name: str
     addr: str
+    """Network address or host name (NodeAddr)."""
     states: frozenset[str]
-    """Base state and flags, {'IDLE', 'DRAIN'}."""
+    """Base state and flags, such as {'IDLE', 'DRAIN'}."""
     gres: tuple[Gres, ...]
     features: tuple[str, ...] = ()
     """Node features that a constraint can ask for."""
 
     @property
     def accepts_jobs(self) -> bool:
-        """Whether the node runs jobs, or will when it is free; true for powered-down nodes."""
+        """Whether the node is neither down nor drained nor the like, so that jobs can run on it; true for a
+        powered-down node, which Slurm powers up."""
         return not self.states & _OUT
 
     @property
@@ -116,6 +127,7 @@ class Partition:
 
     name: str
     default: bool
+    """Whether jobs that name no partition get this one."""
     state: str
     """UP, DOWN (no job starts), DRAIN (no job is accepted) or INACTIVE."""
     nodes: tuple[str, ...]
@@ -126,10 +138,11 @@ class Partition:
     default_time_s: int | None
     """Time limit of a job that names none; None: the partition's time limit."""
     preempt_mode: str
-    """What happens to its jobs when other jobs need the nodes: OFF, REQUEUE, CANCEL or SUSPEND."""
+    """What happens to a preempted job of the partition: OFF (no preemption), REQUEUE, CANCEL or SUSPEND."""
     grace_s: int
     """Grace time: seconds between the notice of a preemption and the job's end."""
     priority_tier: int
+    """Jobs of a partition with a higher tier start first, and may preempt jobs of lower tiers."""
     allow_accounts: tuple[str, ...] | None
     """Accounts whose jobs the partition accepts; None: every account."""
     deny_accounts: tuple[str, ...]
@@ -137,38 +150,39 @@ class Partition:
     """QOS whose jobs the partition accepts; None: every QOS."""
     deny_qos: tuple[str, ...]
     needs_reservation: bool = False
-    """Whether it accepts only jobs with a reservation."""
+    """Whether the partition accepts only jobs with a reservation."""
     gres: tuple[Gres, ...] = ()
-    """Every kind of GRES on its nodes, with the largest count on one node; () without node descriptions."""
+    """Every name and type of GRES on the partition's nodes, with the largest count on one node; () if the nodes were
+    not described."""
 
 
 class ClusterConfig(TypedDict):
-    """The settings of `scontrol show config` that matter for a run. Times in seconds."""
+    """The settings of `scontrol show config` that matter for a run."""
 
     cluster: str
     version: str
     slurmd_timeout_s: int
     """Seconds of silence after which Slurm sets a node down."""
     cred_expire_s: int
-    """How long a requeued job waits (AuthInfo cred_expire, 120 where it is not set)."""
+    """Seconds that a requeued job waits before it can start (AuthInfo cred_expire; 120 if it is not set)."""
     kill_wait_s: int
-    """Time between SIGTERM and SIGKILL at the time limit."""
+    """Seconds between SIGTERM and SIGKILL at the time limit."""
     preempt_type: str
     preempt_mode: str
     preempt_send_user_signal: bool
-    """Whether a preempted job gets the signal of `sbatch --signal`; else SIGTERM only."""
+    """Whether a preempted job gets the signal of `sbatch --signal`; otherwise it gets SIGTERM only."""
     job_requeue: bool
     """Whether jobs are requeued by default."""
     max_batch_requeue: int
-    """Failed launches after which a job is held (5 where it is not set)."""
+    """Number of failed launches after which Slurm holds a job (5 if it is not set)."""
     min_job_age_s: int
-    """How long the controller keeps an ended job."""
+    """Seconds for which the controller remembers an ended job."""
     over_time_limit_s: int | None
-    """How long a job may exceed its time limit; None: for ever."""
+    """Seconds by which a job may exceed its time limit; None: without limit."""
     accounting: bool
-    """Whether sacct can return ended jobs."""
+    """Whether the cluster has accounting, so that sacct can return ended jobs."""
     topology_plugin: str
-    """How Slurm knows which nodes are close to each other: default or flat (not at all), tree, block, 3d_torus."""
+    """Slurm's plugin for the closeness of nodes: tree, block or 3d_torus; default or flat: Slurm knows no closeness."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +216,7 @@ def _node(record: dict[str, str]) -> NodeInfo:
 
 
 def node_states(text: str) -> frozenset[str]:
-    """Return base state and flags: 'IDLE*+DRAIN' -> {'IDLE', 'NOT_RESPONDING', 'DRAIN'}."""
+    """Return base state and flags in a node's state: 'IDLE*+DRAIN' -> {'IDLE', 'NOT_RESPONDING', 'DRAIN'}."""
     states = set()
     for word in text.split("+"):
         while word and word[-1] in _SUFFIX_FLAGS:
@@ -216,7 +230,7 @@ def parse_partitions(text: str, nodes: Sequence[NodeInfo] = ()) -> list[Partitio
     """Return the partitions in the output of `scontrol show partition -o`.
 
     Args:
-        nodes: the cluster's nodes, which give each partition's resources.
+        nodes: the cluster's nodes, from which the GRES of each partition are known.
 
     Raises:
         CommandError: a line lacks a field that every version prints.
@@ -303,7 +317,7 @@ def _over_time_limit(text: str) -> int | None:
 
 
 def _first_number(text: str) -> int:
-    """Return the number at the start of a value: '10 sec' -> 10; 0 where there is none."""
+    """Return the number at the start of a setting's value: '10 sec' -> 10; 0 if there is none."""
     digits = re.match(r"\d+", text, re.ASCII)
     return (digits and parse_unsigned(digits[0])) or 0
 
