@@ -1,1 +1,1 @@
-"""Show a run's files to people: report.html, the run's status, and the live view on the terminal."""
+"""What a person sees of a run: report.html, the run's status, its merged logs, and the live views on the terminal."""

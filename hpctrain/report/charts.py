@@ -2,7 +2,7 @@
 bandwidth and latency from every node to every other node.
 
 Colours are written as '@1' … '@8' (series) and '@good', '@fault' (marks). The page replaces them by those of its light
-or dark theme, so that one file serves both.
+or dark theme, so that one file serves both themes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hpctrain.report.summaries import HELD_OUT, losses_by_set
 Trace = dict[str, Any]
 Value = Callable[[MetricRow], float | None]
 Series = dict[str, tuple[Value, str]]
-"""Lines of a chart by name: a function that returns the line's value at a step, and the format of the hover text
-without the step."""
+"""Lines of a chart by name: a function that returns the line's value at a step, and plotly's template for the text at
+the pointer, without the step."""
 
 MOST_POINTS = 2000
-"""Most points of a line. If a run has more steps, every n-th step is shown, including the first and the last one."""
+"""Most points of a line. If a run has more steps, every n-th step is shown, and the last one."""
 
 COLOURS = 8
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its title and a note of one line."""
+    """A plotly figure with its title and a note of one line."""
 
     id: str
     title: str
@@ -45,19 +45,21 @@ class Chart:
 
 
 def colour(index: int) -> str:
-    """Return the colour of a series by its number; after the last colour the first one is used again."""
+    """Return the placeholder of a series' colour, such as '@1' for index 0; after the last colour the first one is used
+    again."""
     return f"@{index % COLOURS + 1}"
 
 
 def thinned(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    """Return at most about `MOST_POINTS` rows, evenly spaced, including the last one."""
+    """Return at most `MOST_POINTS` + 1 rows, evenly spaced, including the last one."""
     stride = -(-len(rows) // MOST_POINTS) or 1
     spaced = list(rows[::stride])
     return spaced if not rows or spaced[-1] is rows[-1] else [*spaced, rows[-1]]
 
 
 def loss_chart(view: RunView) -> Chart:
-    """Return the chart of the training loss by generation and the validation loss, with a line at each recovery."""
+    """Return the chart of the training loss, a line for each generation, and the validation losses; each recovery is
+    marked."""
     traces = by_generation(view.rows, lambda row: row.loss, "%{y:.4f} nats a token, step %{x}")
     validated = [(row.step, losses) for row in view.history if (losses := losses_by_set(row))]
     names = dict.fromkeys(name for _, losses in validated for name in losses)
@@ -77,7 +79,7 @@ def loss_chart(view: RunView) -> Chart:
 
 
 def throughput_chart(view: RunView) -> Chart:
-    """Return the chart of tokens per second over the steps."""
+    """Return the chart of tokens per second of the whole job over the steps."""
     traces = by_generation(view.rows, lambda row: row.tokens_per_s, "%{y:.4s} tokens/s, step %{x}")
     note = "Tokens of the whole job, by the time from one step's end to the next."
     return Chart("throughput", "Throughput (tokens/s)", note, traces, layout("step", zero=True, recovery_lines=view))
@@ -91,7 +93,7 @@ def step_time_chart(view: RunView) -> Chart:
 
 
 def stage_chart(view: RunView) -> Chart | None:
-    """Return the chart of each pipeline stage's compute time; None if no step has reported it."""
+    """Return the chart of each pipeline stage's compute time over the steps; None if no step has reported it."""
     stages = range(max((len(row.stage_time_s) for row in view.history), default=0))
     series: Series = {
         f"stage {stage}": (partial(_stage_time, stage=stage), f"stage {stage}: %{{y:.3s}}s") for stage in stages
@@ -105,7 +107,7 @@ def _stage_time(row: MetricRow, stage: int) -> float | None:
 
 
 def bubble_chart(view: RunView) -> Chart | None:
-    """Return the chart of the bubble fraction; None if no step had a pipeline."""
+    """Return the chart of the bubble fraction over the steps; None if no step had a pipeline."""
     note = "Share of the pipeline's time in which a device waited for its neighbours; mean over devices."
     series: Series = {"bubble": (lambda row: row.bubble_fraction, "%{y:.1%} idle")}
     chart = _step_chart(view, "bubble", "Pipeline bubble", note, series)
@@ -128,7 +130,7 @@ def _bytes_sent(row: MetricRow, axis: str) -> float:
 
 
 def wall_chart(view: RunView) -> Chart:
-    """Return the chart of steps over wall time: a drop is work lost to a fault, a flat stretch is time without
+    """Return the chart of steps over elapsed time: a drop is work lost to a fault, a flat stretch is time without
     training."""
     start = view.start_s or 0.0
     traces = by_generation(view.rows, lambda row: row.step, "step %{y} at %{x:.1f} s", x=lambda row: row.time_s - start)
@@ -143,7 +145,13 @@ def wall_chart(view: RunView) -> Chart:
 
 
 def by_generation(rows: Sequence[MetricRow], y: Value, hover: str, x: Value = lambda row: row.step) -> list[Trace]:
-    """Return one line per generation, so that repeated steps appear twice."""
+    """Return one line per generation, so that steps repeated by a later generation appear twice.
+
+    Args:
+        y: returns the vertical coordinate of a row.
+        hover: plotly's template for the text at the pointer.
+        x: returns the horizontal coordinate of a row; by default the step.
+    """
     generations: dict[int, list[MetricRow]] = {}
     for row in rows:
         generations.setdefault(row.generation, []).append(row)
@@ -160,7 +168,7 @@ def by_generation(rows: Sequence[MetricRow], y: Value, hover: str, x: Value = la
 
 
 def _step_chart(view: RunView, id_: str, title: str, note: str, series: Series) -> Chart | None:
-    """Return a chart over the steps that led to the final model; None if no step has a value."""
+    """Return a chart over the steps, of repeated steps the last; None if no step has a value other than 0."""
     rows = thinned(view.history)
     steps = [row.step for row in rows]
     traces = [
@@ -172,7 +180,13 @@ def _step_chart(view: RunView, id_: str, title: str, note: str, series: Series) 
 
 
 def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace:
-    """Return a line. A single point appears as a dot, and an infinite or NaN value (a diverged loss) as a gap."""
+    """Return one line of a chart. A single point appears as a dot, and an infinite or NaN value (a diverged loss) as a
+    gap.
+
+    Args:
+        index: number of the line's colour.
+        hover: plotly's template for the text at the pointer.
+    """
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 1 else "markers",
@@ -186,7 +200,13 @@ def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace
 
 
 def layout(x_title: str, zero: bool = False, recovery_lines: RunView | None = None) -> dict[str, Any]:
-    """Return the axes and the layout that the line charts share."""
+    """Return plotly's layout of a line chart: its axes, legend and marks.
+
+    Args:
+        x_title: title of the horizontal axis.
+        zero: begin the vertical axis at 0.
+        recovery_lines: the run whose recoveries are marked with vertical lines; None: no marks.
+    """
     shape: dict[str, Any] = {
         "xaxis": {"title": {"text": x_title, "standoff": 8}},
         "yaxis": {"rangemode": "tozero" if zero else "normal"},
@@ -208,27 +228,27 @@ _AXES = {"dp": "data parallel", "pp": "pipeline", "tp": "tensor parallel"}
 
 
 MOST_LABELLED = 12
-"""Most nodes for which cells show their numbers; above it, the numbers show only at the pointer."""
+"""Most nodes of a matrix whose cells show their numbers; with more nodes, a number shows only at the pointer."""
 MOST_ROWS = 128
-"""Most rows of a matrix. With more nodes, a cell is the median of a block of pairs: a million cells would be
-unreadable, and 20 MB."""
+"""Most rows of a matrix. With more nodes, a cell is the median over the pairs of two blocks of nodes: a million cells
+would be unreadable, and 20 MB."""
 
 Matrix = list[list[float | None]]
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measured quantity, drawn as one heat map."""
+    """A measured quantity of links, drawn as one heat map."""
 
     key: str
     title: str
     note: str
     unit: str
     scale: float
-    """Factor from the unit in the topology file to the shown unit."""
+    """Factor from the unit in the topology file (SI) to the shown unit, `unit`."""
     of_link: Callable[[LinkFigures], float | None]
     of_pairs: str
-    """Name of this figure in the file of all pairs, which belongs to the topology of a large cluster."""
+    """Name of the quantity in `pairs-<hash>.npz`, which holds the links of a large cluster instead of topology.json."""
 
 
 QUANTITIES = (
@@ -248,15 +268,15 @@ QUANTITIES = (
 
 
 def fabric_charts(topology: Topology) -> list[Chart]:
-    """Return the heat maps of the measured quantities, without quantities that no pair has."""
+    """Return a heat map for each quantity of `QUANTITIES` that at least one pair of nodes has."""
     return [chart for quantity in QUANTITIES if (chart := _heat_map(topology, quantity)) is not None]
 
 
 def matrix(topology: Topology, quantity: Quantity) -> tuple[list[str], Matrix]:
-    """Return (names of the rows, cells[source][target]) in the order and the unit of the topology file; a cell that was
-    not measured is None.
+    """Return (names of the rows, cells[source][target]) of one quantity, in the node order and unit of the topology
+    file.
 
-    A row is a node; with more than `MOST_ROWS` nodes, a row is a block of nodes.
+    A cell that was not measured is None. A row is a node; with more than `MOST_ROWS` nodes, a row is a block of nodes.
     """
     names = [node.id for node in topology.nodes]
     if topology.pairs is not None:
@@ -273,11 +293,12 @@ def matrix(topology: Topology, quantity: Quantity) -> tuple[list[str], Matrix]:
 
 
 def _block_medians(topology: Topology, figure: str, size: int) -> Matrix:
-    """Return cells[source][target]: the median of the figure over the pairs of two blocks of `size` nodes; None without
-    figures.
+    """Return cells[source][target]: the median of a figure over the pairs of two blocks of nodes; None if none was
+    measured.
 
     Args:
-        figure: one of pair_matrix.FIGURES.
+        figure: one of `pair_matrix.FIGURES`.
+        size: nodes of a block.
     """
     import numpy as np  # for large clusters only
 

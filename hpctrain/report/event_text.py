@@ -1,4 +1,4 @@
-"""Events as one sentence each, used on the terminal, in `hpctrain status` and in the report."""
+"""Events as sentences, for the terminal, `hpctrain status` and the report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _EXIT_WORDS = {
     EXIT_INFRASTRUCTURE: "fault of the machine",
     EXIT_NO_PROGRESS: "no progress",
 }
-"""Meaning of a worker's exit codes other than 0 (done); a code that is missing here is an error in the program."""
+"""Meaning of a worker's exit codes other than 0 (done); a code that is missing means an error in the worker's
+program."""
 
 _EVENT = f'{{"schema": "hpctrain.{Event.schema_kind}/'
 
 
 def describe_event(event: Event) -> str:
-    """Return a sentence that describes the event, without its time and without a full stop."""
+    """Return the event as a sentence, without its time and without a full stop."""
     phrase = _PHRASES.get(event.kind)
     text = phrase(event) if phrase else ""
     return text or event.reason.rstrip(".") or event.kind.replace("_", " ")

@@ -1,5 +1,5 @@
-"""Follow a run while it goes on: each read of its files continues where the last one ended, and Slurm's queue adds the
-job's state to the status."""
+"""Follows a run while it goes on: each read of its files continues where the last one ended. Slurm's state of the job
+is added to the run's status."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ RecordT = TypeVar("RecordT", bound=Document)
 
 
 class FileTail:
-    """Reads the complete lines that were appended to a file since the last call of `values`; an incomplete line is read
-    later."""
+    """Reads the complete lines that were appended to a file of JSON lines since the last call of `values`.
+
+    A line whose end is not yet written is read later.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +38,8 @@ class FileTail:
         self._rest = b""
 
     def values(self) -> list[Any]:
-        """Return the JSON value of each new line. A line that is cut short, because its writer died, is left out.
+        """Return the JSON value of each new line; [] if the file cannot be read. A line that is cut short, because its
+        writer died, is left out.
 
         Raises:
             UntrustedError: another user owns the file or its folder, or can write to it.
@@ -55,12 +58,15 @@ class FileTail:
 def follow(
     folder: Path, clock: Clock, until: Callable[[], bool], poll_s: float = POLL_S
 ) -> Iterator[MetricRow | Event]:
-    """Yield the metrics and events of a run in the order of time, from the first one on, as they are written.
-
-    Args:
-        until: checked before each poll; once it returns True, the remaining lines are yielded and the iteration ends.
+    """Yield the metrics and events of a run as they are written, from the first one on; what one poll finds is sorted
+    by time.
 
     A line that this version of hpctrain cannot read is left out, so that a view never fails on it.
+
+    Args:
+        folder: run folder.
+        until: checked before each poll; once it returns True, the remaining lines are yielded and the iteration ends.
+        poll_s: seconds between two polls while nothing is written.
     """
     events, metrics = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
     over = False
@@ -73,7 +79,8 @@ def follow(
 
 
 def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
-    """Yield the records among the values, without values that this version of hpctrain cannot read."""
+    """Yield the records of type `kind` that the JSON values hold; values that this version of hpctrain cannot read are
+    left out."""
     for value in values:
         try:
             yield kind.from_json(value)
@@ -82,11 +89,11 @@ def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
 
 
 ROWS = 2000
-"""Most metrics rows in memory; a view needs only the last ones."""
+"""Most metrics rows that a live view keeps in memory; it needs only the last ones."""
 
 
 class LiveRun:
-    """The events and metrics in a run's files, updated by `read`."""
+    """A run with the events and metrics of its files; `read` adds the new ones."""
 
     def __init__(self, folder: Path) -> None:
         """Open the run in `folder`.
@@ -103,7 +110,7 @@ class LiveRun:
         self._tails = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
 
     def read(self) -> list[Event | MetricRow]:
-        """Return the events and metrics that were written since the last read, in the order of time."""
+        """Return the events and metrics that were written since the last read, by time, and keep them for `status`."""
         # Check the lock before the files: if the run ends in between, its files already say how it ended.
         self.held = lock_held(self.folder)
         events, rows = (tail.values() for tail in self._tails)
@@ -113,14 +120,15 @@ class LiveRun:
         return sorted(new, key=lambda item: item.time_s)
 
     def read_run(self) -> None:
-        """Read run.yaml again, because a run that was resubmitted may have other settings."""
+        """Read run.yaml again, because a run that was resubmitted may have other settings. A damaged file changes
+        nothing."""
         try:
             self.run = run_of(self.folder)
         except FileError:
             return  # run.yaml cannot be read: keep the settings of the last read
 
     def status(self, now: float) -> RunStatus:
-        """Return the status by the run's files; repeated steps are counted only among the rows in memory.
+        """Return the run's status by the files as last read; repeated steps are counted only among the rows in memory.
 
         Args:
             now: wall clock, seconds since 1970.
@@ -130,15 +138,16 @@ class LiveRun:
 
 
 HORIZON_S = 300 * 86400.0
-"""Seconds from now beyond which an estimated start is ignored. Behind a job without a time limit, Slurm assumes that
-the job ends in a year."""
+"""Seconds from now beyond which Slurm's estimate of a job's start is ignored. Behind a job without a time limit, Slurm
+assumes that the job ends in a year."""
 
 
 def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool = False) -> RunStatus:
-    """Return the status combined with the job's state.
+    """Return a run's status, combined with Slurm's state of the run's job.
 
     Args:
-        job: the job's information; None if Slurm has forgotten the job, as it does some minutes after the end, and
+        status: status by the run's files.
+        job: what Slurm says of the job; None if Slurm has forgotten the job, as it does some minutes after the end, and
             accounting has no record either.
         now: wall clock, seconds since 1970.
         cancelled: whether a person cancelled the run; then the job's end counts as no failure.
@@ -174,5 +183,6 @@ def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool
 
 
 def with_remark(status: RunStatus, remark: str) -> RunStatus:
-    """Return the status by the run's files, with `remark` as the reason why the job's state is missing from it."""
+    """Return a status by the run's files whose reason ends with `remark`: why Slurm's state of the job is not part of
+    it."""
     return replace(status, reason=f"{status.reason}; {remark}")

@@ -1,4 +1,4 @@
-"""Find the logs of a run by attempt, node or rank, and merge their lines by timestamps, with bounded memory."""
+"""Finds the logs of a run by attempt, node or rank, and merges their lines by timestamps, with bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCK_BYTES = 32 * 1024
 """Bytes that are read at once. A longer line counts as several lines, so that a file without line breaks cannot fill
 the memory."""
 LOOK_BACK_BYTES = 2**20
-"""Bytes before a position in which to search for the timestamp that applies to the line there."""
+"""Most bytes before a line in which its timestamp is searched for, if the line has none."""
 POLL_S = 0.5
 POLL_MAX_S = 5.0
 """Longest pause in seconds between two polls; the pause doubles up to this value while nothing is written."""
@@ -33,10 +33,11 @@ POLL_MAX_S = 5.0
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a log."""
+    """A line of a log, without its timestamp."""
 
     time_s: float
-    """Time of the line, in seconds since 1970. A line without a timestamp normally has that of the line before it."""
+    """Time of the line, in seconds since 1970. A line without a timestamp gets that of a line beside it
+    (`LogFile.is_script`)."""
     source: str
     """Name of the log for people: `0/node1.0` is the first worker of node1 in attempt 0."""
     text: str
@@ -44,19 +45,20 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A log, or a selected part of it."""
+    """A log of a run, of which the lines of some intervals of time may be selected."""
 
     path: Path
     source: str
     spans: tuple[tuple[float, float], ...] | None = None
     """Intervals (from, to) whose lines are selected, in seconds since 1970. None: all lines."""
     is_script: bool = False
-    """Whether this is the log of a job script. In it, only the first and the last lines of an attempt have timestamps,
+    """Whether the log is that of a job script. Only the first and the last lines of an attempt have timestamps there,
     hours apart, and the output of srun and Slurm between them belongs to the end. So a line without a timestamp gets
-    that of the next line with one, and the last lines get the file's modification time."""
+    that of the next line with one, and the last lines get the file's modification time. In other logs, a line gets the
+    timestamp of the line before."""
 
     def holds(self, time_s: float) -> bool:
-        """Whether `spans` select a line of that time."""
+        """Whether the log's selection (`spans`) includes a line of this time."""
         return self.spans is None or any(start <= time_s < end for start, end in self.spans)
 
 
@@ -71,10 +73,10 @@ class LogReader:
         self._looked_around = False
 
     def lines(self, rest: bool = True) -> Iterator[LogLine]:
-        """Yield the lines up to the present end of the file.
+        """Yield the selected lines from the last read's position up to the present end of the file.
 
         Args:
-            rest: whether to include a last line without a line break; otherwise it is read when it is complete.
+            rest: include a last line without a line break; if False, it is read once it is complete.
         """
         while block := _block(self.file.path, self._offset):
             used = block.rfind(b"\n") + 1
@@ -91,7 +93,11 @@ class LogReader:
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
 
     def _times(self, stamps: Sequence[float | None]) -> list[float]:
-        """Return the time of each line of a block, from the timestamps of those lines that have one."""
+        """Return the time of each line of a block, in seconds since 1970.
+
+        Args:
+            stamps: timestamp of each line; None for a line without one.
+        """
         if self.file.is_script:
             return _filled(stamps[::-1], _modified(self.file.path))[::-1]
         times = _filled(stamps, self._time_of_first())
@@ -100,7 +106,7 @@ class LogReader:
         return times
 
     def _time_of_first(self) -> float:
-        """Return the time that the next line has if it is without a timestamp."""
+        """Return the time that the next line gets if it has no timestamp, in seconds since 1970."""
         if self._time_s is None and not self._looked_around:
             self._looked_around = True
             self._time_s = _stamp_near(self.file.path, self._offset)
@@ -112,11 +118,12 @@ def last_lines(
     files: Iterable[LogFile], count: int | None, rest: bool = True
 ) -> tuple[list[LogReader], Iterable[LogLine]]:
     """Return (readers, lines): the last lines of all logs together, merged by time, and readers that continue after
-    them. Consume the lines before you use the readers.
+    these lines. Consume the lines before you use the readers.
 
     Args:
-        count: number of lines; None: all lines.
-        rest: whether to include last lines without a line break; False if you follow the logs, which yields them later.
+        count: number of lines of all logs together; None: all lines.
+        rest: include last lines without a line break. False if `follow_lines` comes next, which yields such a line when
+            it is complete.
     """
     readers = [LogReader(file, _start(file, count)) for file in files]
     merged = heapq.merge(*(reader.lines(rest) for reader in readers), key=lambda line: line.time_s)
@@ -126,11 +133,11 @@ def last_lines(
 def follow_lines(
     readers: Iterable[LogReader], find: Callable[[], list[LogFile]], clock: Clock, over: Callable[[], bool]
 ) -> Iterator[LogLine]:
-    """Yield new lines as they are written, sorted by time within each poll.
+    """Yield new lines of all logs as they are written, sorted by time within each poll.
 
     Args:
         readers: readers of the known logs, at the positions to continue from.
-        find: returns all present logs; new ones (a new attempt, a new job) are read from their beginning.
+        find: returns all logs that exist; a new one (of a new attempt or job) is read from its beginning.
         over: whether the run has ended; checked before each poll, and the iteration ends after that poll.
     """
     known = {reader.file.path: reader for reader in readers}
@@ -147,20 +154,22 @@ def follow_lines(
 
 
 def _filled(stamps: Sequence[float | None], first: float) -> list[float]:
-    """Return the timestamps, with each missing one replaced by the last one before it, or by `first` if there is
-    none."""
+    """Return the timestamps with each None replaced by the last timestamp before it, or by `first` if there is none
+    before it."""
     return list(accumulate(stamps, lambda before, stamp: before if stamp is None else stamp, initial=first))[1:]
 
 
 def _start(file: LogFile, count: int | None) -> int:
-    """Return the offset from which to read the last `count` lines; 0 if the log has `spans`, because only lines within
-    them count."""
+    """Return the offset in bytes from which to read the last `count` lines of a log.
+
+    It is 0 if `count` is None, or if the log has `spans`, because only lines within them count.
+    """
     return 0 if count is None or file.spans is not None else _tail_offset(file.path, count)
 
 
 def _tail_offset(path: Path, count: int) -> int:
-    """Return the offset of the last `count` lines, found by counting line breaks from the end; long lines count as
-    several."""
+    """Return the offset in bytes of a file's last `count` lines. A line longer than `BLOCK_BYTES` counts as several
+    lines."""
     end = _size(path)
     missing = count + (_block(path, max(0, end - 1)) == b"\n")
     for start, block in _blocks_before(path, end):
@@ -177,8 +186,8 @@ def _tail_offset(path: Path, count: int) -> int:
 
 
 def _stamp_near(path: Path, offset: int) -> float | None:
-    """Return the timestamp for a line without one at `offset`: the last one before it, else the first one after it;
-    None if there is none nearby."""
+    """Return the time of a line without a timestamp at `offset`: the last timestamp before it, else the first one after
+    it; None if neither is near."""
     for _, block in _blocks_before(path, offset, LOOK_BACK_BYTES):
         if stamps := _stamps(block):
             return stamps[-1]
@@ -186,8 +195,12 @@ def _stamp_near(path: Path, offset: int) -> float | None:
 
 
 def _blocks_before(path: Path, end: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the blocks of a file from `end` backwards, each with its offset; about `most_bytes` in all, None: up to the
-    start."""
+    """Yield (offset, content) of the blocks of a file from `end` backwards.
+
+    Args:
+        end: offset in bytes.
+        most_bytes: bytes of all blocks together; None: up to the file's start.
+    """
     first = 0 if most_bytes is None else max(0, end - most_bytes)
     while end > first:
         start = max(first, end - BLOCK_BYTES)
@@ -231,9 +244,11 @@ def find_logs(
     """Return the logs of a run: those of its job scripts, agents and workers.
 
     Args:
-        node: select the output of this node's agent and workers.
-        rank: select the output of this global rank. The worker with this rank changes with the generation.
-        attempt: select this attempt; a job script and its agents write one log for all attempts of a job.
+        folder: run folder.
+        node: only the logs of this node's agent and workers.
+        rank: only the output of this global rank. Which worker has the rank may change with the generation.
+        attempt: only this attempt. A job script and its agents write one log for all attempts of a job, which is then
+            included.
 
     Raises:
         InputError: workers were started, and none of them was this rank.
@@ -261,14 +276,20 @@ def _jobs(folder: Path, attempt: int) -> set[str]:
 
 
 def _of_attempt(path: Path, attempt: int, jobs: set[str]) -> bool:
-    """Whether a log belongs to an attempt: it lies in the attempt's folder, or is a log of the attempt's job."""
+    """Whether a log belongs to an attempt: it lies in the attempt's folder, or is a log of the attempt's job.
+
+    Args:
+        path: the log's path within the folder `logs`.
+        jobs: ids of the attempt's job.
+    """
     if len(path.parts) > 1:
         return path.parts[0] == str(attempt)
     return path.name.partition(".")[0] in jobs
 
 
 def _of_node(name: str, node: str) -> bool:
-    """Whether a log belongs to a node: NODE.RANK.log of a worker, NODE.agent.log or JOB.NODE.agent.log of an agent."""
+    """Whether a log of this file name is of the node: NODE.RANK.log of a worker, NODE.agent.log or JOB.NODE.agent.log
+    of an agent."""
     if re.fullmatch(rf"{re.escape(node)}\.\d+\.log", name):
         return True
     # Slurm uses the short host name in the names of log files.
@@ -276,7 +297,7 @@ def _of_node(name: str, node: str) -> bool:
 
 
 def _of_rank(folder: Path, rank: int) -> list[LogFile]:
-    """Return the logs of the workers that had this rank, each limited to the time of their generations."""
+    """Return the logs of the workers that had this rank, each limited to the generations in which it had the rank."""
     starts = [event for event in read_events(folder / "events.jsonl") if event.kind == "generation_started"]
     spans: dict[Path, list[tuple[float, float]]] = {}
     most = 0
@@ -297,7 +318,11 @@ def _of_rank(folder: Path, rank: int) -> list[LogFile]:
 
 
 def _ranks(folder: Path, start: Event) -> Sequence[DeviceId]:
-    """Return the device of each rank in the generation that `start` began."""
+    """Return the device of each rank in a generation; [] if the generation's plan cannot be read.
+
+    Args:
+        start: the event `generation_started` of the generation.
+    """
     try:
         return Plan.read(folder / str(start.data.get("plan", "plan.json")), owned=True).ranks
     except FileError:
@@ -305,7 +330,11 @@ def _ranks(folder: Path, start: Event) -> Sequence[DeviceId]:
 
 
 def _worker_log(folder: Path, attempt: int, ranks: Sequence[DeviceId], rank: int) -> Path:
-    """Return the log of a rank's worker; the workers of a node are numbered in the order of their ranks."""
+    """Return the path of the log of a rank's worker; the workers of a node are numbered in the order of their ranks.
+
+    Args:
+        ranks: the device of each rank.
+    """
     node = ranks[rank].node
     local = sum(device_id.node == node for device_id in ranks[:rank])
     return folder / "logs" / str(attempt) / f"{node}.{local}.log"

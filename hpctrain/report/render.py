@@ -25,9 +25,11 @@ from hpctrain.report.run_view import RunView, read_run_view
 
 
 def write_report(folder: Path, target: Path, now: float) -> None:
-    """Write the report of the run in `folder`.
+    """Write the report of a run as HTML.
 
     Args:
+        folder: run folder.
+        target: file to write.
         now: wall clock, seconds since 1970.
 
     Raises:
@@ -55,7 +57,7 @@ def plotly_script() -> str:
 
 
 def render(view: RunView, script: str) -> str:
-    """Return the report as HTML.
+    """Return the report of a run as HTML.
 
     Args:
         script: text of plotly.js, inserted into the page unchanged.
@@ -76,7 +78,11 @@ def render(view: RunView, script: str) -> str:
 
 
 def render_page(template: str, **values: object) -> str:
-    """Return the text of a page from its template in the folder `pages`."""
+    """Return a page of HTML from a template in the folder `pages`.
+
+    Args:
+        values: variables of the template.
+    """
     environment = Environment(
         loader=PackageLoader("hpctrain.report", "pages"),
         autoescape=True,
@@ -91,7 +97,11 @@ def render_page(template: str, **values: object) -> str:
 
 
 def _charts(view: RunView, *make: Callable[[RunView], Chart | None]) -> Sequence[Chart]:
-    """Return the charts that have data; none before the first step."""
+    """Return the charts that have data; none before the run's first step.
+
+    Args:
+        make: functions that return a chart, or None if it has no data.
+    """
     if not view.rows:
         return []
     return [chart for chart in (draw(view) for draw in make) if chart is not None]
@@ -109,24 +119,30 @@ KINDS = {
 WAITS = "·"
 STYLES = {"F": "blue", "B": "dark_orange", "I": "green", "W": "yellow", "S": "magenta", "U": "cyan", WAITS: "dim"}
 MOST_BARS = 20_000
-"""Most bars of a page; a browser can still scroll a page with so many."""
+"""Most bars of a page; browsers scroll pages with so many without delay."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One action in a row of a timeline, with its start and end in seconds."""
+    """One action in a row of a timeline. Its times are seconds from the start of the step."""
 
     row: int
     kind: str
-    """Kind of the action, a key of KINDS."""
+    """Kind of the action, a key of `KINDS`."""
     label: str
     start_s: float
     end_s: float
 
 
 def letters(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[str]:
-    """Return one line of `width` letters for each row. A letter is the kind of action that takes most of the column's
-    time, or WAITS if there is none."""
+    """Return a timeline as one line of `width` letters for each row.
+
+    A letter is the kind of action that takes most of the column's time, or `WAITS` if idle time is longer.
+
+    Args:
+        rows: number of rows, one for each pipeline rank.
+        total_s: time that the whole width stands for, in seconds.
+    """
     if total_s <= 0:
         return [WAITS * width] * rows
     column_s = total_s / width
@@ -148,7 +164,13 @@ def _letter(cell: dict[str, float], column_s: float) -> str:
 
 
 def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[Text]:
-    """Return the lines of `letters` in colour, each after its pipeline rank, and a legend below."""
+    """Return a timeline as lines in colour, each after its pipeline rank, and a legend below.
+
+    Args:
+        rows: number of pipeline ranks.
+        total_s: time that the whole width stands for, in seconds.
+        width: columns of the terminal.
+    """
     head = len(str(rows - 1)) + 1
     lines = []
     for number, line in enumerate(letters(bars, rows, total_s, max(10, width - head))):
@@ -162,7 +184,7 @@ def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -
 
 
 def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
-    """Return a chart with one horizontal bar per action and one row per pipeline rank."""
+    """Return a timeline as a chart with one horizontal bar for each action and one row for each pipeline rank."""
     shown = bars[:MOST_BARS]
     traces: list[Trace] = []
     for index, (kind, words) in enumerate(KINDS.items()):
@@ -200,7 +222,11 @@ def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
 
 
 def write_timeline(target: Path, title: str, lines: Sequence[str], charts: Sequence[Chart]) -> None:
-    """Write the charts as one HTML file that needs no network and no other file.
+    """Write a timeline as one HTML file that needs no network and no other file.
+
+    Args:
+        target: file to write.
+        lines: sentences above the charts.
 
     Raises:
         InputError: plotly is not installed.

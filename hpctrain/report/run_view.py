@@ -1,4 +1,4 @@
-"""Everything that a report shows, read from a run folder. Missing parts are None or empty."""
+"""All data of a run that its report shows, read from the run folder. What is missing is None or empty."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class PlanUse:
-    """A plan and the measurements of the steps that it was used for."""
+    """A plan of a run, and the metrics of the steps that were made with it."""
 
     file: str
     plan: Plan
@@ -43,17 +43,18 @@ class PlanUse:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median measured time of a step in seconds, without the first step of each generation; None without steps."""
+        """Median measured time of a step in seconds, without the first step of each generation, which includes warm-up;
+        None without steps."""
         return steady_step_time(self.rows)
 
     @property
     def memory_bytes(self) -> float | None:
-        """Largest measured memory of a worker, in bytes; None if it was not measured."""
+        """Largest measured memory of any worker, in bytes; None if it was not measured."""
         return max((row.memory_bytes_max for row in self.rows if row.memory_bytes_max is not None), default=None)
 
     @property
     def placement(self) -> list[RankPlacement]:
-        """For each rank, the device, blocks and micro-batches that its worker reported."""
+        """For each rank, the device, blocks and micro-batches that its worker reported; [] if none reported."""
         return next((row.placement for row in self.rows if row.placement), [])
 
 
@@ -77,24 +78,26 @@ class RunView:
     topology: Topology | None = None
     plans: list[PlanUse] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    """Lines that name files that could not be read, with the reason."""
+    """Lines that name the files that could not be read, each with the reason."""
 
     @property
     def start_s(self) -> float | None:
-        """Time of the first line in the run's files, in seconds since 1970; times in the report count from it."""
+        """Time of the first line in the run's files, in seconds since 1970, from which the report counts; None without
+        lines."""
         times = [event.time_s for event in self.events[:1]] + [row.time_s - row.step_time_s for row in self.rows[:1]]
         return min(times, default=None)
 
     @property
     def elapsed_s(self) -> float | None:
-        """Seconds from the first line of the run's files to the last, including pauses between attempts."""
+        """Seconds from the first line in the run's files to the last, including pauses between attempts; None without
+        lines."""
         times = [event.time_s for event in self.events] + [row.time_s for row in self.rows]
         times += [row.time_s - row.step_time_s for row in self.rows[:1]]
         return max(times) - min(times) if times else None
 
 
 def read_run_view(folder: Path, now: float) -> RunView:
-    """Return the view of a run folder, whose run may have ended or be in progress.
+    """Return what a report shows of the run in `folder`, which may have ended or be in progress.
 
     Args:
         now: wall clock, seconds since 1970.
@@ -129,7 +132,11 @@ def _topology(folder: Path, damaged: list[str]) -> Topology | None:
 
 
 def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:
-    """Return the first plan and then its replacements, each with the generations that used it."""
+    """Return the first plan of the run and then its replacements, each with the generations and steps that used it.
+
+    Args:
+        damaged: gets a line for each plan that cannot be read.
+    """
     used = _generations_by_plan(events)
     uses = []
     # plan.json, then plan-<generation>.json in order.
@@ -144,10 +151,10 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
 
 
 def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
-    """Return the numbers of the generations that used each plan file, by the file's name.
+    """Return the numbers of the generations that used each plan file of the run folder, by the file's name.
 
-    A generation may name a copy of its plan beside its record. The last event before it that made a plan (kind planned
-    or replanned) names the file that was copied; later generations with that plan name the same copy.
+    A generation may name a copy of its plan in `generations/`. The last event `planned` or `replanned` before the first
+    such generation names the file that was copied; later generations with that plan name the same copy.
     """
     used: dict[str, list[int]] = {}
     newest = "plan.json"
@@ -163,7 +170,7 @@ def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
 
 
 def _or_damaged(read: Callable[[Path], Value], path: Path, damaged: list[str]) -> Value | None:
-    """Return the content of the file; if it cannot be read, add a line to `damaged` and return None."""
+    """Return what `read` returns for the file; if the file cannot be read, add a line to `damaged` and return None."""
     try:
         return read(path)
     except FileError as error:

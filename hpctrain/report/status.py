@@ -1,4 +1,4 @@
-"""Decide the status of a run from its files, and from whether a process holds the lock of its folder."""
+"""Decides the status of a run from its files, and from whether a process holds the lock of its folder."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ State = Literal["queued", "starting", "running", "recovering", "requeued", "done
 
 LOCK_FILE = "run.lock"
 QUIET_S = 60.0
-"""Seconds since the last change of its files for which a run in a queue counts as alive, because its lock may not be
-visible from this node."""
+"""Seconds without a new line in its files for which a Slurm run without a visible lock still counts as alive, because
+the lock may not be visible from this node."""
 
 _PAUSED = ("preempted", "time_limit")
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run. An unknown value is None, and absent in the JSON form."""
+    """The status of a run. A value that is not known is None, and absent in the JSON form."""
 
     state: State
     reason: str
@@ -56,18 +56,18 @@ class RunStatus:
     recoveries: int
     """Number of faults after which training continued."""
     lost_steps: int
-    """Number of steps that were repeated after a fault."""
+    """Number of steps that were made again after a fault."""
     loss: float | None = None
     valid_loss: float | None = None
     valid_sets: dict[str, dict[str, float]] | None = None
     """Loss and perplexity of each named validation set of the run file."""
     source_samples: dict[str, int] | None = None
-    """Number of samples read so far from each training folder, if the folders have weights."""
+    """Number of samples read so far from each training folder, by folder; None if the folders have no weights."""
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    """Seconds to the last step at the present speed; only while the run trains."""
+    """Seconds to the last step at the present speed; None unless the run trains."""
     weights_sha256: str | None = None
-    """Hash of the final weights, for a run that is done and has `deterministic: true`."""
+    """Hash of the final weights, if the run is done and has `deterministic: true`."""
     last_sign_s: float | None = None
     """Age in seconds of the newest line in the run's files."""
     warning: str | None = None
@@ -83,13 +83,16 @@ class RunStatus:
 
     @property
     def further_words(self) -> list[str]:
-        """[`last_end`] if `reason` does not contain it, else []; only attempts.jsonl holds Slurm's part in an end."""
+        """[`last_end`] if it says more than `reason`, else [].
+
+        Only attempts.jsonl holds what Slurm said about the end of an attempt.
+        """
         is_known = self.last_end is None or self.last_end.partition("): ")[2] in self.reason
         return [] if is_known or self.last_end is None else [self.last_end]
 
     @property
     def valid_losses(self) -> dict[str, float]:
-        """The newest validation losses by display name."""
+        """The newest validation losses in nats, by display name: 'valid', 'valid NAME'."""
         held_out = {} if self.valid_loss is None else {HELD_OUT: self.valid_loss}
         return held_out | {f"{HELD_OUT} {name}": losses["loss"] for name, losses in (self.valid_sets or {}).items()}
 
@@ -99,7 +102,7 @@ class RunStatus:
 
 
 def read_status(folder: Path, now: float) -> RunStatus:
-    """Return the status of the run in `folder`.
+    """Return the status of the run in `folder`, by its files alone.
 
     Args:
         now: wall clock, seconds since 1970.
@@ -142,10 +145,13 @@ def decide_status(
     run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
     attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None,
 ) -> RunStatus:  # fmt: skip
-    """Return the status by the run's files, the wall clock `now` (seconds since 1970) and whether a process holds the
-    folder.
+    """Return the status of a run by its files alone.
 
     Args:
+        events: events of the run, the oldest first.
+        metrics: rows of metrics.jsonl, the oldest first.
+        now: wall clock, seconds since 1970.
+        lock_held: whether a process holds the run folder's lock.
         attempts: lines of attempts.jsonl.
         free: free bytes on the run folder's file system; None if unknown.
     """
@@ -189,7 +195,11 @@ def _sets(row: MetricRow | None) -> dict[str, dict[str, float]] | None:
 
 
 def _step(events: Sequence[Event], row: MetricRow | None) -> int:
-    """Return the number of steps that the run need not repeat, according to the files."""
+    """Return the number of steps that are done and need not be repeated.
+
+    Args:
+        row: newest row of metrics; None without steps.
+    """
     start = _newest(events, "generation_started")
     if start is not None and (row is None or row.generation < start.generation):
         return restored_step(start)
@@ -197,7 +207,7 @@ def _step(events: Sequence[Event], row: MetricRow | None) -> int:
 
 
 def _this_attempt(events: Sequence[Event]) -> list[Event]:
-    """Return the events since the newest start of the job."""
+    """Return the events of the newest attempt."""
     starts = [index for index, event in enumerate(events) if event.kind == "attempt_started"]
     return list(events[starts[-1] :]) if starts else list(events)
 
@@ -235,8 +245,14 @@ def _decide(
 
 
 def _end(events: list[Event]) -> Event | None:
-    """Return the event that ended the attempt; None if it has not ended. An agent that lost contact also writes
-    `failed` while the others continue; its event counts only if no later generation began."""
+    """Return the event that ended the attempt; None if it has not ended.
+
+    An agent that lost contact also writes `failed` while the others continue; such an event counts only if no later
+    generation began.
+
+    Args:
+        events: events of the attempt.
+    """
     finished = _newest(events, "finished")
     if finished is not None:
         return finished
@@ -249,14 +265,20 @@ def _end(events: list[Event]) -> Event | None:
 
 
 def _written_at_the_end(events: list[Event], index: int) -> bool:
-    """Whether a `failed` event without a generation, which the job script writes, comes after the last start of a
-    generation."""
+    """Whether the `failed` event at `index` is the job script's and ends the attempt.
+
+    The job script's event has no generation, and no generation starts after it.
+    """
     later = events[index + 1 :]
     return events[index].generation < 0 and not any(event.kind == "generation_started" for event in later)
 
 
 def _decide_extended(run: Run, held: bool) -> tuple[State, str]:
-    """Return the state, with its reason, of a finished run that was given more steps and has not yet continued."""
+    """Return (state, reason) of a finished run that was given more steps and has not yet continued.
+
+    Args:
+        held: whether a process holds the run folder's lock.
+    """
     reason = f"it finished, and was then given more steps: {run.steps}"
     if held:
         return "starting", reason
@@ -287,7 +309,8 @@ _TRIES = ("checkpoint_saved", "checkpoint_skipped", "waiting_for_room")
 
 
 def disk_warning(events: Sequence[Event], free_bytes: float | None) -> str | None:
-    """Return a warning about checkpoints that could not or will not be written; None if there is no problem.
+    """Return a warning about checkpoints that could not be written, or that will not fit on the disk; None if there is
+    no problem.
 
     Args:
         free_bytes: free bytes on the run folder's file system; None if unknown.

@@ -1,4 +1,5 @@
-"""Summaries of a run's events and metrics: recoveries, lost steps, robustness, validation losses. Pure functions."""
+"""Summaries of a run's events and metrics: recoveries, lost steps, robustness, step time, validation losses. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from dataclasses import dataclass, replace
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, perplexity
 
 FAULTS = ("worker_died", "worker_hung", "node_lost")
-"""Kinds of events after which a generation ends."""
+"""Kinds of events that end a generation."""
 
 ROBUSTNESS_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class FaultRecovery:
-    """A recovery from one fault, or from several at once."""
+    """One recovery of a run, from one fault or from several at once."""
 
     faults: tuple[Event, ...]
     """The recorded faults; () if workers were restarted without a recorded fault."""
@@ -26,11 +27,11 @@ class FaultRecovery:
     restore_step: int | None = None
     """Step of the checkpoint or state from which the new generation started; None if none has started yet."""
     step: int | None = None
-    """First step that the new generation made; None if there is none yet."""
+    """First step that the new generation made; None if it has made none yet."""
     reason: str = ""
     """Why the new generation was started."""
     seconds: float | None = None
-    """Seconds from the detection of the fault to the end of `step`."""
+    """Seconds from the detection of the fault to the end of `step`; None if not known."""
     time_s: float | None = None
     """Time at which `step` ended, in seconds since 1970."""
 
@@ -40,8 +41,12 @@ class FaultRecovery:
 
 
 def restored_step(start: Event) -> int:
-    """Return the step from which a generation_started event continues: the number in its checkpoint's name, or 0
-    without a checkpoint."""
+    """Return the step from which a generation continues: the number in its checkpoint's name, or 0 without a
+    checkpoint.
+
+    Args:
+        start: the event `generation_started` of the generation.
+    """
     step = start.data.get("restore_step")
     if step is not None:
         return int(step)
@@ -50,9 +55,9 @@ def restored_step(start: Event) -> int:
 
 
 def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
-    """Return every fault with its recovery, in order; the last recovery may be incomplete.
+    """Return the recoveries of a run, in order; the last one may be incomplete.
 
-    A second fault before training continues belongs to the recovery of the first one.
+    A second fault before training continues belongs to the recovery from the first one.
     """
     known: list[FaultRecovery] = []
     faults: list[Event] = []
@@ -72,7 +77,13 @@ def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
 
 
 def _recovery(faults: Sequence[Event], start: Event | None, end: Event | None) -> FaultRecovery:
-    """Return one recovery: its faults, the start of the new generation, and the first step afterwards."""
+    """Return one recovery.
+
+    Args:
+        faults: its faults.
+        start: the event `generation_started` of the new generation; None if none has started.
+        end: the event `recovered`, after the new generation's first step; None if there is none yet.
+    """
     newest = end or start
     recovery = FaultRecovery(tuple(faults), newest.generation if newest else None)
     if start is not None:
@@ -84,16 +95,16 @@ def _recovery(faults: Sequence[Event], start: Event | None, end: Event | None) -
 
 
 def lost_steps(rows: Sequence[MetricRow]) -> int:
-    """Return the number of steps that were repeated after a fault."""
+    """Return the number of steps that were made again after a fault."""
     return len(rows) - len({row.step for row in rows})
 
 
 def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
-    """Return the paper's robustness score and the number of steps that it is computed from; None with fewer than two
-    steps.
+    """Return (score, steps): the robustness score and the number of steps that it is computed from; None with fewer
+    than two steps.
 
-    The score is 1 − std(T_step) / mean(T_step) over the last 1,000 steps (section 4.1, metric 4), with the standard
-    deviation of a population.
+    The score is that of the paper (Sun 2026, section 4.1, metric 4): 1 − std(T_step) / mean(T_step) over the last 1,000
+    steps, with the standard deviation of a population.
     """
     times = [row.step_time_s for row in last_row_of_each_step(list(rows))][-ROBUSTNESS_STEPS:]
     if len(times) < 2:
@@ -132,7 +143,8 @@ HELD_OUT = "valid"
 
 
 def losses_by_set(row: MetricRow) -> dict[str, float]:
-    """Return the validation losses of a step by display name; {} if the step had no validation."""
+    """Return the validation losses of a step in nats, by display name ('valid', 'valid NAME'); {} if the step had no
+    validation."""
     held_out = {} if row.valid_loss is None else {HELD_OUT: row.valid_loss}
     return held_out | {f"{HELD_OUT} {name}": losses.loss for name, losses in (row.valid_sets or {}).items()}
 

@@ -1,4 +1,4 @@
-"""The tables of a report. Every number is text already, so that the page only lays it out."""
+"""The tables of a report, as rows of text, so that the page only lays them out."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def headline(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def or_absent(value: float | None, words: Callable[[float], str] = str) -> str:
-    """Return a value as text, and a dash for None."""
+    """Return a value as text by the function `words`; a dash for None."""
     return ABSENT if value is None else words(value)
 
 
 def mood(event: Event) -> str:
-    """Return how the page marks an event: fault, good or plain."""
+    """Return the style in which the report shows an event: 'fault', 'good' or 'plain'."""
     if event.kind in (*FAULTS, "failed"):
         return "fault"
     return "good" if event.kind in ("recovered", "finished") else "plain"
 
 
 def device_speed(device: Device) -> str:
-    """Return the sustained FLOP/s of a device by data type, as text."""
+    """Return the sustained FLOP/s of a device by data type, as text; a dash if none was measured."""
     return ", ".join(f"{format_si(value, 'FLOP/s')} {dtype}" for dtype, value in device.flops.items()) or ABSENT
 
 
@@ -96,7 +96,8 @@ def memory(use: PlanUse) -> list[tuple[str, str]]:
 
 
 def _against(measured: float, predicted: float | None) -> str:
-    """Return the difference of a measurement from its prediction, as ' (12 % above the prediction)'."""
+    """Return by how much a measurement differs from its prediction, as ' (12 % above the prediction)'; '' without a
+    prediction."""
     if not predicted:
         return ""
     off = measured / predicted - 1.0
@@ -111,7 +112,11 @@ def _recovery_times(view: RunView) -> str:
 
 
 def block_range(layers: tuple[int, int]) -> str:
-    """Return the blocks of a stage as text: 'blocks 0 to 3'."""
+    """Return the blocks of a stage as text, such as 'blocks 0 to 3'.
+
+    Args:
+        layers: first block, and the one after the last.
+    """
     start, stop = layers
     if start == stop:
         return "no block"

@@ -1,4 +1,4 @@
-"""Show a run on the terminal: progress lines and events, the status, and the views of `hpctrain watch`."""
+"""A run on the terminal: progress lines and events of `train`, the lines of `status`, and the views of `watch`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _REWRITE = "\r\x1b[2K"
 
 @dataclass(frozen=True)
 class TerminalLine:
-    """A line of the view; if it is transient, the next line may replace it."""
+    """A line about a run. On a terminal, the next line overwrites a transient one."""
 
     text: str
     transient: bool
 
 
 def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) -> str:
-    """Return a step as one line.
+    """Return a training step as one line: step, loss, speed, time left, generation.
 
     Args:
         steps: number of steps of the whole run.
-        step_time_s: present step time in seconds, for the remaining time; None: that of this step.
+        step_time_s: present step time in seconds, from which the time left follows; None: that of this step.
     """
     width = len(str(steps))
     remaining_s = (steps - row.step) * (step_time_s if step_time_s is not None else row.step_time_s)
@@ -55,10 +55,12 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
 
 
 def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[TerminalLine]:
-    """Yield lines for metrics and events, as `follow` yields them.
+    """Yield lines about metrics and events, which `follow` yields.
 
     Args:
-        every_s: fewest seconds of the run between two progress lines; the last step and validations always appear.
+        steps: number of steps of the whole run.
+        every_s: fewest seconds between two progress lines, by the times of the metrics; the last step and validations
+            always appear.
     """
     recent: deque[float] = deque(maxlen=_RECENT)
     shown = float("-inf")
@@ -74,7 +76,11 @@ def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 
 
 
 def show(lines: Iterable[TerminalLine], out: TextIO, in_place: bool) -> None:
-    """Write the lines to `out`. With `in_place`, for a terminal, each line overwrites a transient line before it."""
+    """Write the lines to `out`.
+
+    Args:
+        in_place: `out` is a terminal, on which a line overwrites a transient line before it.
+    """
     transient = False
     for line in lines:
         if transient:
@@ -115,14 +121,19 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
 
 
 def figures(status: RunStatus) -> list[str]:
-    """Return the known ones of loss, validation losses and speed, as texts."""
+    """Return loss, validation losses and tokens per second as texts, as far as they are known."""
     loss = [] if status.loss is None else [f"loss {status.loss:.4f}"]
     speed = [] if status.tokens_per_s is None else [f"{format_count(status.tokens_per_s)} tokens/s"]
     return [*loss, *loss_words(status.valid_losses), *speed]
 
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:
-    """Return a line that says when a queued run may start, or that it needs action; [] if neither is known."""
+    """Return a line that says when Slurm may start a queued run, or that somebody has to act first; [] if neither is
+    known.
+
+    Args:
+        now: wall clock, seconds since 1970.
+    """
     if status.needs_action:
         return ["  it stays in the queue until somebody does that"]
     if status.expected_start_s is None or "BeginTime" in status.reason:
@@ -132,9 +143,9 @@ def queue_lines(status: RunStatus, now: float) -> list[str]:
 
 
 EVENTS = 8
-"""Number of events that a view shows, the newest ones."""
+"""Number of newest events that `hpctrain watch` shows."""
 PROGRESS_EVERY_S = 10.0
-"""Fewest seconds of the run between two plain progress lines."""
+"""Fewest seconds between two progress lines of `PlainView`, by the times of the metrics."""
 BAR_WIDTH = 40
 
 _AT_WORK = ("starting", "running", "recovering")
@@ -143,7 +154,10 @@ _COLOURS = {"done": "green", "running": "green", "failed": "red", "cancelled": "
 
 
 def node_states(events: Sequence[Event]) -> dict[str, str]:
-    """Return the state of each node of the newest attempt, by name. Spares count as nodes that take part."""
+    """Return the state of each node of the newest attempt in words, such as 'takes part' or 'lost', by name.
+
+    A spare takes part, too.
+    """
     states: dict[str, str] = {}
     for event in events:
         if event.kind == "attempt_started":
@@ -158,9 +172,10 @@ def node_states(events: Sequence[Event]) -> dict[str, str]:
 
 
 def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | None, now: float) -> RenderableType:
-    """Return the whole view, for a terminal.
+    """Return the whole view of `hpctrain watch` on a terminal.
 
     Args:
+        events: events of the run, of which the newest are shown.
         job: id of the run's newest job; None for a local run.
         now: wall clock, seconds since 1970.
     """
@@ -181,7 +196,7 @@ def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | Non
 
 
 class PlainView:
-    """Prints news of a run as plain lines."""
+    """The view of `hpctrain watch` where no terminal is: plain lines about what is new."""
 
     def __init__(self) -> None:
         self._first = True
@@ -190,11 +205,11 @@ class PlainView:
         self._progress_s = float("-inf")
 
     def lines(self, status: RunStatus, new: Sequence[Event | MetricRow], now: float) -> list[str]:
-        """Return the lines to print after a poll.
+        """Return the lines to print after a poll of the run.
 
         Args:
-            new: events and metrics since the last poll; at the first poll all past ones, of which only the last are
-                shown.
+            new: events and metrics since the last poll; at the first poll all past ones, of which only the last
+                `EVENTS` events are shown.
             now: wall clock, seconds since 1970.
         """
         items = [item for item in new if isinstance(item, Event)][-EVENTS:] if self._first else new
@@ -222,5 +237,9 @@ class PlainView:
 
 
 def _clock_time(moment: float) -> str:
-    """Return the UTC time of day with a Z after it."""
+    """Return the UTC time of day with a Z after it: '13:05:00Z'.
+
+    Args:
+        moment: seconds since 1970.
+    """
     return f"{datetime.fromtimestamp(moment, timezone.utc):%H:%M:%S}Z"
