@@ -1,2 +1,2 @@
-"""Benchmarks of hpctrain and another implementation, in turns within one launch, so that noise of the machine affects
-both alike."""
+"""Benchmarks that compare hpctrain with other implementations, with the ideal or with measurements. Times that are
+compared are measured in turns within one launch, so that noise of the machine affects both alike."""

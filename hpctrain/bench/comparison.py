@@ -17,7 +17,7 @@ class TimeSample:
 
     wall_s: float
     cpu_s: float
-    """Processor seconds summed over all processes."""
+    """Processor seconds, summed over all processes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,10 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
     """Return the summary of the pairs (hpctrain, other), whose two samples were measured one right after the other.
 
     Args:
-        cpu: whether the processor seconds of both sides mean something; if not, the row has none.
+        case: name of the case.
+        against: name of the other implementation.
+        cpu: whether the row reports processor seconds; False where one side is computed, or where both run in the same
+            processes.
 
     Raises:
         ValueError: there is no pair, or the other side took no time.

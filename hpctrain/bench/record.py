@@ -56,7 +56,7 @@ class RowStore:
     and continues. Without a path they exist only in memory."""
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
-        """Read the rows in the file, or create it.
+        """Read the rows in the file at `path`, or create the file.
 
         Raises:
             InputError: the rows in the file were measured with other settings.
@@ -79,7 +79,7 @@ class RowStore:
         return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row; on return it is in the file."""
+        """Add a row, and append it to the file if there is one."""
         if self._path is not None:
             append_line(self._path, json.dumps(row, allow_nan=False))
         self.rows.append(row)

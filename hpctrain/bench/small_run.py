@@ -1,4 +1,5 @@
-"""Small runs for benches: a run folder with a small corpus, plans by their degrees, and processes that train."""
+"""Small training runs for benches: a run folder with a small corpus, plans with given degrees, and processes that
+train."""
 
 from __future__ import annotations
 

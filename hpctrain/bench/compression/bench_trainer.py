@@ -36,9 +36,9 @@ class GradientSync:
     its own data. The time of another method minus that of the default is the cost of the other method."""
 
     model: nn.Module
-    """The module that is called with tokens."""
+    """The module to call with tokens: the model itself, or the wrapper around it."""
     averages: bool = True
-    """Whether gradients are averaged over the processes, as by DDP and FSDP; otherwise they are summed."""
+    """Whether the method averages gradients over the processes, as DDP and FSDP do; otherwise it sums them."""
     reduce: Callable[[], int | None] = lambda: 0
     """Synchronises after the backward pass; returns the payload bytes that this rank sent, None if not counted."""
     after_step: Callable[[int], int] = lambda step: 0

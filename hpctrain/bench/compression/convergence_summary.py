@@ -33,7 +33,7 @@ FIRST_SHOWN = 0.05
 
 @dataclass(frozen=True)
 class Band:
-    """A mean over seeds with its confidence interval."""
+    """A mean over seeds with the half width of its 95 % confidence interval."""
 
     mean: float
     half_width: float | None
@@ -67,7 +67,8 @@ class AtRate:
 
     step_s: float
     gap_pct: Band | None
-    """Gap of the loss to the reference's, in percent, at the time when the fastest method has made its last step."""
+    """Gap of the loss to that of the reference, in percent, both at the time when the fastest method has made its last
+    step."""
     target_s: float | None
     """Mean seconds until the loss is within `TARGET_GAP` of the reference's last loss; None where a seed never reaches
     it."""

@@ -38,12 +38,14 @@ class LaunchSettings:
     block_steps: int = 2
     """Steps that one method makes before the next method makes as many."""
     warm_steps: int = 5
-    """Steps of each method before the measured ones; methods with dense steps make them among these."""
+    """Steps of each method before the measured ones. Methods with exact steps at the beginning make these exact steps
+    among them."""
     rows: int = 1
     """Sequences of a process in a step."""
     seq_len: int = 64
     lr: float = 0.1
-    """Learning rate of plain SGD. AdamW's moments for fifteen models would not fit into a small machine's memory."""
+    """Learning rate of plain SGD. The bench does not use AdamW, because its moments for fifteen models would not fit
+    into a small machine's memory."""
     seed: int = 1
     spec: DecoderSpec = BENCH_SPEC
 
@@ -84,11 +86,11 @@ class Samples:
     cpu_s: list[float]
     """Processor time of each step, mean over the processes."""
     interface_bytes: list[float]
-    """Bytes of each step at a node's interface, mean over the nodes."""
+    """Bytes that a node's network interface sent in each step, mean over the nodes."""
     counted_bytes: float | None
     """Payload bytes of a rank in a step by the method's own count, mean; None where the method does not count."""
     loss: float | None
-    """Mean over the validation sequences after the last step; None where it is infinite or NaN."""
+    """Mean loss on the validation sequences after the last step; None where it is infinite or NaN."""
     choice: str | None = None
     """The codec's mode that the method auto chose; None for other methods."""
     planned_step_s: dict[str, float] | None = None
@@ -103,7 +105,7 @@ class LaunchResult:
     parameters: int
     """Number of parameters of the model."""
     header_factor: float
-    """Bytes at the interface for each byte of payload."""
+    """Bytes that the interface sends for each byte of payload, because of packet headers."""
     samples: dict[str, Samples]
     """Samples by method."""
 

@@ -77,7 +77,7 @@ CODEC_METHODS: dict[str, dict[str, Any]] = {
 
 
 class StepWorkload(NamedTuple):
-    """The work of one process in a training step of a method."""
+    """What one process computes in a training step: the model, and the sequences of its batch."""
 
     spec: DecoderSpec
     rows: int
@@ -99,8 +99,8 @@ def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
 
 
 def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
-    """Return (alpha in seconds, beta in seconds per byte) of the link, measured while all processes send at once.
-    Collective."""
+    """Return (alpha in seconds, beta in seconds per byte) of the link between neighbouring ranks, from the times of
+    ring all-reduces, in which all processes send at once. Collective."""
     world = dist.get_world_size(group)
     points = []
     for numbers in SIZES:
@@ -299,7 +299,7 @@ class _InPrecision(nn.Module):
 
 
 def _ring_bytes(model: nn.Module, world: int) -> int:
-    """Return the number of values that a rank sends in a ring all-reduce of all gradients."""
+    """Return the number of values, not bytes, that a rank sends in a ring all-reduce of all gradients."""
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
 
 

@@ -67,7 +67,8 @@ def header_factor(counter: Counter, repeats: int = 3) -> float:
 
 
 class StepSample(NamedTuple):
-    """The measurements of one step of a method in this process."""
+    """The measurements of one step of a method in this process. `interface_bytes` counts all that the node's interface
+    sent, `counted_bytes` the payload by the method's own count."""
 
     wall_s: float
     cpu_s: float
@@ -104,7 +105,7 @@ class MethodRunner:
                 self._block(name, min(settings.steps - done, settings.block_steps), keep=True)
 
     def outcome(self) -> LaunchResult:
-        """Return the measurements of all processes, equal on each of them. Collective."""
+        """Return the measurements of all processes, which every process then has. Collective."""
         factor = header_factor(self._counter)
         everyone: list[Any] = [None] * self._scene.nodes
         dist.all_gather_object(everyone, (self._measured, factor))

@@ -37,7 +37,7 @@ class MethodRow:
     """Rate that the links were shaped to, as tc writes it, or 'loopback'."""
     nodes: int
     step_time_s: float
-    """Median over the measured steps of the time of a step's slowest process."""
+    """Median over the measured steps; the time of a step is that of its slowest process."""
     step_time_low_s: float
     step_time_high_s: float
     """`step_time_low_s` and `step_time_high_s`: first and third quartile of the measured steps."""
@@ -46,13 +46,13 @@ class MethodRow:
     cpu_s: float
     """Mean processor seconds of a process in a step."""
     bytes_per_parameter: float
-    """Payload bytes that a node sent in a step, by its interface's counter, divided by the number of parameters;
-    mean."""
+    """Payload bytes that a node sent in a step, by its interface's counter and `header_factor`, divided by the number
+    of parameters; mean."""
     counted_bytes_per_parameter: float | None
     """Payload bytes that a rank sent in a step, by the method's own count, divided by the number of parameters; None
     where the method does not count."""
     header_factor: float
-    """Bytes at the interface for each byte of payload, measured on this link."""
+    """Bytes that the interface sends for each byte of payload, because of packet headers; measured on this link."""
     own_core_s: float | None
     """Estimated seconds of a step on nodes that share no processor and overlap nothing: `cpu_s` plus the time of the
     interface's bytes at the link's rate. None on a loopback, which has no rate."""

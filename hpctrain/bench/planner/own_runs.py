@@ -75,7 +75,7 @@ PLANS: dict[str, Callable[[int, int], Plan]] = {
     "pp2, 4 micro-batches": lambda layers, rows: small_run.make_plan(2, 1, layers, rows // 4, 4),
     "dp2, zero 1": lambda layers, rows: small_run.make_plan(1, 2, layers, rows // 2, 1, zero=1),
 }
-"""Function that makes the plan of a case, from (blocks of the model, sequences in the batch)."""
+"""Case -> function that makes its plan, from (blocks of the model, sequences in the batch)."""
 FITTED = ("dp2", "pp2", "tp2")
 """Cases whose runs of the first model the profile is fitted to."""
 
@@ -114,7 +114,8 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
 
 
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
-    """Fit the profile to the runs of `FITTED`, predict all runs, and return the record of the bench."""
+    """Fit the profile to the runs of `FITTED`, predict all runs without it and with it, and return the record of the
+    bench."""
     first = settings.specs[0]
     chosen = [run for run in trained if run.spec == first and run.case in FITTED]
     profile = merge_profiles([fit_profile(run.plan, run.run, run.spec, topology, run.rows, run.case) for run in chosen])

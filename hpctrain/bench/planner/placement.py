@@ -25,8 +25,8 @@ from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule.generate import why_no_schedule
 
 PLACED = tuple(case for case in CASES if case.gpus == 32)
-"""Cases with 32 GPUs: equal nodes, two kinds of nodes, and the paper's cluster, some of whose nodes hold two kinds of
-GPUs."""
+"""The cases with 32 GPUs: equal nodes, nodes of two kinds, and the paper's cluster, where some nodes hold GPUs of two
+kinds."""
 
 ORDERS = 20
 """Number of random orders of the nodes; every run of the bench draws the same orders."""

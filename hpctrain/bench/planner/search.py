@@ -50,7 +50,7 @@ record."""
 LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
 """Key of the replan's figures in the record -> compression of the run that loses a node."""
 Figures = dict[str, Any]
-"""Figures of one case, by their names in the record."""
+"""Figures of one case by their keys in the record, as `figures_of` returns them."""
 
 
 class SearchCase(NamedTuple):
@@ -78,7 +78,7 @@ has failed."""
 
 
 def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
-    """Return the run and the topology of a case."""
+    """Return the run and the topology for which the case searches a plan."""
     if case.machines == "paper":
         topology = Topology.model_validate_json(package_data_path("topology", PAPER).read_text())
         return _run(case.model, 512, "fp16"), topology
@@ -186,7 +186,8 @@ def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
 
 
 def brute_force_gap_pct() -> float:
-    """Return by how many percent the planner's plan is slower than the best of all plans on three different devices."""
+    """Return by how many percent the planner's plan is slower than the best of all plans without tensor parallelism,
+    for a small model on three different devices. Both times are predictions."""
     run, topology = _small_run(), _unlike_devices()
     spec = run.spec()
     work, _ = workload_of(run, spec)

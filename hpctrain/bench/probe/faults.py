@@ -47,7 +47,7 @@ class FaultCase:
     """The expected fault code; None if the case has no fault."""
     device: str = "none"
     also: tuple[str, ...] = ()
-    """Further codes that the probe may report, because they are true of the node."""
+    """Further codes that the probe may report for the faulty node, because they are true of it too."""
 
 
 CASES = (

@@ -47,7 +47,7 @@ class ModifiedNode:
 
     node: str
     addr: str | None = None
-    """Address that the node reports for itself."""
+    """Address that the node reports for itself; None for its address in the lab."""
     hosts: str | None = None
     """Text of the node's /etc/hosts."""
     cpu_group: Path | None = None
@@ -120,7 +120,7 @@ class TimeRow:
     seconds: float
     """Seconds from the start of the command to its end."""
     pairs: int
-    """Number of pairs of nodes."""
+    """Number of pairs that the probe's nodes form."""
     complete: int
     """Number of pairs with latency and bandwidth in both directions."""
     codes: tuple[str, ...]
@@ -176,7 +176,7 @@ class RateSettings:
     """Settings of the comparison with iperf3: link rates, as tc writes them, and number of repeats."""
 
     rates: tuple[str, ...] = ("50mbit", "200mbit", "1gbit")
-    """Rates that the links are shaped to."""
+    """Rates that the links are shaped to, as tc writes them."""
     repeats: int = 3
     """Measurements of the probe and of iperf3 at each rate."""
     iperf3_s: int = 4
@@ -197,7 +197,7 @@ class RateRow:
     iperf3_spread_pct: float
     """Largest minus smallest of iperf3's repeats, in percent of their median."""
     cpu_contended: int
-    """Repeats in which the probe reports that a processor limited the rate."""
+    """Number of repeats in which the probe reports that a processor limited the bandwidth."""
 
 
 def measure(

@@ -2,7 +2,7 @@
 
 Each round saves the state of a real trainer in four ways, in an order that rotates: hpctrain's save in the background,
 hpctrain's save when the training waits for the writer, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the
-time until the training may go on. Each round ends with steps while hpctrain's writer works, and with as many steps
+time until the training may go on. Each round ends with steps while hpctrain's writer works, and with three steps
 without a writer.
 """
 
@@ -47,6 +47,9 @@ class SaveSettings:
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure all ways of saving in one process and its writer; return the record of the bench.
+
+    Args:
+        progress: called with the name of the measurement before it begins.
 
     Raises:
         HpctrainError: the process failed, or a save did.
@@ -105,11 +108,11 @@ class SaveMethods:
         return taken
 
     def save(self) -> None:
-        """Start hpctrain's save, which continues in the background."""
+        """Start hpctrain's save of the present state, which continues in the background."""
         self._trainer.saver.save(self._tensors(), manifest_of(self._trainer))
 
     def writing(self) -> bool:
-        """Whether hpctrain's writer is still working."""
+        """Return whether hpctrain's writer is still working."""
         return self._trainer.saver.busy()
 
     def state_bytes(self) -> int:

@@ -1,1 +1,1 @@
-"""Finds faults of nodes, devices and links in the measurements."""
+"""Finds faults of nodes, devices and the network in a probe's measurements."""

@@ -48,7 +48,7 @@ class ProbeFinding:
     """A fault that a probe found, of a node or of the whole allocation, with its severity."""
 
     node: str | None
-    """Name of the node; None for a fault of the whole allocation."""
+    """Name of the faulty node; None for a fault of the whole allocation."""
     severity: Severity
     """note: only to be known. warn: use the node, with a warning. exclude: go on without the node. refuse: do not go
     on."""

@@ -1,1 +1,2 @@
-"""Settings of a probe, its raw measurements, and the computation of figures of pairs and devices from samples."""
+"""Settings and raw measurements of a probe, the computation of a link's figures from samples, and the process that
+measures devices."""

@@ -17,7 +17,7 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.topology.topology import Device, DeviceType
 
 MAX_DEVICES = 1024
-"""Most devices of one node."""
+"""Most devices of one node; a report with more is refused."""
 
 
 class DeviceReport(Part):
@@ -27,7 +27,7 @@ class DeviceReport(Part):
     devices: list[Device]
     device_types: dict[str, DeviceType]
     intra_bytes_per_s: float | None = None
-    """Median copy bandwidth between two devices of the node; None with fewer than two."""
+    """Median copy bandwidth between two devices of the node; None with fewer than two devices."""
 
     @model_validator(mode="after")
     def _figures_are_figures(self) -> DeviceReport:

@@ -29,7 +29,8 @@ Point = tuple[float, float]
 BREAK_GAIN = 4.0
 """Factor by which two lines must lower the squared error of one line, so that a break is reported."""
 MIN_BREAK_ERROR = 0.1
-"""Root mean square of the relative error below which one line is good enough."""
+"""Root mean square of the relative error of one line, below which one line is good enough and no break is searched
+for."""
 SMALL_BYTES = 4096
 """Messages of up to this many bytes count as small."""
 LARGE_SHARE = 16
@@ -63,7 +64,7 @@ class PairFigures(Part):
     n: int = Field(ge=1)
     """Number of slices of the transfer behind `bytes_per_s`."""
     ladder: SizeTimes = ()
-    """Median one-way seconds of single messages that this end sent, by size in bytes."""
+    """(bytes, median one-way seconds) of the size sweep: single messages that this end sent, smallest first."""
     sending_cpu: float | None = None
     """Share of its sending time in which this end used a processor or waited for one."""
     receiving_cpu: float | None = None

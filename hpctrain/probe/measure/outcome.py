@@ -50,14 +50,14 @@ class PairResult:
     a: str
     b: str
     alone: bool
-    """Whether the pair had the network to itself."""
+    """Whether few enough pairs measured at the same time that this pair had the network to itself."""
     concurrency: int
     """Number of pairs that measured in the same round."""
     at_a: PairFigures
     at_b: PairFigures
 
     def turned(self) -> PairResult:
-        """Return the same measurement with the two ends swapped."""
+        """Return the same measurement with `a` and `b` swapped."""
         return PairResult(self.b, self.a, self.alone, self.concurrency, self.at_b, self.at_a)
 
     def from_both_ends(self) -> tuple[PairResult, PairResult]:
@@ -65,7 +65,7 @@ class PairResult:
         return self, self.turned()
 
     def seen_from(self, name: str) -> PairResult:
-        """Return the measurement with the node `name` as the first end."""
+        """Return the same measurement with the node `name`, one of the two, as the first end."""
         return self if self.a == name else self.turned()
 
 
@@ -85,7 +85,7 @@ class ProbeOutcome:
     nodes: list[str]
     joined: dict[str, JoinedNode] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    """Node that did not answer -> what failed and when."""
+    """Lost node -> what it did not answer, or why its connection closed."""
     pairs: list[PairResult] = field(default_factory=list)
     """All measured pairs, with up to `ALL_LINKS_MAX_NODES` nodes. Empty with more nodes; `matrix` then has their
     figures."""
@@ -93,15 +93,15 @@ class ProbeOutcome:
     retests: list[PairResult] = field(default_factory=list)
     """Measurements of suspects with good partners, and of good pairs to compare with, in quiet rounds."""
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Pair of living nodes that could not measure -> the reason."""
+    """Pair of living nodes that tried to measure and failed -> the reason."""
     devices: dict[str, DeviceReport] = field(default_factory=dict)
     devices_failed: dict[str, str] = field(default_factory=dict)
     backend: dict[tuple[str, str], tuple[str, BackendFigures]] = field(default_factory=dict)
-    """(sender, receiver) -> the training backend and the figures of messages over it."""
+    """(sending node, receiving node) -> (name of the training backend, figures of messages over it)."""
     backend_failed: dict[str, str] = field(default_factory=dict)
     """Node or pair that failed to measure messages over the training backend -> the reason."""
     prior: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The prior: node -> switches above it in an earlier file, the highest first."""
+    """Node -> switches above the node in the prior, an earlier topology file; the highest first."""
     rounds_done: int = 0
     rounds_planned: int = 0
     wall_s: float = 0.0
@@ -157,8 +157,8 @@ class ProbeOutcome:
 
 
 def _enter(matrix: PairMatrix, result: PairResult) -> None:
-    """Write a pair's figures into the matrix: latency as measured by the end that started the round trips, bandwidth as
-    measured by the receiver."""
+    """Write a pair's figures into both of its cells [sender, receiver]: latency as the sender measured it, bandwidth as
+    the receiver measured it."""
     for seen in result.from_both_ends():
         cell, latency = (matrix.index[seen.a], matrix.index[seen.b]), seen.at_a.latency
         matrix["isolated_bytes_per_s" if seen.alone else "bytes_per_s"][cell] = seen.at_b.bytes_per_s

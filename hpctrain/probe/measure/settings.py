@@ -12,7 +12,7 @@ Mode = Literal["health", "full", "sampled"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 PARTIAL_FILE = "partial.json"
-"""File in the folder of a probe outside a run: the topology measured so far."""
+"""File with the topology measured so far, in the folder of a probe that runs outside a training job."""
 
 FULL_UP_TO = 256
 """Most nodes with which `hpctrain probe` measures every pair by default."""
@@ -23,7 +23,8 @@ judge each node."""
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Settings of one probe, equal on every node."""
+    """Settings of one probe, equal on every node: what is measured, how often, and the time limits. Names with `ladder`
+    belong to the size sweep, names with `bulk` to the transfer."""
 
     seed: int = 0
     """Seed of the order of rounds; the same seed gives the same schedule."""
@@ -32,7 +33,7 @@ class ProbeSettings:
     share: int = 1
     """Number of virtual nodes that share this machine and its memory."""
     loopback: bool = False
-    """Whether the nodes are processes of one machine."""
+    """Whether the nodes are virtual nodes: processes of one machine."""
     mode: Mode = "full"
     """health: a few rounds, enough to judge each node. full: every pair. sampled: enough pairs to infer switches."""
     health_rounds: int = 15
@@ -41,13 +42,13 @@ class ProbeSettings:
     sampled_rounds: int = 32
     """Random rounds that the mode sampled begins with."""
     slow_ratio: float = 0.95
-    """A node or device below this share of the median of its peers is degraded."""
+    """A node or device whose speed is below this share of the median of its peers is degraded."""
     exclude_ratio: float = 0.80
     """A node whose bandwidth is below this share of the median of its peers, in the first measurement and in its
     retest, is excluded. 0: no node is excluded for its speed."""
 
     pings: int = 50
-    """Number of round trips timed from each side, after the warm-up."""
+    """Number of round trips that each end of a pair times, after the warm-up."""
     ping_warm_up: int = 8
     ping_limit_s: float = 0.5
     """Time limit of the pings. A slow link gets fewer round trips, but at least `ping_warm_up + 8`."""
@@ -55,7 +56,7 @@ class ProbeSettings:
     ladder_bytes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, MIB)
     """Message sizes of the size sweep in bytes; the line t = alpha + beta·bytes is fitted to their times."""
     ladder_times: int = 8
-    """Messages of each size."""
+    """Timed messages of each size in the size sweep."""
     ladder_limit_s: float = 0.2
     """Time limit of the size sweep. On a slow link, the sweep ends with the size at which the limit passes, after at
     least 3 messages of this size."""
@@ -65,9 +66,9 @@ class ProbeSettings:
     more."""
     bulk_bytes_max: int = 64 * MIB
     bulk_s: float = 0.05
-    """Least duration of the transfer: a shorter one measures the socket buffers and not the network."""
+    """Least seconds of the transfer: a shorter one measures the socket buffers and not the network."""
     bulk_limit_s: float = 2.0
-    """Time limit of the transfer, whatever the volume."""
+    """Seconds after which the transfer ends, however little was sent."""
 
     isolated_up_to: int = 8
     """Most nodes with which the mode full also measures every pair alone."""

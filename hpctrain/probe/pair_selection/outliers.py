@@ -50,7 +50,7 @@ class RelativePerformance:
     latency_excess_s: Floats
     """Seconds by which the node's median latency is above the median of all nodes."""
     partners: Ints
-    """Number of measured partners."""
+    """Number of partners with which a bandwidth was measured."""
 
     @property
     def bandwidth(self) -> Floats:

@@ -55,8 +55,8 @@ class SwitchTree:
 
     @cached_property
     def pair_levels(self) -> Ints:
-        """Array [a, b]: level of the lowest cluster that contains both nodes (1 is a leaf switch), 0 where none
-        does."""
+        """Array [a, b]: level of the lowest cluster that contains both nodes (1 is a leaf switch), 0 where no known
+        cluster does."""
         n = len(self.levels[0]) if self.levels else 0
         lowest = np.zeros((n, n), dtype=np.int_)
         for height in range(len(self.levels), 0, -1):
@@ -330,7 +330,8 @@ def _node_effects(latency: Floats) -> Floats:
 
 
 def switches_of(topology: Topology) -> PriorSwitches:
-    """Return the switches in the topology file of an earlier probe or of another tool (`hpctrain topology import`)."""
+    """Return node -> names of the switches above it, the highest first, from the topology file of an earlier probe or
+    of another tool (`hpctrain topology import`)."""
     above: dict[str, list[str]] = {}
     for cluster in sorted(topology.fabric.clusters, key=lambda cluster: -cluster.level):
         for member in cluster.members:

@@ -22,7 +22,7 @@ HANDSHAKE_S = 5.0
 
 
 class PeerError(Exception):
-    """A connection to a peer failed; the text says why."""
+    """A connection to another node of the probe failed; the text says why."""
 
 
 class ProbeListener:
@@ -68,7 +68,7 @@ class ProbeListener:
         return None
 
     def close(self) -> None:
-        """Close the socket and all pending connections."""
+        """Close the socket, and all connections that were not admitted yet."""
         self._listener.close()
         self._watch.close()
 

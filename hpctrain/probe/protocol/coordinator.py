@@ -36,7 +36,7 @@ count rounds in the phase links, and nodes in the other phases."""
 
 class Coordinator:
     """The leader of a probe: sends orders to the nodes and collects their answers. A node that dies or hangs counts as
-    lost from then on, and delays the probe by one deadline."""
+    lost from then on, and delays the probe by at most one deadline."""
 
     def __init__(
         self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings,
@@ -156,7 +156,8 @@ class Coordinator:
         return None
 
     def _devices(self) -> None:
-        """Measure the devices: wait until every measuring process is ready, then start all at once."""
+        """Let all nodes measure their devices: wait until every measuring process is ready, then start all at once.
+        Store the reports."""
         limit_s = self.settings.devices_deadline_s
         alive = set(self.outcome.alive)
         self._tell("devices", 0, len(alive))

@@ -56,7 +56,7 @@ class BackendReport(Part):
     times: dict[int, SizeTimes]
     """Partner's rank -> (bytes, one-way seconds) of messages to the partner."""
     network: str | None = None
-    """The network that NCCL reports for traffic between nodes: IB, Socket."""
+    """Network that NCCL reports for traffic between nodes: IB, Socket, or the name of a plugin. None for gloo."""
 
 
 def backend_rounds(world: int, seed: int) -> list[list[Pair]]:
@@ -165,8 +165,9 @@ class RendezvousOrder(Part):
 
 
 class ExchangeOrder(Part):
-    """Order to measure messages to the other ranks over the training backend. The ranks find each other through the
-    store (torch's TCPStore) at `addr` and `port`, with the secret `token`."""
+    """Order to measure messages to the other ranks over the training backend, in the rounds that follow from `world`
+    and `seed`. The ranks find each other through the store (torch's TCPStore) at `addr` and `port`, with the secret
+    `token`."""
 
     kind: Literal["exchange"]
     backend: Literal["gloo", "nccl"]
@@ -240,7 +241,7 @@ _ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator
 
 
 def read_join(message: Message) -> Join:
-    """Return the message of a node that joins, checked.
+    """Return the message with which a node joins, as a validated model.
 
     Raises:
         MalformedMessage: the message does not fit the model.
@@ -249,7 +250,7 @@ def read_join(message: Message) -> Join:
 
 
 def read_order(message: Message) -> Order:
-    """Return an order of the coordinator, checked.
+    """Return an order of the coordinator, as a validated model.
 
     Raises:
         MalformedMessage: the message does not fit the model.
@@ -258,7 +259,7 @@ def read_order(message: Message) -> Order:
 
 
 def read_answer(message: Message) -> Answer:
-    """Return an answer of a node, checked.
+    """Return an answer of a node, as a validated model.
 
     Raises:
         MalformedMessage: the message does not fit the model.

@@ -93,7 +93,7 @@ class Gpu:
         return [word for bit, word in THROTTLE_REASONS.items() if (bits or 0) & bit]
 
     def ecc_errors(self) -> int | None:
-        """Return the uncorrectable memory errors since the driver was loaded; None without ECC memory."""
+        """Return the number of uncorrectable memory errors since the driver was loaded; None without ECC memory."""
         kinds = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
         return _ask(pynvml.nvmlDeviceGetTotalEccErrors, self._handle, *kinds)
 
@@ -164,7 +164,7 @@ def _address(info: Any) -> str | None:
 
 
 def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
-    """Return present and greatest generation and width of the PCIe link of the device at a PCI address such as
+    """Return the present and the greatest generation and width of the PCIe link of the device at a PCI address such as
     0000:4e:00.0; None unless all four are known."""
     folder = _folder(address, sysfs)
     generation, generation_max = (_generation(folder / f"{which}_link_speed") for which in ("current", "max"))

@@ -24,7 +24,7 @@ _UNLIMITED = 2**60
 """A memory limit in bytes from this number on means no limit: cgroup v1 writes a number near 2**63."""
 SYSFS = Path("/sys")
 Periods = tuple[int, int]
-"""(periods of a CPU quota so far, periods in which the cgroup had used up its quota)"""
+"""(enforcement periods of a CPU quota so far, those of them in which the cgroup had used up the quota)"""
 
 
 def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) -> HostFacts:
@@ -114,8 +114,8 @@ def interface_of(addr: str) -> str | None:
 
 
 def own_address(sock: socket.socket) -> str:
-    """Return the address of this end of a connection, as the kernel chose it. An IPv4 address that is written as IPv6
-    is returned as IPv4."""
+    """Return the address of this end of a connection, as the kernel chose it. An IPv4-mapped IPv6 address
+    (::ffff:10.0.0.1) is returned as IPv4."""
     address = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)
