@@ -123,7 +123,12 @@ class SaveMethods:
         assert saved is None or saved.error is None, saved
 
     def _start(self, method: str, tensors: dict[str, Tensor], target: Path) -> Callable[[], object]:
-        """Save with `method` as far as the training has to wait for it; return a function that waits for the rest."""
+        """Save with `method` as far as the training has to wait for it; return a function that waits for the rest.
+
+        Args:
+            tensors: the state, by name.
+            target: folder for torch's ways to save.
+        """
         if method == TORCH_SAVE:
             dcp.save(tensors, storage_writer=dcp.FileSystemWriter(target), process_group=self._group)
             return lambda: None

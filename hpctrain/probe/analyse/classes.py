@@ -37,8 +37,10 @@ def fabric_of(
 
     Args:
         matrix: the main figures of all pairs.
+        tree: the switches above the nodes; without levels, all pairs form one class.
         ratios: switch level -> its oversubscription.
         links: pairs with all their figures.
+        backend: figures of messages over the training backend.
     """
     levels = tree.pair_levels if tree.levels else np.zeros((len(matrix.nodes),) * 2, dtype=np.int_)
     alpha, beta = _costs(matrix, links)

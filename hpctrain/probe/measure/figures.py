@@ -153,8 +153,8 @@ class AlphaBetaLine:
 
 
 def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
-    """Return for each link one line through all its points, or the two halves of a line with a break where small and
-    large messages behave differently.
+    """Return for each link the line t = alpha + beta·bytes through all its points. Where small and large messages
+    follow different lines, alpha is that of small messages and beta that of large ones.
 
     A single line is wrong where libraries send small messages at once ("eager") and negotiate large ones, or where
     network cards and traffic shapers let a burst pass. Times of a busy machine may fit neither one line nor two. Then

@@ -71,8 +71,8 @@ class PairResult:
 
 @dataclass(frozen=True)
 class ContentionRound:
-    """The results of a contention round, in which clusters of one switch level measure with each other: one pair for
-    each two clusters if `alone`, otherwise all members at once."""
+    """The results of a round that shows oversubscription. In it, clusters of one switch level measure with each other:
+    one pair for each two clusters if `alone`, otherwise all members at once."""
 
     alone: bool
     results: tuple[PairResult, ...]

@@ -82,7 +82,7 @@ class ProbeSettings:
 
     @property
     def silence_s(self) -> float:
-        """Seconds that a node waits for the coordinator's next message before it gives up."""
+        """Seconds without a message after which a node considers the coordinator lost and leaves the probe."""
         deadlines = (self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s, self.backend_deadline_s)
         return max(deadlines) + 15.0
 

@@ -24,10 +24,10 @@ from hpctrain.probe.pair_selection.switches import Pair, SwitchTree
 
 Purpose = Literal["pairs", "contention", "retest"]
 ROUNDS_PER_LEVEL = 3
-"""Contention rounds of each switch level with one pair of nodes for each two clusters, and as many rounds with all
-members. Each round matches other clusters."""
+"""Number of rounds in which one pair of nodes measures for each two clusters of a switch level, and of rounds in which
+all members of the two clusters do. Each round matches other clusters."""
 MIN_MEMBERS = 2
-"""Fewest living nodes with which a cluster takes part in contention rounds: a single node shares no uplink."""
+"""Fewest living nodes of a cluster that is measured for oversubscription: a single node shares no uplink."""
 OVERSUBSCRIBED_FROM = 1.5
 """Oversubscription from which the probe reports the fault OVERSUBSCRIBED. A smaller ratio can come from flows that hash
 onto the same one of several equal uplinks."""

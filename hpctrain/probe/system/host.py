@@ -200,7 +200,7 @@ def _periods(file: Path) -> Periods | None:
 
 
 def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> int | None:
-    """Return the NUMA node of all processors that this process may use; None when they are on several nodes.
+    """Return the NUMA node of all processors that this process may use; None when they are on several NUMA nodes.
 
     Args:
         allowed: numbers of the processors; None for those of this process.
