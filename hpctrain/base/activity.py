@@ -46,8 +46,8 @@ class Activity:
         self._page: mmap.mmap | None = None
 
     def share(self, descriptor: int) -> None:
-        """Write the current and all later records also to the shared memory `descriptor`, which `shared_record`
-        made."""
+        """Write the current and all later activity records of this process also to the shared memory `descriptor`,
+        which `shared_record` made."""
         self._page = mmap.mmap(descriptor, RECORD_BYTES)
         self.write(self.now)
 
@@ -66,7 +66,7 @@ class Activity:
         return _Operation(self, operation, waits)
 
     def write(self, doing: ActivityRecord) -> None:
-        """Replace the current record by `doing`, also in the shared memory."""
+        """Replace the current activity record by `doing`, also in the shared memory."""
         self.now = doing
         if self._page is not None:
             operation = doing.operation.replace("\n", " ").encode()[:OPERATION_BYTES]

@@ -223,7 +223,8 @@ class ForkingRunner(SystemRunner):
         return not self._asked and pid not in known
 
     def _has_reply(self, timeout_s: float | None) -> bool:
-        """Whether the fork server replies or ends within `timeout_s` seconds (None: wait without limit)."""
+        """Wait until the fork server replies or ends, and return True; return False after `timeout_s` seconds (None: no
+        limit)."""
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))

@@ -10,8 +10,8 @@ LEVELS_MAX = 64
 """Most nested levels of a JSON text, so that code may walk a value by recursion. No file or message of hpctrain nests
 half as deep."""
 DIGITS_MAX = 40
-"""Most digits of a whole number; 64 bits need 20. Without this limit, a user would see Python's own error, for 4300
-digits, which does not name the file."""
+"""Most digits of a whole number; 64 bits need 20. Python itself refuses numbers of more than 4300 digits, but with an
+error that does not say where the number is."""
 
 
 class JsonError(ValueError):

@@ -89,7 +89,8 @@ class TimestampedStream(io.TextIOWrapper):
         self._at_start = True
 
     def write(self, text: str) -> int:
-        """Write text of any number of lines; a line that is continued later keeps the time of its beginning."""
+        """Write text with the UTC time before each of its lines; a line that a later call continues keeps the time of
+        its beginning."""
         if text:
             lead = format_timestamp(self._wall())
             lines = _lines(text)
@@ -100,7 +101,7 @@ class TimestampedStream(io.TextIOWrapper):
         return len(text)
 
     def flush(self) -> None:
-        """Write buffered text to the file."""
+        """Write buffered text to the file; an error, such as a full disk, is ignored."""
         with contextlib.suppress(OSError):
             super().flush()
 

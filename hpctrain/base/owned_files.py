@@ -122,7 +122,7 @@ class OwnedFolder:
 
     def check_entries(self) -> None:
         """Check who owns and can write each entry of the folder, but not what is in its subfolders. An entry may be a
-        symbolic link only to a folder.
+        symbolic link only to a folder, because a file is opened without following a link.
 
         Raises:
             UntrustedError: an entry belongs to another user, others can write to it, or it is neither a file nor a

@@ -43,7 +43,7 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Return the exit code, -n if signal n killed the process; None while it runs."""
+        """Return the exit code, -n if signal n killed the process; None while the process runs."""
 
     def kill(self) -> None:
         """Send SIGKILL to the process group that the process leads; do not wait for its end."""
@@ -52,8 +52,8 @@ class Process(Protocol):
         """Send SIGTERM to the process alone, not to its group."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for the end and return the exit code, -n if signal n killed the process; None if it still runs after
-        `timeout_s` seconds."""
+        """Wait for the end of the process and return its exit code, -n if signal n killed it; None if it still runs
+        after `timeout_s` seconds (None: wait without limit)."""
 
 
 def end_process(process: Process) -> None:
@@ -187,7 +187,7 @@ class SystemRunner:
         return SystemProcess(popen)
 
     def reap(self) -> None:
-        """Do nothing: this process adopts no orphans."""
+        """Do nothing: a SystemRunner adopts no processes, so none of them is left to reap."""
 
     def replace_process(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         sys.stdout.flush()

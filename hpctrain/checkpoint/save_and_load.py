@@ -66,8 +66,8 @@ class StagingBuffers:
                 self._buffers[name] = torch.empty_like(tensor.detach(), device="cpu")
 
     def warm(self, device: torch.device) -> None:
-        """Write to all of the memory once, so that the kernel maps it, and pin it for a CUDA device. Call this on
-        another thread before the first `copy`.
+        """Write to all of the reserved memory once, so that the kernel maps it, and pin it for a CUDA device. Call this
+        on another thread before the first `copy`.
 
         Args:
             device: device of the tensors that will be copied.
@@ -126,7 +126,7 @@ class CheckpointSaver:
         self._pending = self._thread.submit(self._write, copy, manifest, start)
 
     def busy(self) -> bool:
-        """Whether a save is still being written."""
+        """Whether a checkpoint is still being written."""
         return self._pending is not None and not self._pending.done()
 
     def finished(self, wait: bool = False) -> SaveResult | None:

@@ -56,8 +56,8 @@ class _Keys:
         self._mistakes: list[FieldError] = []
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return the whole number above 0 at `key`. If the key is absent, return `default`; without a default, record
-        an error."""
+        """Return the whole number above 0 at `key` of the config.json. If the key is absent, return `default`; without
+        a default, record an error."""
         value = self._values.get(key)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= SIZE_MAX:
@@ -74,8 +74,8 @@ class _Keys:
         return {field: self.size(key) for field, key in keys.items()}
 
     def number(self, key: str, default: float, inner: str | None = None) -> float:
-        """Return the number above 0 at `key` or, if `inner` is given, at the key `inner` of the mapping at `key`. If
-        `key` is absent, return `default`."""
+        """Return the number above 0 at `key` of the config.json or, if `inner` is given, at the key `inner` of the
+        mapping there. If `key` is absent, return `default`."""
         value = self._values.get(key, default) if inner is None else self._values[key][inner]
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return float(value)
@@ -83,7 +83,7 @@ class _Keys:
         return default
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean at `key`; `default` if the key is absent."""
+        """Return the boolean at `key` of the config.json; `default` if the key is absent."""
         value = self._values.get(key)
         value = default if value is None else value
         if isinstance(value, bool):
@@ -92,7 +92,7 @@ class _Keys:
         return default
 
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
-        """Return the value at `key`, and record an error unless it is one of `allowed`.
+        """Return the value at `key` of the config.json, and record an error unless it is one of `allowed`.
 
         Args:
             default: the value that transformers assumes if the key is absent.

@@ -60,7 +60,7 @@ class SkippedList:
         self.add(entries)
 
     def add(self, entries: Iterable[SkippedInput], more: int = 0) -> None:
-        """Add `entries` to the list and the count, and `more` unlisted ones to the count."""
+        """Add `entries` to the list of skipped input and to the count, and `more` unlisted ones to the count."""
         self.total += more
         for entry in entries:
             self.total += 1
@@ -69,7 +69,7 @@ class SkippedList:
                 self.listed.append(entry)
 
     def write(self, folder: Path) -> None:
-        """Write the list as skipped.jsonl into the folder, if anything was skipped."""
+        """Write the list of skipped input as skipped.jsonl into the folder, if anything was skipped."""
         if self.total:
             head = json.dumps({"skipped": self.total, "listed": len(self.listed)})
             text = "\n".join([head, *(entry.line() for entry in self.listed), ""])
@@ -111,7 +111,7 @@ class BadRecords:
 
     @property
     def listed(self) -> list[SkippedInput]:
-        """The first LISTED_IN_UNIT skipped inputs; damaged files come before records."""
+        """The first LISTED_IN_UNIT skipped inputs of the work unit; damaged files come before records."""
         return [*self.damaged, *self._listed][:LISTED_IN_UNIT]
 
     def add(self, path: Path, reason: str, unit: str = "", number: int = 0, damaged: bool = False) -> None:

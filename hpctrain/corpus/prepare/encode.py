@@ -160,7 +160,8 @@ class EncodeTask:
     """The output folder of the whole command, which errors name."""
 
     def run(self, report: Callable[[int], None]) -> list[Shard]:
-        """Return the shards in the folder; `report` is called with numbers of bytes of text that were encoded.
+        """Return the token shards of the work unit, after encoding them if they do not exist. `report` is called with
+        numbers of bytes of text that were encoded.
 
         Raises:
             HpctrainError: a file changed after it was scanned.

@@ -191,7 +191,7 @@ class SourceWork:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text in the units scanned so far, without skipped input."""
+        """Bytes of the source's text in the units scanned so far, without skipped input."""
         return sum(scan.text_bytes for scan in self.scans)
 
     def counts(self) -> Sources:
@@ -207,7 +207,7 @@ class SourceWork:
         )
 
     def take(self, scan: UnitScan, task: ScanTask) -> None:
-        """Add the scan of the next work unit, and the task that made the scan."""
+        """Add the scan of the next work unit to the source's scans, and the task that made it to the tasks."""
         count = scan.skipped_not_text + scan.skipped_unreadable + scan.skipped_bad
         self.skipped.add(scan.skipped, count - len(scan.skipped))
         self.scans.append(dataclasses.replace(scan, skipped=[]))
@@ -222,7 +222,7 @@ class SourceWork:
             yield scan[1], scan[2]
 
     def valid_buckets(self) -> range:
-        """Return the hash buckets whose passages are for validation."""
+        """Return the hash buckets of the source whose passages are for validation."""
         buckets = no_bytes()
         for unit_buckets, _ in self.read_scans():
             buckets += unit_buckets

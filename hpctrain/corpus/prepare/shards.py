@@ -57,7 +57,7 @@ class ShardWriter:
         return self._done
 
     def close(self) -> None:
-        """Close the file of an unfinished shard, which is not used."""
+        """Close the file of an unfinished shard, which no index will name."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # its content is dropped anyway
                 self._file.close()
