@@ -1,1 +1,1 @@
-"""Connects torch's parallel modules as a plan says: mesh, tensor, pipeline and data parallel."""
+"""Sets up torch's parallel modules as a plan says: mesh, tensor, pipeline and data parallelism."""

@@ -1,7 +1,7 @@
 """Sharding of a stage's state over replicas with torch's `fully_shard`: ZeRO 1 to 3 (Rajbhandari et al. 2020), and
 hybrid sharding, where several groups of replicas each hold the whole state (Zhao et al. 2023).
 
-Only this file uses private names of torch's FSDP: the default collectives, whose bytes are counted here, and the
+No other file uses private names of torch's FSDP: the default collectives, whose bytes this file counts, and the
 callback that ends a backward pass.
 """
 
@@ -29,7 +29,7 @@ from hpctrain.records.plan.compression import NO_COMPRESSION_CODEC
 from hpctrain.records.plan.plan import Plan
 
 CountBytes = Callable[[int], None]
-"""Called with the bytes that this rank sends for a collective."""
+"""Function that is called with the bytes that this rank sends for a collective."""
 
 
 def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torch.dtype | None) -> None:
@@ -65,14 +65,15 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
 
 
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
-    """Yield the FSDP modules of a stage: the stage itself and its blocks."""
+    """Yield the `fully_shard` modules of a stage: the stage itself and its blocks."""
     return (part for part in module.modules() if isinstance(part, FSDPModule))
 
 
 def flat_gradient_layouts(module: nn.Module) -> list[list[ShardedParameter]]:
-    """Return the parameters in the flat gradient of each FSDP part, in order.
+    """Return, for each `fully_shard` module of a stage, the parameters in the module's flat gradient, in order.
 
-    Each block is a part. The part of the stage outside of blocks may have no parameters.
+    Each block is such a module. The stage itself is one too, with the parameters outside of blocks, of which there may
+    be none.
     """
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [
@@ -87,7 +88,7 @@ def flat_gradient_layouts(module: nn.Module) -> list[list[ShardedParameter]]:
 
 
 def shard_group(module: nn.Module) -> dist.ProcessGroup:
-    """The ranks that share the state of this stage."""
+    """Return the ranks over which the state of a stage is sharded."""
     group: dist.ProcessGroup = next(
         gathered._reduce_scatter_process_group
         for part in sharded_parts(module)
@@ -97,17 +98,18 @@ def shard_group(module: nn.Module) -> dist.ProcessGroup:
 
 
 def _fsdp_param_groups_of(part: FSDPModule) -> list[Any]:
-    """Return torch's records of the parameters that a part gathers together; empty if the part itself has no
-    parameters.
+    """Return torch's records of the parameters that a `fully_shard` module gathers together; empty if it has none of
+    its own.
     """
     groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
     return groups
 
 
 def finish_backward(module: nn.Module) -> None:
-    """Run FSDP's end of a backward pass, after a backward pass that ran outside of FSDP's hooks.
+    """Run FSDP's callback at the end of a backward pass, after a backward pass that ran outside of FSDP's hooks.
 
-    It sums gradients over the replicas, or adds them to those of earlier micro-batches if the sum comes later.
+    The callback sums the stage's gradients over the replicas, or adds them to those of earlier micro-batches if the sum
+    comes later.
     """
     fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
@@ -127,10 +129,12 @@ def track_collectives(
     the least that any algorithm sends.
 
     Args:
+        module: the stage, after `apply_sharding`.
         index: number of the stage.
+        count: called with the bytes of each collective.
         replicate_degree: number of groups of replicas that each hold the whole state.
         sums_replicate_axis: returns whether an all-reduce over the replicate axis follows the next reduce-scatter.
-        scatters: by part, the reduce-scatter within a shard group; None: torch's own.
+        scatters: for each `fully_shard` module, the reduce-scatter within a shard group; None: torch's own.
     """
     for part, scatter in zip(sharded_parts(module), scatters, strict=True):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
@@ -159,7 +163,9 @@ class _AllGather(DefaultAllGather):
 
 @dataclass(eq=False)
 class _ReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter within a shard group; torch's all-reduce between the groups follows at once."""
+    """The reduce-scatter within a shard group, with its bytes counted; torch's all-reduce between shard groups follows
+    at once.
+    """
 
     count: CountBytes
     sums_replicate_axis: Callable[[], bool]
@@ -191,7 +197,7 @@ class _ReduceScatter(DefaultReduceScatter):
         return work
 
     def finish_all_reduce(self, _sums: Tensor) -> None:
-        """End the recorded activity; torch calls this hook after the all-reduce between shard groups."""
+        """End the recorded sum over replicas; torch calls this hook after the all-reduce between shard groups."""
         self._replicate_activity.__exit__(None)
 
 
@@ -204,7 +210,8 @@ class ShardedStage(InstrumentedStage):
     and 3 the stage's gradients are then summed after W, and at level 3 its weights are gathered whole for I and again
     for W.
 
-    torch's own stage defers all gradients to the end and keeps the weights until then, which is level 1.
+    torch's own pipeline stage would at every level defer all sums of gradients to the end of the step and keep the
+    weights until then, which is level 1.
     """
 
     def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
@@ -216,7 +223,9 @@ class ShardedStage(InstrumentedStage):
         spec = NO_COMPRESSION_CODEC if plan.codec_reduces_replicate_axis else plan.compression[0]
         parts, group = flat_gradient_layouts(self.submod), shard_group(self.submod)
         self.reduce_scatters = build_reduce_scatters(spec, parts, group, self.device.type)
-        """By part, the reduce-scatter over the replicas that share the state; None: torch's own."""
+        """For each `fully_shard` module, the reduce-scatter over the replicas that share the state; None:
+        torch's own.
+        """
         replicate_degree = 1 if plan.codec_reduces_replicate_axis else plan.dp // plan.shards
         track_collectives(
             self.submod,
@@ -242,11 +251,11 @@ class ShardedStage(InstrumentedStage):
 
     @property
     def residuals(self) -> Residuals | None:
-        """Residuals of the stage's reduce-scatters; None if the codec has none."""
+        """Return the residuals of the stage's reduce-scatters; None if the codec has none."""
         return residuals_of(self.reduce_scatters)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Sum the gradients over replicas at the end of the step, at level 1; the other levels have already summed
+        """Sum the gradients over replicas at the end of the step at ZeRO level 1; levels 2 and 3 have already summed
         them.
         """
         if self._zero == 1:
@@ -260,10 +269,15 @@ class ShardedStage(InstrumentedStage):
             self.submod = sharded
 
     def _order(self, sums: bool, frees: bool, last: bool) -> None:
-        """Set what the hooks of the next backward pass do: sum gradients over replicas, and free weights after use.
+        """Set what the hooks of the next backward pass do.
 
         Gradients are summed over the replicate axis in the last micro-batch only, which saves traffic between shard
         groups.
+
+        Args:
+            sums: whether to sum gradients over replicas.
+            frees: whether to free weights after use.
+            last: whether the backward pass is the stage's last in the step.
         """
         module: Any = self.submod
         module.set_requires_gradient_sync(sums)

@@ -1,4 +1,4 @@
-"""Builds the reducer of a rank, which sums gradients over the replicas of the plan."""
+"""Builds the reducer of a rank, which sums gradients over the replicas of a plan."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ NamedParameters = Sequence[tuple[str, nn.Parameter]]
 def build_plan_reducer(
     plan: Plan, mesh: DeviceMesh, stages: Sequence[InstrumentedStage], parameters: NamedParameters
 ) -> Reducer:
-    """Build the reducer that sums the gradients of these stages over replicas.
+    """Return the reducer that sums the gradients of this rank's stages over replicas.
 
     Args:
-        parameters: name and parameter of each gradient, in the order in which `reduce` gets them.
+        plan: the plan, which gives the codec and the sharding.
+        mesh: the plan's mesh.
+        stages: this rank's stages.
+        parameters: name and parameter of each gradient, in the order in which `reduce` gets the gradients.
     """
     if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         return ShardedReducer(stages)
@@ -47,9 +50,9 @@ def build_plan_reducer(
 
 
 class ShardedReducer(Reducer):
-    """The reducer of sharded stages.
+    """The reducer of stages with a sharded state.
 
-    FSDP sums their gradients within the backward pass. The reducer counts the bytes and holds the residuals.
+    FSDP sums their gradients within the backward pass. The reducer only counts the bytes and holds the residuals.
     """
 
     def __init__(self, stages: Sequence[InstrumentedStage]) -> None:
@@ -61,8 +64,10 @@ class ShardedReducer(Reducer):
         }
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        """Return the bytes that this rank sent for weights and gradients since the last call; the gradients are already
-        sums.
+        """Return the bytes that this rank sent for weights and gradients since the counters were last taken; end the
+        step of the residuals.
+
+        The gradients are already sums.
         """
         for residuals in self._residuals.values():
             residuals.end_step(gradients[0].device)
@@ -85,17 +90,19 @@ class ShardedReducer(Reducer):
 
 
 class LocalSgdReducer(Reducer):
-    """The reducer of local SGD: it sums nothing, and a replica's gradient is the mean over its own tokens.
+    """The reducer of local SGD: it sums no gradients, but makes a replica's gradient the mean over the replica's own
+    tokens.
 
-    The outer optimizer combines the weights after the optimizer's step.
+    The outer optimizer combines the replicas' weights after the optimizer's step.
     """
 
     def __init__(self, outer_optimizer: OuterOptimizer, share: float) -> None:
-        """
+        """Create the reducer before the first step.
+
         Args:
             outer_optimizer: combines the weights of the replicas.
             share: tokens of the global batch per token of this replica. The loss was divided by the tokens of the
-                global batch, so multiplying by it gives the mean over this replica's tokens.
+                global batch, so a gradient times `share` is the mean over this replica's tokens.
         """
         self._outer_optimizer = self.holder = outer_optimizer
         self._share = share
@@ -114,7 +121,9 @@ class LocalSgdReducer(Reducer):
 
 
 class HybridShardReducer(Reducer):
-    """The reducer of hybrid sharding: gradients are summed over the shard axis, then over the replicate axis."""
+    """The reducer of hybrid sharding with a codec: gradients are summed over the shard axis, then over the replicate
+    axis.
+    """
 
     def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
         self._shard_reducer = shard_reducer

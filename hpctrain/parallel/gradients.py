@@ -1,4 +1,5 @@
-"""The norm of the whole gradient over a mesh, clipping by it, and the gradients of weights that several stages hold.
+"""The norm of the whole gradient over a mesh, clipping by this norm, and the gradients of weights that several stages
+hold.
 
 torch's own functions refuse the mix of DTensors and plain tensors that a tensor-parallel stage has.
 """
@@ -24,12 +25,13 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """Return the part of each gradient that this rank holds, as plain tensors that share memory with the gradients.
+    """Return the part of each parameter's gradient that this rank holds, as plain tensors that share memory with the
+    gradients.
 
-    Autograd may leave a DTensor's gradient whole although the parameter is split (as for the embedding), or as partial
-    sums although the parameter is not split (as for norms with sequence parallelism). Such a gradient first gets the
-    parameter's own placements; otherwise norm and optimizer would see a wrong shape or a partial sum. Collective over
-    tp in that case.
+    A missing gradient becomes zeros. Autograd may leave a DTensor's gradient whole although the parameter is split (as
+    for the embedding), or as partial sums although the parameter is not split (as for norms with sequence parallelism).
+    Such a gradient first gets the parameter's own placements, collectively over tp; otherwise norm and optimizer would
+    see a wrong shape or a partial sum.
     """
     parameters = list(parameters)
     _sum_parts(parameters)
@@ -46,7 +48,9 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _sum_parts(parameters: list[nn.Parameter]) -> None:
-    """Sum the partial gradients of parameters that are not split, with one collective for all of them."""
+    """Sum gradients that are partial sums of parameters that are not split, with one collective over tp for all of
+    them.
+    """
     parts: dict[tuple[DeviceMesh, tuple[Placement, ...]], list[nn.Parameter]] = {}
     for parameter in parameters:
         if _shards(parameter) > 1 or not isinstance(grad := parameter.grad, DTensor):
@@ -62,7 +66,9 @@ def _sum_parts(parameters: list[nn.Parameter]) -> None:
 
 
 def _shards(parameter: nn.Parameter) -> int:
-    """Return the number of parts that a parameter is split into; 1: every rank of its mesh holds all of it."""
+    """Return the number of parts that a parameter is split into; 1: every rank of its mesh holds the whole
+    parameter.
+    """
     if not isinstance(parameter, DTensor):
         return 1
     mesh = parameter.device_mesh
@@ -79,6 +85,8 @@ def gradient_norm(
     of the replicas' norms.
 
     Args:
+        parameters: this rank's parameters.
+        plan: the plan, which gives the number of holders.
         tied_holders: parameter -> number of pipeline ranks that hold it, for parameters with more than one.
     """
     total = torch.zeros((), dtype=torch.float64)
@@ -103,55 +111,60 @@ def finite_everywhere(gradients: list[Tensor]) -> bool:
 def _square(grad: Tensor) -> Tensor:
     """Return the square of a tensor's norm, in double precision.
 
-    The sum over a row is in fp32, the sum over rows in double. The relative error is 1e-10, as with a copy in double,
-    at a tenth of its time. A sum in fp32 over a whole matrix of 20 million numbers is wrong by 2e-3.
+    The sum over a row is in fp32, the sum over rows in double. The relative error is 1e-10, as if the tensor were first
+    copied to double, at a tenth of the time. A sum in fp32 over a whole matrix of 20 million numbers is wrong by 2e-3.
     """
     rows = torch.linalg.vector_norm(grad, dim=-1) if grad.dim() > 1 else grad
     return rows.double().pow(2).sum()
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: float, largest: float) -> None:
-    """Scale all gradients so that their norm `norm` becomes at most `largest`."""
+    """Scale all gradients so that their norm, which is `norm` now, becomes at most `largest`."""
     if norm > largest:
         torch._foreach_mul_(local_gradients(parameters), largest / (norm + 1e-6))
 
 
 class TiedWeights:
-    """The copies of shared weights that this rank holds; for most models there are none.
+    """The copies of shared weights that this rank holds; most models have none.
 
     Each stage uses its own copy, and the gradients of the copies are summed. A tied embedding is held by the first
-    stage, which looks tokens up, and by the last one, whose head it is. In an encoder-decoder the stage with the first
+    stage, which looks tokens up, and by the last one, whose head it is. In an encoder-decoder, the stage with the first
     decoder block looks tokens up too, and every stage holds the relative positions of its blocks. Copies on different
     ranks take the same optimizer step. Among copies on one rank, only the first has optimizer state; the others (the
-    followers) are copied from it.
+    followers) are copied from the first.
     """
 
     def __init__(self, held: Mapping[str, list[nn.Module]], groups: Mapping[str, dist.ProcessGroup | None]) -> None:
         self._held = held
         """Parameter name -> this rank's stages with a copy, in the model's order."""
         self._groups = groups
-        """Parameter name -> the group of ranks with a copy; None if this rank has all copies."""
+        """Parameter name -> the process group of the ranks with a copy; None if this rank has all copies."""
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
-        """Return the copies on this rank. They are looked up in each call, because sharding replaces parameters."""
+        """Return this rank's copies of a shared weight, in the model's order.
+
+        They are looked up in each call, because sharding replaces parameters.
+        """
         return [module.get_parameter(name) for module in self._held[name]]
 
     @property
     def followers(self) -> list[nn.Parameter]:
-        """Return the copies without optimizer state."""
+        """Return this rank's copies without optimizer state: all but the first copy of each shared weight."""
         return [copy for name in self._held for copy in self.parameters(name)[1:]]
 
     def holders(self) -> dict[nn.Parameter, int]:
-        """Return parameter -> number of pipeline ranks that hold it, for parameters with more than one."""
+        """Return this rank's first copy of each shared weight that several pipeline ranks hold -> the number of these
+        ranks.
+        """
         groups = {name: group for name, group in self._groups.items() if group is not None}
         return {self.parameters(name)[0]: dist.get_world_size(group) for name, group in groups.items()}
 
     @torch.no_grad()
     def update_followers(self) -> None:
-        """Copy the values of the first copy to the followers; call it before a step."""
+        """Copy the values of the first copy of each shared weight to the followers; call it before a step."""
         for name in self._held:
             first, *others = self.parameters(name)
             for other in others:
@@ -197,13 +210,15 @@ def tie_weights(
     held: Mapping[int, nn.Module],
     timeout: timedelta | None = None,
 ) -> TiedWeights:
-    """Join the copies of shared weights. Collective over the world: every rank calls it.
+    """Return this rank's copies of shared weights, joined with the other ranks' copies. Collective over the world.
 
     Args:
+        plan: the plan.
+        rank: this rank.
         shared: parameter name -> stages with a copy, in order.
         held: stage number -> stage, for the stages that this rank holds.
-        timeout: how long one rank waits for the others; None: torch's default, half an hour with gloo and ten minutes
-            with NCCL.
+        timeout: how long one rank waits for the others in a sum; None: torch's default, half an hour with gloo and ten
+            minutes with NCCL.
     """
     owner = plan.stage_owner()
     mesh = plan.mesh()

@@ -1,8 +1,9 @@
 """The loss, and its dynamic scale in fp16 (Micikevicius et al. 2018, section 3.2).
 
-The loss is cross-entropy as a share of the global mean, so that gradients are only summed, even if replicas differ in
-batch size. In fp16 it is multiplied by the scale so that small gradients do not underflow. A step whose gradients
-overflow is skipped, and the scale is reduced.
+The loss of a micro-batch is its summed cross-entropy divided by the targets of the global batch. So losses and
+gradients of micro-batches and replicas are only summed, even if replicas differ in batch size. In fp16 the loss is
+multiplied by the loss scale, so that small gradients do not underflow. A step whose gradients overflow is skipped, and
+the loss scale is reduced.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFu
 
     Args:
         global_targets: number of positions with a target in the global batch, over all replicas.
-        vocabulary_mesh: the tp mesh if logits are split by vocabulary. The loss is then computed on the shards, and the
-            caller must run forward and backward inside torch's `loss_parallel`.
+        vocabulary_mesh: the tp mesh if logits are split by vocabulary, else None. With the mesh, the loss is computed
+            on the shards, and the caller must run forward and backward inside torch's `loss_parallel`.
     """
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss as a scalar, from logits [sequences, seq, vocab (/ tp)] and targets [sequences, seq]."""
+        """Return the loss [] of a micro-batch, from logits [sequences, seq, vocab (/ tp if split)] and targets
+        [sequences, seq].
+        """
         flat = logits.float().flatten(0, 1)
         if vocabulary_mesh is not None:
             flat = DTensor.from_local(flat, vocabulary_mesh, [Shard(-1)], run_check=False)
@@ -47,15 +50,15 @@ def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFu
 
 
 class LossScaler:
-    """Holds the loss scale, which stays equal on all ranks: each rank changes it by the gradient norm, which is
-    equal.
+    """Holds the loss scale. The scale stays equal on all ranks, because each rank changes it by the gradient norm,
+    which is equal on all ranks.
     """
 
     def __init__(self, state: LossScale) -> None:
         self.state = state
 
     def scaled(self, loss: LossFunction) -> LossFunction:
-        """Return a loss function whose result is multiplied by the current scale."""
+        """Return a loss function that multiplies the result of `loss` by the loss scale at the time of the call."""
 
         def scaled(output: Tensor, target: Tensor) -> Tensor:
             return loss(output, target) * self.state.value
@@ -63,9 +66,13 @@ class LossScaler:
         return scaled
 
     def skips(self, norm: float) -> bool:
-        """Return whether to skip the step with this gradient norm; update the scale for the next step.
+        """Return whether to skip the optimizer step, because the gradient norm is not finite; update the loss scale for
+        the next step.
 
-        At the minimum scale of 1 the scale did not cause the overflow, so no step is skipped.
+        At the minimum scale of 1, the scale did not cause the overflow, so no step is skipped.
+
+        Args:
+            norm: norm of the whole gradient.
         """
         if math.isfinite(norm):
             self.state = self.state.after_good_step()
@@ -76,5 +83,5 @@ class LossScaler:
         return True
 
     def unscale(self, gradients: list[Tensor]) -> None:
-        """Divide the gradients by the scale, in place. Call it after they are summed."""
+        """Divide the gradients by the loss scale, in place. Call it after the gradients are summed over replicas."""
         torch._foreach_div_(gradients, self.state.value)

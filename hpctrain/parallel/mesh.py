@@ -1,6 +1,6 @@
-"""The mesh of a plan, and the coordinate of each rank in it.
+"""The mesh of a plan, and the coordinate of each rank in the mesh.
 
-In this module an axis belongs to the mesh (pp, dp, tp), a dim to a tensor; a node is a machine, a rank a process.
+In this module, an axis belongs to the mesh (pp, dp, tp) and a dim to a tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HYBRID_AXES = ("pp", "replicate", "shard", "tp")
 
 @dataclass(frozen=True)
 class Coordinate:
-    """The coordinate of a rank in the mesh of a plan."""
+    """The position of a rank on each axis of a plan's mesh."""
 
     rank: int
     pp: int
@@ -31,7 +31,11 @@ class Coordinate:
 
     @classmethod
     def of(cls, plan: Plan, rank: int) -> Coordinate:
-        """The coordinate of a global rank."""
+        """Return the coordinate of a global rank in the mesh of a plan.
+
+        Raises:
+            ValueError: the plan has fewer ranks.
+        """
         for pp, column in enumerate(plan.mesh()):
             for dp, row in enumerate(column):
                 if rank in row:
@@ -40,13 +44,16 @@ class Coordinate:
 
 
 def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -> DeviceMesh:
-    """Build the plan's mesh: [pp, dp, tp], or [pp, replicate, shard, tp] with hybrid sharding. Collective over all
+    """Return the plan's mesh: [pp, dp, tp], or [pp, replicate, shard, tp] with hybrid sharding. Collective over all
     ranks.
 
-    Ranks along tp are in ascending order, because torch orders the members of a process group by rank and DTensor's
-    shards follow the group. The shards are equal, so this does not change the plan.
+    Ranks along tp are in ascending order, because torch orders the members of a process group by rank, and DTensor's
+    shards follow the order of the group. A matrix has equal shards, so the order does not change what a device
+    computes.
 
     Args:
+        plan: the plan.
+        device_type: type of the ranks' devices, as 'cuda'.
         timeout: how long a collective along an axis waits for its members; None: torch's default for a mesh, half an
             hour.
     """
@@ -62,10 +69,10 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
 
 
 def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """Return the mesh for `fully_shard`: [shard], or with hybrid sharding [replicate, shard].
+    """Return the part of the plan's mesh that `fully_shard` gets: [shard], or with hybrid sharding [replicate, shard].
 
     With hybrid sharding and a codec it is [shard] too: the codec sums over the replicate axis, and with both axes torch
-    would sum over it as well.
+    would sum over the replicate axis as well.
     """
     if mesh.mesh_dim_names != HYBRID_AXES:
         return mesh["dp"]

@@ -1,6 +1,7 @@
-"""Runs the pipeline of a plan with torch's schedule executor, from an action table without sends and receives.
+"""Runs the pipeline of a plan with torch's schedule executor, from an action table without sends and receives, which
+torch adds.
 
-Only this file uses private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
+No other file uses private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
 `_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through this executor, also
 with pp = 1, so that there is one code path.
 """
@@ -54,7 +55,7 @@ ActionTable = dict[int, list[_Action]]
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """The arguments of `build_pipeline` apart from mesh and coordinate."""
+    """The arguments of `build_pipeline` that are the same on all ranks of a replica."""
 
     plan: Plan
     spec: Spec
@@ -73,16 +74,20 @@ class PipelineInputs:
     """How long a rank waits for another rank in one operation; None: torch's defaults."""
     objective: AnyObjective = NEXT_TOKEN
     fill: Fill | None = None
-    """Reads the initial weights from a folder; None: they come from the seed, or from the user's factory."""
+    """Function that sets a stage's initial weights, read from a folder; None: they come from the seed, or from the
+    user's factory.
+    """
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of one sample."""
+        """Return the counts of tokens, outputs and targets of one sample."""
         return lengths(self.objective, self.seq_len)
 
     @property
     def message_timeout(self) -> timedelta | None:
-        """How long to wait for a stage message; None on CUDA: NCCL's watchdog enforces the process group's timeout."""
+        """Return how long to wait for a stage message; None on CUDA, where NCCL's watchdog enforces the process group's
+        timeout.
+        """
         return self.timeout if self.device.type == "cpu" else None
 
 
@@ -114,7 +119,7 @@ class Pipeline:
         self._scaler = inputs.scaler
 
     def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Run forward and backward on this replica's share of a batch.
+        """Run forward and backward on this replica's share of a global batch.
 
         The gradients stay in the parameters. They are not reduced over replicas, and are multiplied by the loss scale
         if there is one.
@@ -122,11 +127,11 @@ class Pipeline:
         Args:
             tokens: [sequences, seq], of this replica.
             targets: [sequences, outputs], -100 where there is no target.
-            decoder_tokens: [sequences, outputs], the decoder's input in an encoder-decoder; each stage gets its
-                micro-batch's part as an argument of this name.
+            decoder_tokens: [sequences, outputs], the decoder's input in an encoder-decoder; each stage gets the part of
+                the current micro-batch as an argument of the name `decoder_tokens`.
 
         Returns:
-            This replica's share of the mean loss; 0 on ranks without the last stage.
+            This replica's share of the global batch's mean loss, in nats; 0 on ranks without the last stage.
         """
         start = mark(self.device)
         loss = self._run(tokens, targets, decoder_tokens, train=True)
@@ -135,7 +140,7 @@ class Pipeline:
         return loss
 
     def all_reduce_tied_gradients(self) -> None:
-        """Sum the gradients of weights that several stages hold.
+        """Sum the gradients of weights that several stages hold, over the pipeline ranks with these stages.
 
         Call it after the reduction over replicas and before anything reads the gradients.
         """
@@ -144,7 +149,7 @@ class Pipeline:
                 self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Run a forward pass only, in evaluation mode. Arguments and result are those of `step`."""
+        """Run a forward pass only, with the modules in evaluation mode. Arguments and result are those of `step`."""
         for stage in self.stages:
             stage.submod.eval()
         try:
@@ -157,13 +162,13 @@ class Pipeline:
     def replay_forward(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
         """Run a forward pass only, in the current mode of the modules. Arguments and result are those of `step`.
 
-        In training mode it draws the random numbers that step `random.step` drew.
+        In training mode, dropout draws the same random numbers as `step` draws for the step number `random.step`.
         """
         return self._run(tokens, targets, decoder_tokens, train=False)
 
     @property
     def step_s(self) -> float:
-        """Seconds that the schedule of the last training step took on this rank."""
+        """Return the seconds that the schedule of the last training step took on this rank."""
         return seconds_between(*self._span)
 
     @property
@@ -171,21 +176,25 @@ class Pipeline:
         return self.stages[0].device
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters of this rank, each name once. Names do not depend on how the model is cut."""
+        """Return (name, parameter) of each parameter of this rank, each name once. Names do not depend on how the model
+        is cut.
+        """
         followers = {id(copy) for copy in self._tied.followers}
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
     def tied_holders(self) -> dict[nn.Parameter, int]:
-        """Return parameter -> number of pipeline ranks that hold it, for parameters with more than one."""
+        """Return parameter -> number of pipeline ranks that hold it, for this rank's parameters that several ranks
+        hold.
+        """
         return self._tied.holders()
 
     def layers(self) -> list[int]:
-        """Return the numbers in the whole model of the blocks that this rank holds, ascending."""
+        """Return the blocks that this rank holds, as their numbers in the whole model, ascending."""
         return sorted(number for stage in self.stages for number in blocks_of(stage.submod))
 
     def take_counters(self) -> dict[int, StageCounters]:
-        """Return stage -> its counters since the last call."""
+        """Return stage number -> counters of the stage since the last call."""
         return {stage.stage_index: stage.take_counters() for stage in self.stages}
 
     def _run(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None, train: bool) -> float:
@@ -221,10 +230,10 @@ class Pipeline:
 
 
 def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate) -> Pipeline:
-    """Build this rank's pipeline.
+    """Return this rank's pipeline.
 
-    The order is fixed: seeded plain stage, tensor parallelism, recomputation, compilation, sharding, pipeline stage,
-    schedule.
+    Its parts are built in a fixed order: seeded plain stage, tensor parallelism, recomputation, compilation, sharding,
+    pipeline stage, schedule.
     """
     plan, owner = inputs.plan, inputs.plan.stage_owner()
     stages = [
@@ -295,7 +304,13 @@ def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[Instrumen
 
 
 def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
-    """Return a stage message at a cut, on one device of a tensor-parallel group, as a meta tensor."""
+    """Return the tensor that a stage sends at a cut, on one device of a tensor-parallel group, as a meta tensor.
+
+    Args:
+        inputs: the arguments of `build_pipeline`.
+        rows: sequences of a micro-batch.
+        cut: number of blocks before the cut.
+    """
     seq = inputs.spec.boundary_length(inputs.seq_len, cut)
     if inputs.plan.sequence_parallel:
         seq //= inputs.plan.tp
@@ -303,7 +318,13 @@ def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
-    """Return the output of the last stage as a meta tensor: logits, or this rank's part if the vocabulary is split."""
+    """Return the output of the last stage as a meta tensor: logits, or this rank's part of them if the vocabulary is
+    split.
+
+    Args:
+        inputs: the arguments of `build_pipeline`.
+        rows: sequences of a micro-batch.
+    """
     width = inputs.spec.vocabulary
     if vocabulary_is_split(inputs.spec, inputs.plan.tp):
         width //= inputs.plan.tp
@@ -314,7 +335,10 @@ def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
 def _actions_by_group_rank(
     inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate
 ) -> dict[int, list[_Action | None]]:
-    """Return rank -> actions, with the ranks of torch's process group, which orders its members by global rank."""
+    """Return rank in the pipeline's process group -> the rank's actions, in order.
+
+    torch orders the members of a process group by global rank, so these ranks may differ from pipeline ranks.
+    """
     column = [pp_row[coordinate.dp] for pp_row in inputs.plan.mesh()]
     actions: dict[int, list[_Action | None]] = {}
     for pp, row in enumerate(inputs.schedule.ranks):
@@ -326,9 +350,14 @@ def _actions_by_group_rank(
 def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
     """Replace torch's choice of when the weights of whole stages are gathered and freed.
 
-    torch keeps up to three stages of a rank gathered, in the order of the table. Replicas with different tables would
-    then wait for each other. With this function, ZeRO levels 1 and 2 gather all stages at the start; level 3 gathers
-    only blocks, never whole stages.
+    torch keeps up to three stages of a rank gathered, in the order of the action table. Replicas with different tables
+    would then wait for each other. With this function, ZeRO levels 1 and 2 gather all stages at the start; level 3
+    gathers only blocks, never whole stages.
+
+    Args:
+        runtime: torch's schedule executor; its action table is changed.
+        zero: ZeRO level.
+        held: numbers of this rank's stages.
     """
     order = runtime.pipeline_order_with_comms
     for rank, row in order.items():
@@ -344,10 +373,10 @@ def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int
 
 
 def _forward_only(order: ActionTable) -> ActionTable:
-    """Return the table without backward actions and their messages.
+    """Return the action table without backward actions and their messages.
 
-    torch adds sends and receives to a table by simulating it, each send next to its receive. Removing whole pairs keeps
-    that simulation valid, so the remaining table cannot deadlock either.
+    torch adds sends and receives to a table by simulating it, each send next to its receive. Only whole pairs are
+    removed, which keeps the simulation valid, so the remaining table cannot deadlock either.
     """
     kinds = _ComputationType
     kinds_to_run = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)

@@ -1,7 +1,7 @@
-"""Recomputation (Chen et al. 2016): what a block's forward keeps, and what its backward computes again.
+"""Recomputation (Chen et al. 2016): what a block's forward pass keeps, and what its backward pass computes again.
 
-Only the block's `forward` is wrapped. So parameter names do not change, and hooks on the block (as those of sharding)
-do not run a second time.
+Only the block's `forward` is wrapped. So parameter names do not change, and hooks on the block, as those of
+`fully_shard`, do not run a second time.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ _SAVED_NAMES = (
     "_scaled_dot_product_fused_attention_overrideable",
 )
 SAVED_OPERATIONS = [getattr(torch.ops.aten, name).default for name in _SAVED_NAMES if hasattr(torch.ops.aten, name)]
-"""Operations whose results selective recomputation keeps: the costly ones, under the names of each kind of device."""
+"""Operations whose results selective recomputation keeps, because they are costly: matrix products, and attention under
+the names of each kind of device.
+"""
 
 
 def recompute_blocks(blocks: list[nn.Module], level: Recompute) -> None:
     """Make the blocks keep less for their backward pass, in place.
 
     Args:
-        level: full: only the block's input is kept. selective: the results of matrix products and attention are kept
-            too.
+        blocks: the blocks of a stage.
+        level: none: everything is kept. full: only the block's input is kept. selective: the block's input and the
+            results of matrix products and attention are kept.
     """
     if level == "none":
         return

@@ -1,13 +1,15 @@
 """A pipeline stage that counts compute seconds, forwards and bytes sent to its neighbours.
 
-It also records its current operation, for a profile and for the diagnosis of hangs. A device is timed without a wait
-for it: a wait between two actions would end the overlap of computation with sends and with sums over replicas.
+The stage also records its current operation, for a profile and for the diagnosis of hangs. Times are taken without
+waiting for the device: a wait between two actions would end the overlap of computation with sends and with sums over
+replicas.
 
-What a model draws (dropout) depends only on its position in the training, without stored state. Before every forward of
-a micro-batch the generators are seeded by (seed, step, replica, stage, micro-batch). So a resumed run draws the numbers
-of an uninterrupted one, and the schedule's order of micro-batches does not matter. Replicas draw different numbers, and
-the devices of a tensor-parallel group draw equal ones. With another cut of the model or of the batch, the numbers
-differ but come from the same distribution."""
+The random numbers that a model draws (dropout) depend only on the position in the training, without stored state.
+Before every forward of a micro-batch the generators are seeded by (seed, step, replica, stage, micro-batch). So a
+resumed run draws the numbers of an uninterrupted one, and the schedule's order of micro-batches does not matter.
+Replicas draw different numbers, and the devices of a tensor-parallel group draw equal ones. With another cut of the
+model or of the batch, the numbers differ but come from the same distribution.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ ReceiveKey = tuple[int, int]
 
 
 class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
-    """The pending receives of torch's schedule, which pops an entry when it begins to wait for it."""
+    """Pending receives of a torch schedule, by stage and micro-batch, whose waits are recorded in `ACTIVITY` with the
+    sender.
+
+    The schedule pops an entry when it begins to wait for the entry's messages.
+    """
 
     def __init__(
         self, what: str, step: int, owners: Sequence[int], device: torch.device, timeout: timedelta | None
     ) -> None:
-        """
+        """Create the table without entries.
+
         Args:
-            what: 'output of' (the stage before) or 'gradient for' (the stage itself).
+            what: what is received, for the recorded text: 'output of' (the stage before) or 'gradient for' (the stage
+                itself).
             step: number of the sending stage minus that of the receiving stage: -1 or 1.
             owners: the global rank that holds each stage.
             device: the device that receives the messages.
@@ -64,7 +72,7 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
 
 
 class TrackedWork(dist.Work):
-    """Messages that belong together, as one `Work` for torch to wait for."""
+    """Messages that belong together, as one `Work` for torch to wait for. The wait is recorded in `ACTIVITY`."""
 
     def __init__(
         self,
@@ -73,10 +81,15 @@ class TrackedWork(dist.Work):
         timeout: timedelta | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """
+        """Combine messages that were started.
+
         Args:
+            works: the messages.
+            operation: text that is recorded during the wait, as 'send output of stage 0 mb 1 to rank 2'.
+            timeout: how long to wait for a message; None: the timeout of its process group.
             device: on CUDA, `wait` blocks until the message itself has arrived, so that a hang shows which rank is
-                waited for. It waits for the current stream only, so this rank's sends go on.
+                waited for. It waits for the current stream only, so this rank's sends go on. None: `wait` does not
+                block on CUDA.
         """
         super().__init__()
         self._works = works
@@ -85,7 +98,11 @@ class TrackedWork(dist.Work):
         self._device = device
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all messages; return True if all of them are complete."""
+        """Wait for all messages; return True if all of them are complete.
+
+        Args:
+            timeout: how long to wait for a message; None: the timeout that was given to the constructor.
+        """
         limit = self._timeout if timeout is None else timeout
         with ACTIVITY.doing(self._operation, waits=True):
             # Without a timeout gloo uses that of the process group, which is half an hour for the groups of a mesh.
@@ -96,7 +113,7 @@ class TrackedWork(dist.Work):
 
 
 Mark = float | torch.cuda.Event
-"""A point in time: seconds on a CPU; on CUDA the event at which the current stream reached the point."""
+"""A point in time: on a CPU in seconds; on CUDA as the event that the current stream records there."""
 
 
 Span = tuple[str, Mark, Mark]
@@ -104,8 +121,8 @@ Span = tuple[str, Mark, Mark]
 
 
 def mark(device: torch.device) -> Mark:
-    """Return this moment: on a CPU the time now; on CUDA the time at which the stream has done all work queued so
-    far.
+    """Return the present moment: on a CPU the time now; on CUDA the time at which the stream has done all work queued
+    so far.
     """
     if device.type != "cuda":
         return time.perf_counter()
@@ -126,7 +143,14 @@ def seconds_between(start: Mark, end: Mark) -> float:
 
 @contextmanager
 def stopwatch(spans: list[Span], part: str, device: torch.device, operation: str) -> Iterator[None]:
-    """Add the time of a `with` block to a stage's forward or backward seconds, and record its operation."""
+    """Append the time span of a `with` block to `spans`, and record its operation in `ACTIVITY`.
+
+    Args:
+        spans: the stage's time spans.
+        part: 'forward' or 'backward': the counter of seconds to which the span belongs.
+        device: the stage's device.
+        operation: text that is recorded, as 'forward stage 0 mb 1'.
+    """
     with ACTIVITY.doing(operation):
         start = mark(device)
         try:
@@ -137,7 +161,9 @@ def stopwatch(spans: list[Span], part: str, device: torch.device, operation: str
 
 @dataclass
 class RandomStream:
-    """Seeds torch's generators for each micro-batch of a replica's step."""
+    """Seeds torch's generators before each forward, so that random numbers depend only on the position in the
+    training.
+    """
 
     seed: int
     replica: int
@@ -146,7 +172,7 @@ class RandomStream:
     """Number of steps done; the training loop updates it."""
 
     def begin(self, stage: int, micro_batch: int) -> None:
-        """Seed the generators; call it before each forward of a stage."""
+        """Seed the generators; call it before each forward of a stage for a micro-batch."""
         value = stream_seed(self.seed, self.step, self.replica, stage, micro_batch)
         # torch.manual_seed seeds every kind of device and takes 100 us a call; seeding one kind takes 5 us.
         if self.device.type == "cuda":
@@ -155,18 +181,20 @@ class RandomStream:
 
 
 def stream_seed(seed: int, step: int, replica: int, stage: int, micro_batch: int) -> int:
-    """Return a 63-bit seed; neighbouring arguments give unrelated seeds."""
+    """Return the 63-bit seed of a stage's forward of a micro-batch: a hash, so that neighbouring arguments give
+    unrelated seeds.
+    """
     packed = struct.pack("<Qqqqq", seed, step, replica, stage, micro_batch)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
-"""Function that starts sends as torch's schedules do."""
+"""Function that starts sends as torch's schedules do, and returns them as pending works."""
 
 
 @dataclass
 class StageCounters:
-    """Counters of a stage since they were last read with `take_counters`."""
+    """Figures of a stage, counted since `take_counters` was last called."""
 
     forward_s: float = 0.0
     """Seconds of forward and loss, including collectives of tensor parallelism and sharding and the coding of
@@ -188,7 +216,9 @@ class StageCounters:
 
 
 class InstrumentedStage(PipelineStage):
-    """torch's stage, with counters around computation and sends, and optional autocast around the forward pass."""
+    """torch's pipeline stage, with counters around computation and sends, and optional autocast around the forward
+    pass.
+    """
 
     def __init__(
         self,
@@ -200,14 +230,18 @@ class InstrumentedStage(PipelineStage):
         behind: Messages = "none",
         **kwargs: Any,
     ) -> None:
-        """
+        """Create the stage; other arguments go to torch's `PipelineStage`.
+
         Args:
-            before: how messages from and to the previous stage travel in training; evaluation does not compress them.
-            behind: how messages from and to the next stage travel in training.
+            post: starts sends.
+            message_timeout: how long to wait for a stage message; None: the timeout of its process group.
+            autocast: dtype of matrix products in the forward pass; None: no autocast.
+            before: format of messages from and to the previous stage in training; evaluation does not compress them.
+            behind: format of messages from and to the next stage in training.
         """
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
-        """Counters since the last `take_counters`, which adds the times."""
+        """Counters since `take_counters` was last called, which adds the times to them."""
         self._spans: list[Span] = []
         self._post = post
         self._message_timeout = message_timeout
@@ -251,7 +285,9 @@ class InstrumentedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def timed(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the loss function with timing, because the schedule calls it outside of the stage."""
+        """Return the loss function with its time counted as forward, because the schedule calls the loss outside of the
+        stage.
+        """
 
         def counted(output: Tensor, target: Tensor) -> Tensor:
             with self._clock("forward", "loss"):
@@ -274,7 +310,9 @@ class InstrumentedStage(PipelineStage):
         return self._receive(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id), self._behind)
 
     def take_counters(self) -> StageCounters:
-        """Return the counters since the last call. On CUDA, wait until the device has done the counted work."""
+        """Return the counters since the last call, and restart them. On CUDA, wait until the device has done the
+        counted work.
+        """
         spans, self._spans = self._spans, []
         for part, start, end in spans:
             setattr(self.counters, part, getattr(self.counters, part) + seconds_between(start, end))
@@ -282,15 +320,18 @@ class InstrumentedStage(PipelineStage):
         return taken
 
     def finish_sends(self) -> None:
-        """Wait until all sends are complete."""
+        """Wait until all sends of this stage are complete."""
         while self._sends:
             self._sends.pop(0).wait()
 
     def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
-        """Start the sends here, where their content and receiver are known; return an empty list for the schedule to
-        send.
+        """Start sends here, where their content and receiver are known; return an empty list, so that the schedule
+        sends nothing.
 
         Args:
+            what: what is sent, for the recorded text, as 'output of stage 0 mb 1'.
+            operations: the sends, all to one rank.
+            to: codec of the messages to the receiver; None: they are not compressed.
             part: 'forward' or 'backward': the counter to which the encoding of messages is added.
         """
         if not operations:

@@ -1,11 +1,12 @@
-"""Tensor parallelism of a stage with torch's DTensor styles (Shoeybi et al. 2019: columns, then rows).
+"""Tensor parallelism of a stage with torch's DTensor styles (Shoeybi et al. 2019: the first matrix of a layer is split
+by columns, the last by rows).
 
 A block has two all-reduces in the forward pass, after attention and after the feed-forward layer, and two in the
 backward pass, at the inputs of these layers.
 
 With sequence parallelism (Korthikanti et al. 2022) each all-reduce becomes a reduce-scatter and an all-gather along the
-sequence, with the same bytes in total. Between them, each rank holds and computes its part of the norms and the
-residual stream. A stage then takes and returns activations [batch, seq / tp, dim].
+sequence, with the same bytes in total. Between these two collectives, each rank holds and computes its part of the
+norms and the residual stream. A stage then takes and returns activations [batch, seq / tp, dim].
 """
 
 from __future__ import annotations
@@ -29,20 +30,25 @@ from hpctrain.records.model.families import EncoderSpec, FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 SEQUENCE = Shard(1)
-"""Placement of activations [batch, seq, dim] that are split along the sequence."""
+"""DTensor placement of activations [batch, seq, dim] that are split along the sequence."""
 
 
 def vocabulary_is_split(spec: Spec, tp: int) -> bool:
-    """Whether embedding and head are split over tp: only when every device gets the same share."""
+    """Return whether embedding and head are split over `tp` devices, which they are only if every device gets the same
+    share.
+    """
     return spec.head_shards(tp) > 1
 
 
 def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, sequence: bool = False) -> None:
-    """Split the matrices of a plain, initialised stage in place over the 1-D mesh.
+    """Split the matrices of a plain, initialised stage in place over the devices of a mesh.
 
     If the head is split, the stage then returns local logits [batch, seq, vocab / tp].
 
     Args:
+        module: the stage.
+        mesh: [tp].
+        spec: the model's spec; for your own model, it names the linear layers to split.
         sequence: whether to use sequence parallelism: norms and the residual stream are split along the sequence too.
     """
     if isinstance(spec, ImportedSpec):
@@ -69,7 +75,12 @@ def _declared_styles(spec: ImportedSpec) -> dict[str, ParallelStyle]:
 
 
 def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyle]:
-    """Return the styles of all modules that a block of any family may have."""
+    """Return name of a module in a block -> torch's style for it, for all modules that a block of any family may have.
+
+    Args:
+        stream: placement of the residual stream.
+        spec: the model's spec.
+    """
 
     # PrepareModuleInput makes the input one DTensor, so that the gradients from q, k and v are summed before the
     # collective of the backward pass: one collective instead of three.
@@ -99,7 +110,13 @@ def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyl
 
 
 def _end_styles(stream: Placement, split: bool, spec: FamilySpec) -> dict[str, ParallelStyle]:
-    """Return the styles of all modules outside of blocks that a model of any family may have."""
+    """Return name of a module outside of blocks -> torch's style for it, for all such modules that any family may have.
+
+    Args:
+        stream: placement of the residual stream.
+        split: whether embedding and head are split.
+        spec: the model's spec.
+    """
     # The transform in an encoder's head is whole on every device, and so is its input.
     before_head = Replicate() if isinstance(spec, EncoderSpec) else stream
     styles: dict[str, ParallelStyle] = {"relative_encoder": ColwiseParallel(), "relative_decoder": ColwiseParallel()}
