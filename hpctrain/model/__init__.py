@@ -1,1 +1,1 @@
-"""Transformers in plain torch, without any parallelism: a stage is a model with some of its parts absent."""
+"""Transformers in plain torch, without any parallelism. A pipeline stage is a model with some of its parts absent."""

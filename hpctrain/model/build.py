@@ -1,5 +1,5 @@
-"""Builds initialised modules from a spec. The weights depend only on the seed and their names, not on the cut into
-stages.
+"""Builds initialised stages from a model's spec. The weights depend only on the seed and their names, not on the cut
+into stages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 @torch.no_grad()
 def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
-    """Initialise every parameter: biases with zeros, norms with ones, all others from a normal distribution.
+    """Initialise every parameter of a stage: biases with zeros, norms with ones, all others from a normal distribution.
 
-    Each random parameter has its own generator, seeded by (seed, name).
+    Each random parameter has its own generator, seeded by (seed, name), so the weights do not depend on the cut.
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
@@ -36,11 +36,11 @@ def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
 
 
 def standard_deviation(spec: FamilySpec, name: str) -> float:
-    """Return the standard deviation of a matrix's initial weights, by its name.
+    """Return the standard deviation of a matrix's initial weights, by the matrix's name.
 
-    It is `init_std`. In models with pre-norm, the two projections that write to the residual stream have init_std /
-    √(2·layers) (Radford et al. 2019). T5 has 1/√(input width); its query weights are also divided by the root of the
-    head width, because its scores are not.
+    It is `init_std` of the spec. In models with pre-norm, the two projections that write to the residual stream have
+    init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding and 1/√(input width) for other matrices;
+    query weights are also divided by the root of the head width, because T5's scores are not.
     """
     if isinstance(spec, EncoderDecoderSpec):
         return _of_t5(spec, name)
@@ -62,7 +62,8 @@ def _of_t5(spec: EncoderDecoderSpec, name: str) -> float:
 
 
 def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:
-    """Build blocks [start, stop), with the embedding if start is 0 and the head if stop is the number of layers.
+    """Return blocks [start, stop) with weights from the seed; also the embedding if start is 0, and the head if stop is
+    the number of layers.
 
     A first stage without blocks holds only the embedding; a last stage without blocks, only the head.
     """
@@ -74,11 +75,14 @@ Fill = Callable[[nn.Module], None]
 
 
 def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = None) -> nn.Module:
-    """Build a stage as `build_stage` does, but let `blocks` say whether it is the first or the last one.
+    """Return a stage as `build_stage` does, but let `blocks` say whether the stage is the first or the last one.
 
-    The numbers of its blocks do not show this if the stage has no blocks.
+    The block numbers do not show this for a stage without blocks.
 
     Args:
+        spec: the model's spec.
+        blocks: the stage's blocks, and whether it is the first or the last stage.
+        seed: seed of the weights.
         fill: sets the weights; None: they come from the seed.
     """
     if isinstance(spec, ImportedSpec):
@@ -95,7 +99,7 @@ def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = N
 
 
 def build_modules(spec: FamilySpec, blocks: StageBlocks) -> TransformerPart:
-    """Return the modules of a stage, with uninitialised weights."""
+    """Return the modules of a stage of any family, with uninitialised weights."""
     match spec:
         case DecoderSpec():
             return Decoder(spec, blocks)

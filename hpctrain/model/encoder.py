@@ -11,9 +11,7 @@ from hpctrain.records.model.families import SEGMENTS, EncoderSpec
 
 
 class EncoderBlock(nn.Module):
-    """One layer of an encoder: attention and feed-forward layer, each with a residual connection and a norm after
-    it.
-    """
+    """One block of an encoder: attention and feed-forward layer, each with a residual connection and then a norm."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -23,7 +21,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward_norm = LayerNorm(spec.dim, spec.norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        """Return the block's output [batch, seq, dim] for activations x [batch, seq, dim]."""
         x = self.attention_norm(x + self.attention(x))
         return self.feed_forward_norm(x + self.feed_forward(x))
 
@@ -37,7 +35,7 @@ class FirstSegment(nn.Embedding):
 
 
 class Encoder(TransformerPart):
-    """Blocks [start, stop) of an encoder; the first stage also has the embeddings, the last one the head."""
+    """Blocks [start, stop) of an encoder; the first stage also has the embeddings, the last stage the head."""
 
     def __init__(self, spec: EncoderSpec, blocks: StageBlocks) -> None:
         super().__init__(spec, blocks)
@@ -54,7 +52,7 @@ class Encoder(TransformerPart):
         self.tie()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return activations [batch, seq, dim], or logits in the last stage.
+        """Return activations [batch, seq, dim], or in the last stage logits [batch, seq, vocabulary].
 
         Args:
             x: tokens [batch, seq] in the first stage, else activations [batch, seq, dim].

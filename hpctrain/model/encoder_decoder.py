@@ -31,10 +31,11 @@ class T5Attention(MultiHeadAttention):
         super().__init__(spec.dim, spec.head_width, spec.inner)
 
     def forward(self, x: Tensor, added: Tensor | None, memory: Tensor | None = None) -> Tensor:
-        """x: [batch, target, dim] -> [batch, target, dim].
+        """Return the attention's output [batch, target, dim].
 
         Args:
-            added: [1, heads, target, seq], added to the scores.
+            x: [batch, target, dim], the input of queries.
+            added: [1, heads, target, seq], added to the scores; None: nothing is added.
             memory: [batch, seq, dim], the input of keys and values; None: x itself.
         """
         q, k, v = self.heads(x, memory)
@@ -53,19 +54,21 @@ class T5FeedForward(nn.Module):
         self.w2 = nn.Linear(spec.hidden, spec.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        """Return the layer's output [batch, seq, dim] for activations x [batch, seq, dim]."""
         if self.w3 is None:
             return self.w2(F.relu(self.w1(x)))
         return self.w2(F.gelu(self.w1(x), approximate="tanh") * self.w3(x))
 
 
 def _encoder_block(spec: EncoderDecoderSpec) -> PreNormBlock:
-    """Return a layer of the encoder. Its `forward` takes x and what is added to the scores, [1, heads, seq, seq]."""
+    """Return a block of the encoder. Its `forward` takes activations and what is added to the scores, [1, heads, seq,
+    seq].
+    """
     return PreNormBlock(lambda: RMSNorm(spec.dim, spec.norm_eps), T5Attention(spec), T5FeedForward(spec))
 
 
 class T5DecoderBlock(nn.Module):
-    """One layer of the decoder: self-attention, attention to the encoder's output, and feed-forward layer."""
+    """One block of the decoder: self-attention, attention to the encoder's output, and feed-forward layer."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class T5DecoderBlock(nn.Module):
         self.feed_forward = T5FeedForward(spec)
 
     def forward(self, x: Tensor, added: Tensor, memory: Tensor) -> Tensor:
-        """Return the new decoder stream [batch, target, dim].
+        """Return the block's output, the new decoder stream [batch, target, dim].
 
         Args:
             x: [batch, target, dim], the decoder stream.
@@ -92,8 +95,9 @@ class T5DecoderBlock(nn.Module):
 class EncoderDecoder(TransformerPart):
     """Blocks [start, stop) of an encoder-decoder; the decoder's blocks are numbered after the encoder's.
 
-    The stage with the first decoder block also holds the encoder's last norm and the embedding of the decoder's tokens.
-    If the model is cut, this embedding is a copy of the first stage's.
+    The first stage also holds the embedding, the last stage norm and head. The stage with the first decoder block also
+    holds the encoder's last norm and the embedding of the decoder's tokens. If that stage is not the first, its
+    embedding is a copy of the first stage's.
     """
 
     def __init__(self, spec: EncoderDecoderSpec, blocks: StageBlocks) -> None:
@@ -117,10 +121,12 @@ class EncoderDecoder(TransformerPart):
         self.tie()
 
     def forward(self, x: Tensor, decoder_tokens: Tensor) -> Tensor:
-        """Return the encoder stream, both streams, or in the last stage the logits.
+        """Return the stage's output: the encoder stream, both streams concatenated, or in the last stage logits [batch,
+        target, vocabulary].
 
         Args:
-            x: tokens in the first stage, else the encoder stream or both streams.
+            x: tokens [batch, seq] in the first stage, else the encoder stream [batch, seq, dim] or both streams [batch,
+                seq + target, dim].
             decoder_tokens: [batch, target], equal in every stage.
         """
         if self.first and self.embedding is not None:

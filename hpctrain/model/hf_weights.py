@@ -1,4 +1,4 @@
-"""Converts weights: from a Hugging Face folder to a stage, and from parameters to the tensors of such a folder."""
+"""Converts weights: from a Hugging Face folder to a stage's parameters, and from parameters to the folder's tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HfWeights:
 
     @torch.no_grad()
     def fill(self, module: nn.Module) -> None:
-        """Set every parameter of a plain stage to its weights, converted to the parameter's dtype.
+        """Set every parameter of a plain stage to the folder's weights, converted to the parameter's dtype.
 
         It reads only the bytes of these parameters, one tensor at a time.
         """
@@ -51,7 +51,14 @@ class HfWeights:
 
 
 def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Tensor:
-    """Return one parameter of hpctrain's model from a stored tensor, which may hold several parameters."""
+    """Return one parameter of hpctrain's model, read from a stored tensor, which may hold several parameters.
+
+    Args:
+        file: the open safetensors file.
+        stored: the tensor in the file.
+        tensor: how the tensor holds parameters of hpctrain's model.
+        number: index of the parameter in the tensor.
+    """
     width = tensor.shape[-1] // len(tensor.parameters)
     where = slice(number * width, (number + 1) * width)
     piece = file.get_slice(stored.name)
@@ -60,6 +67,8 @@ def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Ten
 
 
 def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
-    """Return a tensor of a Hugging Face folder, made of hpctrain's parameters in the given order."""
+    """Return a tensor of a Hugging Face folder, made of the parameters `own` of hpctrain's model, in the order of
+    `tensor`.
+    """
     parts = [part.t() if tensor.transposed else part for part in own]
     return torch.cat(parts, dim=-1).contiguous()

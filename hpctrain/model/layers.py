@@ -1,4 +1,5 @@
-"""What several families share: norms, attention, feed-forward layers, positions, blocks, and the stages' base classes.
+"""What several families share: norms, attention, feed-forward layers, positions, blocks, and the base classes of
+stages.
 
 In a stage, parts of the model may be absent, and the head may be tied to the embedding.
 
@@ -25,7 +26,7 @@ class RMSNorm(nn.RMSNorm):
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., dim] -> [..., dim]."""
+        """Return the normalised x [..., dim], times the weight, in the dtype of x."""
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return scaled.to(x.dtype) * self.weight
@@ -35,22 +36,26 @@ class LayerNorm(nn.LayerNorm):
     """Layer norm (Ba et al. 2016) over the last dimension, computed in fp32 for any input dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., dim] -> [..., dim]."""
+        """Return the normalised x [..., dim], times the weight plus the bias, in the dtype of x."""
         weight, bias = self.weight.float(), self.bias.float()
         return F.layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)
 
 
 class MultiHeadAttention(nn.Module):
-    """The projections of multi-head attention (Vaswani et al. 2017)."""
+    """The projections of multi-head attention (Vaswani et al. 2017); subclasses compute the attention between them."""
 
     def __init__(
         self, dim: int, head_dim: int, query_width: int, key_value_width: int | None = None, bias: bool = False
     ) -> None:
-        """
+        """Create the projections.
+
         Args:
+            dim: width of the residual stream.
+            head_dim: width of one head.
             query_width: width of all query heads together.
             key_value_width: width of all key heads together, and of all value heads together; None: that of the
                 queries.
+            bias: whether the projections have biases.
         """
         super().__init__()
         self.head_dim = head_dim
@@ -60,7 +65,13 @@ class MultiHeadAttention(nn.Module):
         self.wo = nn.Linear(query_width, dim, bias=bias)
 
     def heads(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries of x, and the keys and values of `memory`; without `memory`, those of x."""
+        """Return the queries of x, and the keys and values of `memory` (None: of x): each [batch, heads, seq,
+        head_dim].
+
+        Args:
+            x: [batch, seq, dim].
+            memory: [batch, seq, dim].
+        """
         memory = x if memory is None else memory
         return self._split(self.wq(x)), self._split(self.wk(memory)), self._split(self.wv(memory))
 
@@ -75,7 +86,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """One layer of the model: attention and feed-forward layer, each with a norm before it and a residual
+    """One block of the model: attention and feed-forward layer, each with a norm before it and a residual
     connection.
     """
 
@@ -87,9 +98,10 @@ class PreNormBlock(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, x: Tensor, *added: Tensor) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim].
+        """Return the block's output [batch, seq, dim].
 
         Args:
+            x: [batch, seq, dim].
             added: further arguments of the attention.
         """
         x = x + self.attention(self.attention_norm(x), *added)
@@ -104,12 +116,14 @@ class BiasedAttention(MultiHeadAttention):
         self.causal = causal
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        """Return the attention's output [batch, seq, dim] for activations x [batch, seq, dim]."""
         return self.merged(F.scaled_dot_product_attention(*self.heads(x), is_causal=self.causal))
 
 
 class GeluLayer(nn.Module):
-    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016), exact or in the tanh approximation."""
+    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016); GELU is exact (form none) or in the tanh
+    approximation.
+    """
 
     def __init__(self, spec: BiasedSpec, form: Literal["none", "tanh"]) -> None:
         super().__init__()
@@ -118,7 +132,7 @@ class GeluLayer(nn.Module):
         self.w2 = nn.Linear(spec.hidden, spec.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        """Return the layer's output [batch, seq, dim] for activations x [batch, seq, dim]."""
         return self.w2(F.gelu(self.w1(x), approximate=self.form))
 
 
@@ -131,14 +145,15 @@ class Positions(nn.Embedding):
 
 
 def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> Tensor:
-    """Return T5's bias, a learned number per head and range of distances: [1, heads, seq, seq].
+    """Return T5's bias of attention scores, a learned number per head and range of distances: [1, heads, seq, seq].
 
-    It is added to the attention scores, and is minus infinity where causal attention is masked.
+    The bias is added to the attention scores. It is minus infinity where causal attention is masked.
 
     Args:
         table: [buckets, heads], of the encoder or the decoder.
-        x: [batch, seq, dim].
+        x: [batch, seq, dim]; only its shape is used.
         largest: distance from which on all distances share a bucket.
+        causal: whether a position attends only to itself and earlier ones, as in the decoder.
     """
     seq = x.shape[1]
     # All scores of one distance get one number, so 2·seq − 1 look-ups are enough; shifted windows make a square of
@@ -151,11 +166,16 @@ def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal:
 
 
 def relative_position_buckets(distances: Tensor, count: int, largest: int, causal: bool) -> Tensor:
-    """Return the bucket, a row of the table, of each distance (position of the key minus that of the query).
+    """Return the bucket of each distance, a row of T5's table of relative positions (Raffel et al. 2020, section 2.1).
 
-    Small distances have a bucket each. Larger ones share buckets on a logarithmic scale up to `largest`; all distances
-    from there on share one bucket. Without a causal mask, each direction gets half of the buckets (Raffel et al. 2020,
-    section 2.1).
+    Small distances have a bucket each. Larger distances share buckets on a logarithmic scale up to `largest`; all
+    distances from `largest` on share one bucket. Without a causal mask, each direction gets half of the buckets.
+
+    Args:
+        distances: positions of the keys minus those of the queries, int64.
+        count: number of buckets.
+        largest: distance from which on all distances share a bucket.
+        causal: whether only distances of 0 or less occur.
     """
     offset = torch.zeros_like(distances)
     if causal:
@@ -170,8 +190,8 @@ def relative_position_buckets(distances: Tensor, count: int, largest: int, causa
 
 
 class StageBlocks(NamedTuple):
-    """The blocks [start, stop) of a stage, and whether it is the first or the last one; a stage without blocks may be
-    either.
+    """The blocks [start, stop) of a stage, and whether the stage is the first or the last one, which block numbers do
+    not show for a stage without blocks.
     """
 
     start: int
@@ -181,7 +201,8 @@ class StageBlocks(NamedTuple):
 
 
 class TransformerPart(nn.Module):
-    """Blocks [start, stop) of a Transformer; the first stage also holds the embedding, the last one the head.
+    """Base class of a stage of a built-in model: blocks [start, stop); the first stage also holds the embedding, the
+    last one the head.
 
     Parameter names contain the global block number, so they do not depend on the cut. A tied head's matrix is always
     called embedding.weight; a last stage that is not the first holds a copy under that name.
@@ -196,7 +217,7 @@ class TransformerPart(nn.Module):
         super().__init__()
         self.first = blocks.first
         self.tied_here = spec.tied and blocks.last
-        """Whether this stage has the head and the head uses the embedding's matrix."""
+        """Whether this stage has the head, and the head uses the embedding's matrix."""
 
     def tie(self) -> None:
         """Make a tied head use the embedding's parameter itself.
@@ -209,14 +230,19 @@ class TransformerPart(nn.Module):
 
 
 class DecoderPart(TransformerPart):
-    """A part of a decoder-only Transformer whose last stage has a norm and a head."""
+    """Base class of a stage of a decoder-only Transformer; the last stage has a norm and a head."""
 
     def __init__(
         self, spec: TransformerSpec, blocks: StageBlocks, make_block: Callable[[], nn.Module],
         make_norm: Callable[[], nn.Module], positions: nn.Module | None = None,
     ) -> None:  # fmt: skip
-        """
+        """Create the stage's modules.
+
         Args:
+            spec: the model's spec.
+            blocks: the stage's blocks, and whether it is the first or the last stage.
+            make_block: returns a new block.
+            make_norm: returns a new norm.
             positions: module that takes tokens and returns what is added to their embedding; None: nothing is added.
         """
         super().__init__(spec, blocks)
@@ -229,7 +255,7 @@ class DecoderPart(TransformerPart):
         self.tie()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return activations [batch, seq, dim], or logits in the last stage.
+        """Return activations [batch, seq, dim], or in the last stage logits [batch, seq, vocabulary].
 
         Args:
             x: tokens [batch, seq] in the first stage, else activations [batch, seq, dim].

@@ -55,7 +55,7 @@ ActionTable = dict[int, list[_Action]]
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """The arguments of `build_pipeline` that are the same on all ranks of a replica."""
+    """The arguments of `build_pipeline`, except the mesh and the rank's coordinate."""
 
     plan: Plan
     spec: Spec

@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: makes them by name, checks them, and resolves the one of a plan."""
+"""Pipeline schedules as data: makes action tables by a schedule's name, checks them, and finds the table of a plan."""

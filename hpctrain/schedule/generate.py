@@ -3,9 +3,10 @@
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream-flush). Interleaved 1F1B: Narayanan et al. 2021,
 section 2.2. Zero bubble: Qi et al. 2024.
 
-Interleaving: a rank with several stages takes micro-batches through them in rounds. A round has at least as many
-micro-batches as the pipeline has ranks. torch requires rounds of equal length. Here the first rounds may be longer by
-one, so there is a table for any number of micro-batches.
+Interleaving: a rank with several stages takes micro-batches through its stages in rounds: a round goes through one
+stage after the other. A round has at least as many micro-batches as the pipeline has ranks, or all micro-batches if
+there are fewer. torch requires rounds of equal length. In hpctrain's tables the first rounds may be longer by one, so
+there is a table for any number of micro-batches.
 
 Zero bubble: a backward pass is split into one for inputs (I), which the previous stage needs, and one for weights (W).
 No other rank waits for W, so it fills times in which a rank would wait.
@@ -20,14 +21,22 @@ from hpctrain.base.even_parts import even_parts
 from hpctrain.records.plan.schedule import Action, Schedule
 
 V_SHAPED_SCHEDULES = ("zbv",)
-"""Schedules with two stages on each rank; the first and the last stage share a rank (Qi et al. 2024, section 6)."""
+"""Schedules with two stages on each rank, placed in a V: the first and the last stage share a rank (Qi et al. 2024,
+section 6).
+"""
 
 
 @lru_cache(maxsize=4096)
 def stage_ranks(schedule: str, pp: int, stages: int) -> tuple[int, ...]:
-    """Return the pipeline rank of each stage.
+    """Return the pipeline rank of each stage, by stage number.
 
-    Stage s lies on rank s % pp. In a V it lies on rank s on the way down, and on rank 2·pp − 1 − s on the way back.
+    Stage s lies on rank s % pp. In a V (schedule zbv) it lies on rank s for s < pp, and on rank 2·pp − 1 − s for the
+    others.
+
+    Args:
+        schedule: name of the schedule.
+        pp: number of pipeline ranks.
+        stages: number of stages in all.
     """
     if schedule in V_SHAPED_SCHEDULES:
         return tuple(stage if stage < pp else 2 * pp - 1 - stage for stage in range(stages))
@@ -36,7 +45,13 @@ def stage_ranks(schedule: str, pp: int, stages: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def stages_by_rank(schedule: str, pp: int, stages: int) -> tuple[tuple[int, ...], ...]:
-    """The stages of each pipeline rank, in ascending order."""
+    """Return the stages of each pipeline rank, by rank; the stages of a rank are in ascending order.
+
+    Args:
+        schedule: name of the schedule.
+        pp: number of pipeline ranks.
+        stages: number of stages in all.
+    """
     ranks = stage_ranks(schedule, pp, stages)
     return tuple(tuple(stage for stage in range(stages) if ranks[stage] == rank) for rank in range(pp))
 
@@ -45,13 +60,25 @@ def interleaved(pp: int, stages: int, micro_batches: int, split: bool) -> Schedu
     """Return the table of interleaved 1F1B; with split backwards, of ZB-H1 (Qi et al. 2024) on interleaved stages.
 
     Args:
+        pp: number of pipeline ranks.
+        stages: number of stages in all, a multiple of `pp`.
+        micro_batches: number of micro-batches.
         split: whether each backward is one for inputs (I) and, on rank r, r backwards later one for weights (W).
     """
     return Schedule(tuple(_row(rank, pp, stages // pp, micro_batches, split) for rank in range(pp)))
 
 
 def _row(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> tuple[Action, ...]:
-    """Return the actions of one rank, whose stages are rank, rank + pp, rank + 2·pp, ..."""
+    """Return the actions of one rank in interleaved 1F1B, in order. The rank's stages are rank, rank + pp, rank + 2·pp,
+    ...
+
+    Args:
+        rank: pipeline rank.
+        pp: number of pipeline ranks.
+        chunks: number of stages on the rank.
+        micro_batches: number of micro-batches.
+        split: whether backwards are split, as for `interleaved`.
+    """
     visits = visit_order(pp, chunks, micro_batches)
     forwards = [Action(chunk * pp + rank, "F", index) for chunk, index in visits]
     backwards = [((chunks - 1 - chunk) * pp + rank, index) for chunk, index in visits]
@@ -69,18 +96,32 @@ def _row(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> tu
 
 
 def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> int:
-    """Return the number of warm-up forwards of a rank with `chunks` stages.
+    """Return the number of warm-up forwards of a rank in interleaved 1F1B: those before forwards and backwards
+    alternate.
 
-    They come before its first backward and before the forward that is paired with that backward. A rank starts two
-    forwards ahead of the next rank, so that gradients arrive without a wait; with split backwards one.
+    A rank starts two forwards ahead of the next rank, so that gradients arrive without a wait; with split backwards,
+    one forward is enough.
+
+    Args:
+        rank: pipeline rank.
+        pp: number of pipeline ranks.
+        chunks: number of stages on the rank.
+        micro_batches: number of micro-batches.
+        split: whether backwards are split, as for `interleaved`.
     """
     spacing = 1 if split else 2
     return min((chunks - 1) * _rounds(pp, micro_batches)[0] + spacing * (pp - 1 - rank), chunks * micro_batches)
 
 
 def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
-    """Return (chunk, micro-batch) in the order of a rank's forwards: a round goes through all its stages ("chunks") in
-    turn.
+    """Return the order of a rank's forwards as (chunk, micro-batch) pairs; a chunk is the index of a stage on the rank.
+
+    A round of micro-batches goes through all chunks, one after the other, before the next round begins.
+
+    Args:
+        pp: number of pipeline ranks.
+        chunks: number of stages on the rank.
+        micro_batches: number of micro-batches.
     """
     starts = [0, *accumulate(_rounds(pp, micro_batches))]
     return [
@@ -89,17 +130,17 @@ def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int
 
 
 def _rounds(pp: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the number of micro-batches of each round."""
+    """Return the number of micro-batches of each round, in order; the first rounds may be longer by one."""
     return even_parts(micro_batches, max(1, micro_batches // pp))
 
 
 def zbv(pp: int, micro_batches: int) -> Schedule:
-    """Return the zero-bubble table in a V: rank r holds stage r and, on the way back, stage 2·pp − 1 − r.
+    """Return the zero-bubble table in a V: rank r holds the stages r and 2·pp − 1 − r.
 
     The order of actions is that of torch's ZBV schedule (Qi et al. 2024, section 6).
 
-    The pattern needs at least 2·pp − 1 micro-batches. With fewer, the table is made for 2·pp − 1 micro-batches and the
-    surplus ones are left out; the order of the others stays.
+    The pattern needs at least 2·pp − 1 micro-batches. With fewer, the table is made for 2·pp − 1 micro-batches, and the
+    actions of the surplus micro-batches are left out.
     """
     unfolded = max(2 * pp - 1, micro_batches)
     rows = [_v_row(rank, pp, unfolded) for rank in range(pp)]
@@ -107,7 +148,7 @@ def zbv(pp: int, micro_batches: int) -> Schedule:
 
 
 def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
-    """Return the warm-up, steady state and cool-down of one rank."""
+    """Return the actions of one rank in the schedule zbv: warm-up, steady state and cool-down."""
     down, back = _ActionCounter(rank), _ActionCounter(2 * pp - 1 - rank)
     row = [down.take("F") for _ in range(2 * (pp - rank) - 1)]
     for _ in range(rank):
@@ -127,7 +168,7 @@ def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
 
 
 class _ActionCounter:
-    """Makes the actions of a stage; actions of each kind count up through the micro-batches."""
+    """Makes the actions of a stage; the actions of each kind (F, I, W) count up through the micro-batches."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage
@@ -139,7 +180,7 @@ class _ActionCounter:
 
 
 SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
-"""Schedules that can be made by name."""
+"""Schedules that `make_schedule` can make by name."""
 SPLIT_BACKWARD_SCHEDULES = ("interleaved_zero_bubble", "zbv")
 """Schedules that split each backward pass into one for inputs (I) and one for weights (W)."""
 
@@ -186,8 +227,8 @@ def why_no_schedule(name: str, pp: int, stages: int, micro_batches: int) -> str 
 
 
 def _fill_drain(stage: int, warmup: int, micro_batches: int) -> tuple[Action, ...]:
-    """Return the actions of a stage: `warmup` forwards, then forward and backward in turns, then the remaining
-    backwards.
+    """Return the actions of a stage in gpipe or 1f1b: `warmup` forwards, then backwards and forwards in turns until no
+    forward remains, then the remaining backwards.
     """
     actions = [Action(stage, "F", index) for index in range(warmup)]
     for index in range(micro_batches):

@@ -1,7 +1,7 @@
-"""Finds the action table that a replica runs, and checks it: each action once, on its own rank, in an order that the
-data allows.
+"""Finds the action table that a replica runs, and checks it: each action once, on its stage's rank, in an order that
+the data allows.
 
-The table is the plan's if that is complete, else that of the named schedule. Replicas that share a state run its
+The table is the one in the plan, if complete, else that of the named schedule. Replicas that share a state must run its
 collectives in the same order: in different orders they would wait for each other for ever, or exchange the wrong
 tensors.
 """
@@ -18,7 +18,7 @@ from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule
 
 
 def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
-    """Check that the table is complete and can be executed.
+    """Check that an action table is complete and can be executed.
 
     For each micro-batch a stage runs F once, and either B or both I and W. All actions of a stage lie on one rank. With
     stage s and micro-batch m, F(s, m) needs F(s-1, m). The backward for inputs (B or I) of (s, m) needs F(s, m) and the
@@ -34,8 +34,11 @@ def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
 
 
 def inputs_of(action: Action, stages: int) -> tuple[tuple[int, str, int], ...]:
-    """Return what the action waits for: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that
-    stage.
+    """Return the actions that an action waits for, as (stage, kind, micro-batch); the kind 'B' stands for B or I.
+
+    Args:
+        action: the action.
+        stages: number of stages in all.
     """
     stage, kind, micro_batch = action
     if kind == "F":
@@ -85,10 +88,10 @@ def _check_owners(schedule: Schedule) -> None:
 
 
 def execution_order(schedule: Schedule, stages: int) -> list[tuple[int, Action]]:
-    """Return (pipeline rank, action) pairs, sorted so that each action comes after those that it waits for.
+    """Return (pipeline rank, action) pairs, sorted so that each action comes after the actions that it waits for.
 
     Raises:
-        ValueError: a rank waits for ever.
+        ValueError: a rank would wait for ever, so that the table cannot be executed.
     """
     order: list[tuple[int, Action]] = []
     done: set[tuple[int, str, int]] = set()
@@ -118,9 +121,11 @@ def execution_order(schedule: Schedule, stages: int) -> list[tuple[int, Action]]
 
 
 def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
-    """Return the action table of a replica, and a note for the user if it is not the one stated in the plan.
+    """Return the action table of a replica, and a note for the user if the table in the plan could not be used, else
+    None.
 
-    If you edit micro-batches or stages by hand, you need not rewrite the table of a named schedule: it is made again.
+    If you edit micro-batches or stages by hand, you need not rewrite the table of a named schedule: hpctrain makes it
+    again.
 
     Raises:
         InputError: the schedule is 'custom' and its table is incomplete, or the named schedule is not defined for the
@@ -155,7 +160,7 @@ def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
 
 
 def _check_placed(table: Schedule, plan: Plan) -> None:
-    """Check that each stage runs on the pipeline rank that the plan's `devices` say.
+    """Check that each stage runs on the pipeline rank whose devices the plan gives to the stage.
 
     Raises:
         ValueError: a stage runs on another rank; the message names the first such stage.
@@ -167,10 +172,11 @@ def _check_placed(table: Schedule, plan: Plan) -> None:
 
 
 def check_collective_order(plan: Plan) -> None:
-    """Check that the action tables of all replicas agree on the collectives that the plan's sharding needs.
+    """Check that the action tables of all replicas have the collectives that the plan's sharding needs in the same
+    order.
 
     Raises:
-        InputError: the tables of a pipeline rank differ between replicas, or `schedule_of` raises it.
+        InputError: the order on a pipeline rank differs between replicas, or `schedule_of` raises the error.
     """
     tables = [schedule_of(plan, replica)[0] for replica in range(plan.dp)]
     if plan.shards == 1:
@@ -194,13 +200,15 @@ _SYNCHRONISES = {
 
 
 def collectives(row: Sequence[Action], zero: int) -> list[str]:
-    """Return the collectives that a pipeline rank runs with other replicas, in order.
+    """Return the collectives that a pipeline rank runs with other replicas, in order, as '2B' or 'stage 2'.
+
+    At level 1 there is a collective after each stage's last backward, at level 2 after each backward that yields
+    gradients of weights, at level 3 for each action. B and W count as different collectives: B goes through a stage
+    from its last block to its first, W sums all blocks at the end.
 
     Args:
         row: the actions of the pipeline rank.
-        zero: ZeRO level. At level 1 there is a collective after each stage's last backward, at level 2 after each
-            backward that yields gradients of weights, at level 3 for each action. B and W count as different
-            collectives: B goes through a stage from its last block to its first, W sums all blocks at the end.
+        zero: ZeRO level, 1 to 3.
     """
     if zero == 3:
         return [f"{action.stage}{action.kind}" for action in row]

@@ -1,4 +1,4 @@
-"""Checks that a plan can be executed for a run: refuses combinations that torch or the runtime cannot do."""
+"""Checks that a plan can be executed for a run: refuses combinations that torch or hpctrain's workers cannot do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHY_NOT_RECOMPUTED_HALVES = (
 
 
 def check_runnable(plan: Plan, run: Run) -> None:
-    """Check that the plan can be executed for this run.
+    """Check that a plan can be executed for a run.
 
     Raises:
         InputError: the table of a custom schedule is incomplete, or the plan cannot be executed; the message gives the
@@ -83,7 +83,11 @@ def _check_compression(plan: Plan, run: Run) -> None:
 
 
 def _check_sharded(plan: Plan, run: Run) -> None:
-    """Check that the codec works with ZeRO over all replicas, which sums gradients within the backward pass."""
+    """Check that the codec works with ZeRO over all replicas, which sums gradients within the backward pass.
+
+    Raises:
+        InputError: the codec does not work with it; the message gives the reason and what to use instead.
+    """
     codec = plan.codec
     refused = f"compression.mode: found {codec.mode} with zero {plan.zero} over all replicas"
     if codec.sharded_sums == "none":
@@ -103,8 +107,10 @@ def _check_sharded(plan: Plan, run: Run) -> None:
 
 
 def reduces_each_micro_batch(codec: GradientCodec, zero: int, micro_batches: int) -> bool:
-    """Whether a codec would have to select numbers in every micro-batch, which no codec can
-    (`WHY_NOT_PER_MICRO_BATCH`).
+    """Return whether a codec would have to select numbers in every micro-batch, because ZeRO sums gradients in each.
+
+    A plan with such a codec is refused, because the selected numbers would be sent for each micro-batch instead of once
+    a step.
 
     Args:
         codec: codec of gradients that are sharded over all replicas.
@@ -115,7 +121,7 @@ def reduces_each_micro_batch(codec: GradientCodec, zero: int, micro_batches: int
 
 
 def _modes(allows: Callable[[type[GradientCodec]], bool]) -> str:
-    """Return the modes whose codec is allowed, as text: 'none, bf16 or int8'."""
+    """Return the modes of `compression` whose codec class passes `allows`, as text: 'none, bf16 or int8'."""
     *others, last = (mode for mode, codec in MODES.items() if allows(codec))
     return f"{', '.join(others)} or {last}"
 
@@ -126,7 +132,7 @@ def _tied(plan: Plan, run: Run) -> bool:
 
 
 def _half_backwards(plan: Plan) -> Iterator[Action]:
-    """Yield the first split backward action (I or W) of each stage that has one."""
+    """Yield the first split backward action (I or W) of each stage that has one in any replica."""
     seen = set()
     for replica in range(plan.dp):
         for row in schedule_of(plan, replica)[0].ranks:

@@ -1,1 +1,3 @@
-"""Models from the user's code: loads, checks, measures and cuts them, and reports their errors."""
+"""Models from the user's code (`model.import` in run.yaml): loads, checks, measures and cuts them, and reports their
+errors.
+"""

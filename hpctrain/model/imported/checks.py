@@ -1,5 +1,5 @@
-"""Checks of an imported model: its pieces fit one another, its own forward pass does no more than they do, and split
-blocks compute the same.
+"""Checks of an imported model: its pieces (front, blocks, back) fit one another, its own forward pass does no more than
+the pieces do, and split blocks compute the same as whole ones.
 
 Training applies the pieces in turn and computes the loss itself. Anything else that the model's own forward pass does
 or returns would be lost, so a model that does more is refused before a job is queued.
@@ -26,13 +26,15 @@ from hpctrain.model.imported.user_error import describe_user_error
 from hpctrain.records.model.imported_spec import Split
 
 TOLERANCE = 1e-4
-"""Largest allowed difference between a split and a whole block in fp32, relative to the largest output."""
+"""Largest allowed difference between two results that should be equal, in fp32, relative to the largest magnitude of
+the expected one.
+"""
 WAIT_S = 120.0
 
 
 @dataclass
 class _ThreadAllReduce:
-    """An all-reduce among the threads that stand for devices."""
+    """An all-reduce among threads, each of which stands for a device."""
 
     barrier: threading.Barrier
     parts: list[Tensor]
@@ -47,7 +49,9 @@ class _ThreadAllReduce:
 
 
 class _RowParallelLinear(nn.Module):
-    """One device's part of a linear layer that is split by rows."""
+    """One device's part of a linear layer that is split by rows: `total` sums the parts' results, and the bias is added
+    once.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, total: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -63,11 +67,14 @@ class _RowParallelLinear(nn.Module):
 def run_split(
     block: nn.Module, x: Tensor, plan: dict[str, Split], tp: int, first: Callable[[nn.Module], Tensor]
 ) -> Tensor:
-    """Run a block split over `tp` devices; return the output on the first device.
+    """Run a block split over `tp` devices, each of which is a thread; return the output on the first device.
 
     Args:
+        block: the whole block.
         x: [batch, seq, dim], equal on every device.
-        first: runs the forward pass of the first device, given its part of the block.
+        plan: name of a linear layer in the block -> how it is split: 'columns' or 'rows'.
+        tp: number of devices.
+        first: runs the forward pass of the first device, given the device's part of the block.
 
     Raises:
         Exception: the error that the block raised on one of the devices.
@@ -98,7 +105,7 @@ def run_split(
 
 
 def largest_difference(output: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest expected value; infinite if the shapes differ."""
+    """Return the largest difference, relative to the largest expected magnitude; infinite if the shapes differ."""
     if output.shape != expected.shape:
         return float("inf")
     return float((output - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
@@ -133,7 +140,7 @@ def hidden_state(pieces: Pieces, tokens: Tensor) -> Tensor:
     """Return the hidden state [batch, seq, dim] of tokens [batch, seq], computed by the front modules.
 
     Raises:
-        InputError: the modules cannot be applied in turn, or return something else.
+        InputError: the modules cannot be applied in turn, or return something other than a hidden state.
     """
     x = tokens
     with torch.no_grad():
@@ -150,8 +157,13 @@ def hidden_state(pieces: Pieces, tokens: Tensor) -> Tensor:
 def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
     """Return the logits [batch, seq, vocabulary] of a hidden state, through all blocks and the back modules.
 
+    Args:
+        pieces: the model and its pieces.
+        hidden: [batch, seq, dim].
+        tokens: number of tokens in the data's vocabulary; the logits must be at least as wide.
+
     Raises:
-        InputError: the modules cannot be applied in turn, or return something else.
+        InputError: the modules cannot be applied in turn, or return something other than logits.
     """
     with torch.no_grad():
         x = hidden
@@ -173,10 +185,15 @@ def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
 
 
 def check_training(pieces: Pieces, tokens: Tensor, vocabulary: int) -> None:
-    """Check that a pass in training mode works and changes no buffer.
+    """Check that a forward pass in training mode works and changes no buffer.
 
-    Its tensors must have the shapes of the pass in evaluation mode. Buffers must not change, because checkpoints hold
+    Its tensors must have the shapes of a pass in evaluation mode. Buffers must not change, because checkpoints hold
     only parameters.
+
+    Args:
+        pieces: the model and its pieces.
+        tokens: [batch, seq].
+        vocabulary: number of tokens in the data's vocabulary.
 
     Raises:
         InputError: the pass fails, returns tensors of other shapes or changes a buffer.
@@ -213,9 +230,10 @@ _REMEDY = (
 
 
 def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
-    """Check that the model's own forward pass, if it has one, returns the logits of its pieces and nothing else.
+    """Check that a model's own forward pass, if it has one, returns the logits of its pieces and nothing else.
 
     Args:
+        model: the model.
         tokens: [batch, seq].
         logits: logits of the pieces, in evaluation mode.
 
@@ -236,8 +254,17 @@ def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
 
 
 def _forward_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> Tensor:
-    """Return the output of the model's own forward pass, checked to be the logits of all positions or of the last
-    one.
+    """Return the output of a model's own forward pass, after the check that its shape is that of logits of all
+    positions or of the last one.
+
+    Args:
+        model: the model.
+        tokens: [batch, seq].
+        logits: logits of the pieces, whose shape is expected.
+        when: '' or ' in training', for the message of an error.
+
+    Raises:
+        InputError: the forward pass fails, or returns something else.
     """
     batch, seq, width = logits.shape
     try:
@@ -258,7 +285,9 @@ def _forward_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str)
 
 
 def _alone(output: object) -> Tensor | None:
-    """Return the logits of an output that has no other relevant fields; None for any other output."""
+    """Return the logits of a model's output, if the output has no other field that could affect the loss; otherwise
+    None.
+    """
     if isinstance(output, Mapping):
         beside = [key for key, value in output.items() if value is not None and key not in ("logits", *BESIDE_LOGITS)]
         output = None if beside else output.get("logits")
@@ -268,7 +297,9 @@ def _alone(output: object) -> Tensor | None:
 
 
 def _described(output: object) -> str:
-    """Return a text about an output with the shapes of its tensors, as 'tuple (Tensor [2, 6, 11], Tensor [])'."""
+    """Return a text about a model's output with the shapes of its tensors, as 'tuple (Tensor [2, 6, 11], Tensor
+    [])'.
+    """
     if isinstance(output, Tensor):
         return f"Tensor {list(output.shape)}"
     if isinstance(output, Mapping):

@@ -1,7 +1,7 @@
-"""Builds, checks and measures the model of a user's factory, and makes the record that the planner reads.
+"""Builds, checks and measures the model of a user's factory, and returns the spec that the planner reads.
 
-The checks find errors that would otherwise show in the middle of a job: pieces that do not fit one another, blocks that
-differ, weights that no piece holds, a forward pass that does more than apply the pieces.
+The checks find errors that would otherwise show in the middle of a job: pieces (front, blocks, back) that do not fit
+one another, blocks that differ, weights that no piece holds, a forward pass that does more than apply the pieces.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ MAX_TENSOR_PARALLEL = 16
 
 @dataclass(frozen=True)
 class DescribeRequest:
-    """The run file's description of an imported model."""
+    """What the run file says about an imported model, in the keys of `model`, and the facts that its factory may ask
+    for.
+    """
 
     factory: str
     args: dict[str, Any]
@@ -54,7 +56,9 @@ class DescribeRequest:
 
 
 def describe(question: DescribeRequest) -> ImportedSpec:
-    """Build the model, check it and measure it on one sequence. Takes the memory of one model and a few passes.
+    """Return the spec of an imported model, which it builds, checks and measures on one sequence.
+
+    This takes the memory of one model and the time of a few passes.
 
     Raises:
         InputError: factory, names, shapes or weights are wrong; the message is one line.
@@ -99,7 +103,13 @@ def describe(question: DescribeRequest) -> ImportedSpec:
 
 
 def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
-    """Return the sizes of modules that are applied in turn to x, one sequence."""
+    """Return parameters, FLOPs and activation bytes of modules that are applied in turn to x, one sequence.
+
+    Args:
+        modules: the modules.
+        x: tokens or hidden state.
+        counted: ids of weights to leave out, because they were already counted.
+    """
     parameters = sum(weight.numel() for weight in weights_of(modules) if id(weight) not in counted)
 
     def forward() -> Tensor:
@@ -120,7 +130,7 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
 
 
 def _saved_for_backward_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> tuple[int, Tensor]:
-    """Run `forward`; return the bytes that autograd keeps for its backward pass, and its output.
+    """Run `forward`; return the bytes that autograd keeps for the backward pass, and the output.
 
     Each storage counts once; weights do not count.
     """
@@ -139,7 +149,17 @@ def _saved_for_backward_bytes(forward: Callable[[], Tensor], weights: list[nn.Pa
 
 
 def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tuple[list[int], int, int]:
-    """Return (degrees at which the split block is correct, split parameters, split activation bytes)."""
+    """Return the degrees at which the split block is correct, its count of split parameters, and the bytes of its split
+    activations.
+
+    Args:
+        block: the whole block.
+        x: hidden state of one sequence.
+        plan: name of a linear layer in the block -> how it is split: 'columns' or 'rows'.
+
+    Raises:
+        InputError: no degree works.
+    """
     if not plan:
         return [], 0, 0
     split_parameters, widths = _split_parameters(block, plan)
@@ -171,7 +191,19 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
 def _try_split(
     block: nn.Module, x: Tensor, plan: dict[str, Split], tp: int, expected: Tensor
 ) -> tuple[int, float, str | None]:
-    """Return (bytes that one device keeps, relative difference to the whole block, description of an error or None)."""
+    """Run a block split over `tp` devices, and compare its output with that of the whole block.
+
+    Args:
+        block: the whole block.
+        x: hidden state of one sequence.
+        plan: name of a linear layer in the block -> how it is split: 'columns' or 'rows'.
+        tp: number of devices.
+        expected: output of the whole block.
+
+    Returns:
+        The bytes that one device keeps for the backward pass, the largest relative difference, and the text of an error
+        or None.
+    """
     seen: list[int] = []
 
     def first(share: nn.Module) -> Tensor:
@@ -187,10 +219,15 @@ def _try_split(
 
 
 def _split_parameters(block: nn.Module, plan: dict[str, Split]) -> tuple[int, list[int]]:
-    """Return the number of parameters that are split, and the widths that the tensor-parallel degree must divide.
+    """Return the number of a block's parameters that are split, and the widths that the tensor-parallel degree must
+    divide.
+
+    Args:
+        block: the whole block.
+        plan: name of a linear layer in the block -> how it is split: 'columns' or 'rows'.
 
     Raises:
-        InputError: a name in the plan is not that of a linear layer in a block.
+        InputError: a name in the plan is not that of a linear layer in the block.
     """
     count, widths = 0, []
     linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}

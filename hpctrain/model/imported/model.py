@@ -1,4 +1,6 @@
-"""An imported model: calls the user's factory, splits its model into pieces, and builds a stage from them."""
+"""An imported model: calls the user's factory, splits the model into pieces (front, blocks, back), and builds a stage
+from them.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ from hpctrain.records.model.imported_spec import ImportedSpec
 
 
 def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:
-    """Call 'package.module:factory' and return its model.
+    """Call a user's factory and return its model.
 
     Args:
+        name: the factory, as 'package.module:factory'.
         known: keyword arguments that are passed if the factory accepts them.
         args: keyword arguments of the run file, which are always passed.
 
@@ -46,7 +49,12 @@ def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -
 
 
 def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
-    """Return the module at a dotted path.
+    """Return the module of a model at a dotted path.
+
+    Args:
+        model: the model.
+        path: path as 'decoder.layers'.
+        field: key of the run file that names the path, for the message of an error.
 
     Raises:
         InputError: there is no such module; the message names the modules that the parent has.
@@ -64,7 +72,7 @@ def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
 
 
 def find_blocks(model: nn.Module) -> str:
-    """Return the path of the only container of equal blocks.
+    """Return the path of the model's only container of equal blocks: a ModuleList, ModuleDict or Sequential.
 
     Raises:
         InputError: there is no such container, or more than one.
@@ -77,7 +85,14 @@ def find_blocks(model: nn.Module) -> str:
 
 
 def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
-    """Return the paths of the modules before and after the blocks, in the order in which the model registered them."""
+    """Return the paths of the modules before the container of the blocks, and of those after it.
+
+    Both are in the order in which the model registered the modules.
+
+    Args:
+        model: the model.
+        blocks: path of the container.
+    """
     front: list[str] = []
     back: list[str] = []
     prefix = ""
@@ -138,9 +153,10 @@ def _containers(module: nn.Module, path: str) -> Iterator[tuple[str, int]]:
 
 
 class ImportedPart(nn.Module):
-    """Front modules, blocks [start, start + n) and back modules of a model, applied in turn.
+    """A stage of an imported model: front modules, some blocks and back modules, applied in turn.
 
-    Parameters have the names of the whole model, so they do not depend on the cut.
+    The first stage has the front, the last stage the back. Parameters have the names of the whole model, so they do not
+    depend on the cut.
     """
 
     def __init__(self, model: nn.Module, front: list[str], blocks: dict[int, str], back: list[str]) -> None:
@@ -153,7 +169,7 @@ class ImportedPart(nn.Module):
             _place(self, path, model.get_submodule(path))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the hidden state [batch, seq, dim], or the logits in the last stage.
+        """Return the hidden state [batch, seq, dim], or in the last stage the logits [batch, seq, vocabulary].
 
         The hidden state is fp32. Logits have autocast's dtype, or fp32 without autocast.
 
@@ -172,14 +188,14 @@ class ImportedPart(nn.Module):
 
 
 def blocks_of(module: nn.Module) -> dict[int, nn.Module]:
-    """Return number in the whole model -> block, in order, of an imported or built-in stage."""
+    """Return block number in the whole model -> block, in order, for a stage of an imported or a built-in model."""
     if isinstance(module, ImportedPart):
         return {index: module.get_submodule(path) for index, path in module._stage_blocks.items()}
     return {int(name): block for name, block in module.layers.named_children()}  # type: ignore[union-attr]
 
 
 def build_imported(spec: ImportedSpec, blocks: StageBlocks, seed: int) -> nn.Module:
-    """Build a stage of the model that the factory returns after `torch.manual_seed(seed)`.
+    """Return a stage of the model that the user's factory returns after `torch.manual_seed(seed)`.
 
     The whole model is built, so that the weights do not depend on the cut; the other parts are freed at once.
 
@@ -208,13 +224,18 @@ def build_imported(spec: ImportedSpec, blocks: StageBlocks, seed: int) -> nn.Mod
 
 
 def block_names(model: nn.Module, container: str) -> list[str]:
-    """Return the paths of the blocks in their container."""
+    """Return the paths in the model of the blocks in a container, in order.
+
+    Args:
+        model: the model.
+        container: path of the container.
+    """
     children = submodule(model, container, "model.blocks").named_children()
     return [f"{container}.{name}" for name, _ in children]
 
 
 def _place(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Add a module at a dotted path, with plain modules as its parents."""
+    """Add a module to `root` at a dotted path; parents that are missing become plain modules."""
     *parents, name = path.split(".")
     for part in parents:
         if part not in dict(root.named_children()):
@@ -225,7 +246,7 @@ def _place(root: nn.Module, path: str, module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A model and the paths of its pieces."""
+    """An imported model, and the paths of its pieces: front modules, the container of the blocks, and back modules."""
 
     model: nn.Module
     front: list[str]
@@ -234,16 +255,22 @@ class Pieces:
 
     @property
     def block_paths(self) -> list[str]:
-        """Paths of the blocks in the model."""
+        """Return the paths of the blocks in the model, in order."""
         return block_names(self.model, self.blocks)
 
     def modules(self, paths: Iterable[str]) -> list[nn.Module]:
-        """Return the modules at these paths."""
+        """Return the model's modules at the given paths."""
         return [self.model.get_submodule(path) for path in paths]
 
 
 def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | None, back: list[str] | None) -> Pieces:
-    """Return the named pieces; by default, the only container of equal blocks and the modules before and after it.
+    """Return a model's pieces; by default, the only container of equal blocks and the modules before and after it.
+
+    Args:
+        model: the model.
+        front: paths of the modules before the blocks; None: by default.
+        blocks: path of the container of the blocks; None: by default.
+        back: paths of the modules after the blocks; None: by default.
 
     Raises:
         InputError: a name does not exist, or a piece was not named and is ambiguous.
@@ -268,10 +295,10 @@ def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | N
 
 
 def check_weights(pieces: Pieces) -> None:
-    """Check the weights of the pieces.
+    """Check the weights of an imported model's pieces.
 
     Every weight must belong to a piece, be fp32 and be trained. All blocks must have weights of the same names and
-    shapes, and share none.
+    shapes. No block may share a weight with another block or another piece.
 
     Raises:
         InputError: a weight breaks one of these rules.
@@ -305,7 +332,7 @@ def check_weights(pieces: Pieces) -> None:
 
 
 def weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Return the weights of the modules, each once."""
+    """Return the weights of the modules, each once although modules may share it."""
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
     return list(weights.values())
 

@@ -1,4 +1,4 @@
-"""Describes an error of the user's code in one line, and finds the line of code that an error comes from."""
+"""Describes an error of the user's code in one line, and finds the kind of code that raised an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT_LIMIT = 300
 """Largest number of characters of an error's text that are shown."""
 
 Origin = Literal["user", "package", "hpctrain", "torch", "python"]
-"""Origin of a frame's code: the user, an installed package, or hpctrain, torch or Python itself."""
+"""Whose code a stack frame runs: the user's, an installed package's, hpctrain's, torch's or Python's own."""
 
 _HPCTRAIN = f"{Path(hpctrain.__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -23,7 +23,9 @@ _STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
 
 
 def describe_user_error(error: BaseException) -> str:
-    """Return the error's class and text, and the line of the user's code that raised it or led to it."""
+    """Return one line: an error's class and text, and the innermost line of the user's code (else of a package) on its
+    way.
+    """
     frame = innermost_frame(error, "user") or innermost_frame(error, "package")
     place = f" (line {frame.lineno} of {frame.filename}: {frame.line})" if frame else ""
     text = " ".join(str(error).split())
@@ -31,15 +33,15 @@ def describe_user_error(error: BaseException) -> str:
 
 
 def innermost_frame(error: BaseException, *origins: Origin) -> traceback.FrameSummary | None:
-    """Return the innermost frame of an error in code of these origins, or of any origin by default; None if there is
-    none.
+    """Return the innermost stack frame of an error in code of the given origins (without any: of all origins); None if
+    there is none.
     """
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return next((frame for frame in frames if not origins or _origin(frame.filename) in origins), None)
 
 
 def raised_in(error: BaseException) -> Origin | None:
-    """Return the origin of the code that raised an error; None for an error that was never raised."""
+    """Return whose code raised an error; None for an error that was never raised."""
     frame = innermost_frame(error)
     return None if frame is None else _origin(frame.filename)
 
